@@ -1,0 +1,1 @@
+"""Four repairs of the Transformer, to build, train, measure and compare."""

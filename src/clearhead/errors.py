@@ -1,0 +1,38 @@
+"""Errors that are for people: one line that says what was wrong, what was found, what would work."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class ClearheadError(ValueError):
+    """A request that cannot be met. The message is one line; the command line prints it and exits with 2."""
+
+
+def choose(kind: str, word: str, options: Iterable[str]) -> str:
+    """Return `word` if it is one of `options`.
+
+    Raises:
+        ClearheadError: naming the near misses, or every option where none is near.
+    """
+    names = sorted(options)
+    if word in names:
+        return word
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(names)}"
+    raise ClearheadError(f"unknown {kind} {word!r}: {hint}")
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional `module`.
+
+    Raises:
+        ClearheadError: naming the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ClearheadError(
+            f"{module} is not installed; it comes with an extra: pip install 'clearhead[{extra}]'"
+        ) from error
