@@ -1,0 +1,40 @@
+"""Text to batches, in four steps of which each is a plain function of what came before.
+
+**Documents.** A source (`python-stdlib`, a file, a folder, `hf:name` …) is a list of documents in
+a fixed order: files by name, rows as they stand. A text file that is named by itself is cut at line
+ends into pieces of 1 to 64 KiB (a 256th of the file), and each piece counts as a document.
+
+**Split.** A document is held out when the first 64 bits of the SHA-256 of its text are below the
+validation share of their range. So equal documents, in one source or in two, are on the same side,
+no training document is in validation, and adding text moves nothing. Where a small corpus leaves a
+side empty, the limit moves just far enough to give it one document.
+
+**Tokens.** A byte-level BPE is trained on about 16 MiB of training documents, taken evenly
+from everywhere, or an existing tokenizer is used. A document is BEGIN + its tokens + END (a
+tokenizer without a begin token: tokens + END); text that merely spells a special token does not
+yield it. The documents of each source and split lie end to end in one memory-mapped file, which is
+reused for as long as the text, the tokenizer and the split are the same.
+
+**Batches.** Windows of T tokens are cut from that stream, across the ends of documents, each
+overlapping the one before by a token. Every epoch visits all windows once, in a permutation that
+depends on the seed and the epoch only; weighted sources alternate in exact shares. With document
+masks a batch says which document a token is of, and positions start again with each.
+"""
+
+from clearhead.data.batches import Batches, windows
+from clearhead.data.config import DataConfig
+from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.preparation import prepare
+from clearhead.data.tokenizer import BEGIN, END, PAD
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "PAD",
+    "Batches",
+    "Corpus",
+    "DataConfig",
+    "TokenStream",
+    "prepare",
+    "windows",
+]

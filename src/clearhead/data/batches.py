@@ -1,0 +1,232 @@
+"""Windows of tokens in an order that is a pure function of (seed, step): nothing is iterated.
+
+Any step can be asked for at any time, in any process, at the cost of its own batch (and, on entering
+an epoch, of its permutation); resuming a run needs no more than the number of the step.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.errors import ClearheadError
+
+BLOCK = 1000  # sequences over which the weights of sources are met exactly
+IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
+_KEPT = 4  # permutations held at once; a batch needs two a pool where two epochs meet
+
+
+class Batches:
+    """Random-access batches of packed windows.
+
+    Window i of a stream covers tokens [i(T-1), i(T-1) + T): a window of T tokens gives T-1 targets,
+    so with one token of overlap every token but a stream's first is a target once an epoch. What is
+    left at the end of a stream, less than a window, is not used.
+
+    Without weights the windows of all sources are one pool, visited in a fresh seeded permutation
+    every epoch. With weights each source is a pool of its own, with its own epochs, and any
+    1000 sequences from a multiple of 1000 on hold each source's exact share (the largest remainders
+    round up), in a seeded order.
+
+    Args:
+        corpus: from `prepare`.
+        split: "train" or "validation".
+        sequence_length: T, tokens a window, at least 2.
+        batch_size: B, windows a batch.
+        seed: of the order, any integer.
+        document_masks: whether batches tell documents apart (see `batch`).
+
+    Raises:
+        ClearheadError: fewer windows than one batch, a weighted source without a window or with a
+            weight below 1 in 1000, or a length or size that is too small.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        split: str = "train",
+        sequence_length: int,
+        batch_size: int,
+        seed: int,
+        document_masks: bool = False,
+    ) -> None:
+        if sequence_length < 2 or batch_size < 1:
+            raise ClearheadError(
+                f"sequence_length is {sequence_length} and batch_size {batch_size}: a window has "
+                "at least 2 tokens (one predicts the next) and a batch at least 1 window"
+            )
+        self.sequence_length = sequence_length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.document_masks = document_masks
+        self._streams = corpus.split(split)
+        self._windows = [self._count(stream) for stream in self._streams]
+        total = sum(self._windows)
+        if total < batch_size:
+            tokens = sum(map(len, self._streams))
+            raise ClearheadError(
+                f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
+                f"but a batch takes {batch_size} windows ({self.tokens_per_batch:,} tokens); "
+                "give more data, or a smaller batch_size or sequence_length"
+            )
+        self._pools, self._quotas = self._make_pools(split)
+        self._kept: dict[str, np.ndarray] = {}
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """B·T, the input tokens of a batch."""
+        return self.batch_size * self.sequence_length
+
+    def epoch(self, step: int) -> float:
+        """How many times the windows of the split were visited before `step`, on average."""
+        return step * self.batch_size / sum(self._windows)
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """The batch of a step, counted from 0.
+
+        Returns:
+            "input_ids" and "labels", int64 [B, T], the same tokens: Hugging Face models shift.
+            With document masks also "document_ids", int64 [B, T], 0, 1, 2 … from the window's
+            first token on, and "position_ids", int64 [B, T], 0 again at each document's first
+            token; there the label is -100, since the token before is of another document.
+        """
+        if step < 0:
+            raise ClearheadError(f"step is {step}: steps count from 0")
+        first = step * self.batch_size
+        places = [self._place(number) for number in range(first, first + self.batch_size)]
+        length = self.sequence_length
+        ids_BT = np.stack(
+            [self._streams[stream].tokens[start : start + length] for stream, start in places]
+        ).astype(np.int64)
+        labels_BT = ids_BT.copy()
+        batch = {"input_ids": ids_BT, "labels": labels_BT}
+        if self.document_masks:
+            opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
+            labels_BT[opens_BT] = IGNORED
+            index_T = np.arange(length)
+            began_BT = np.maximum.accumulate(np.where(opens_BT, index_T, 0), axis=1)
+            batch["position_ids"] = index_T - began_BT
+            batch["document_ids"] = opens_BT.cumsum(axis=1) - opens_BT[:, :1]
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def _count(self, stream: TokenStream) -> int:
+        return max(len(stream) - 1, 0) // (self.sequence_length - 1)
+
+    def _make_pools(self, split: str) -> tuple[list[range], list[int]]:
+        """The streams of each pool, and how many of a block's sequences come from it."""
+        weights = [stream.weight for stream in self._streams if stream.weight is not None]
+        if not weights:
+            return [range(len(self._streams))], [BLOCK]
+        quotas = apportion(BLOCK, weights)
+        for stream, windows, quota in zip(self._streams, self._windows, quotas, strict=True):
+            if not windows:
+                raise ClearheadError(
+                    f"data {stream.spec!r} has a weight but its {split} split holds only "
+                    f"{len(stream)} tokens, fewer than one window of {self.sequence_length}"
+                )
+            if not quota:
+                raise ClearheadError(
+                    f"data {stream.spec!r} has weight {stream.weight} of {sum(weights)} in all: "
+                    f"below 1 in {BLOCK}, so it would never be read; raise it or leave it out"
+                )
+        return [range(number, number + 1) for number in range(len(weights))], quotas
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Stream and first token of the `number`-th sequence of the run."""
+        pool, visit = self._turn(number)
+        streams = self._pools[pool]
+        size = sum(self._windows[stream] for stream in streams)
+        epoch, turn = divmod(visit, size)
+        window = int(self._permutation(f"epoch {epoch} of pool {pool}", size)[turn])
+        for stream in streams:
+            if window < self._windows[stream]:
+                return stream, window * (self.sequence_length - 1)
+            window -= self._windows[stream]
+        raise AssertionError("a permutation went past its pool")
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        """The pool of the `number`-th sequence, and how many came from that pool before it."""
+        if len(self._pools) == 1:
+            return 0, number
+        block, offset = divmod(number, BLOCK)
+        # Below the first quota an entry stands for the first pool, from there on for the second …
+        order = self._permutation(f"block {block}", BLOCK)
+        low = 0
+        for pool, quota in enumerate(self._quotas):
+            high = low + quota
+            if order[offset] < high:
+                before = order[:offset]
+                return pool, block * quota + int(((low <= before) & (before < high)).sum())
+            low = high
+        raise AssertionError("the quotas of a block do not fill it")
+
+    def _permutation(self, purpose: str, size: int) -> np.ndarray:
+        order = self._kept.pop(purpose, None)
+        if order is None:
+            order = permutation(f"seed {self.seed}, {purpose}", size)
+            while len(self._kept) >= _KEPT * len(self._pools):
+                del self._kept[next(iter(self._kept))]  # the one that was not used for longest
+        self._kept[purpose] = order
+        return order
+
+    def _opens(self, stream: int, start: int) -> np.ndarray:
+        """Where in a window a document begins, bool [T]."""
+        starts = self._streams[stream].starts
+        low, high = np.searchsorted(starts, [start, start + self.sequence_length])
+        opens_T = np.zeros(self.sequence_length, dtype=bool)
+        opens_T[starts[low:high] - start] = True
+        return opens_T
+
+
+def windows(
+    corpus: Corpus, *, split: str = "validation", length: int, count: int | None = None
+) -> Iterator[torch.Tensor]:
+    """Yield windows for evaluation, int64 [length]: text in order, without overlap.
+
+    Each stream is cut from its first token on; weights play no part. `count` windows are shared
+    among the sources by how many each holds, and are the first of each; where there are fewer,
+    all come.
+
+    Raises:
+        ClearheadError: at the call, where the split holds no window of this length.
+    """
+    streams = corpus.split(split)
+    if length < 1 or (count is not None and count < 1):
+        raise ClearheadError(f"length is {length} and count {count}: both are at least 1")
+    available = [len(stream) // length for stream in streams]
+    if not any(available):
+        raise ClearheadError(
+            f"the {split} split holds {sum(map(len, streams)):,} tokens, in no source enough for "
+            f"one window of {length}; give more data, a larger validation share or a shorter length"
+        )
+    if count is not None and count < sum(available):
+        available = apportion(count, available)
+    return (
+        torch.from_numpy(stream.tokens[i * length : (i + 1) * length].astype(np.int64))
+        for stream, number in zip(streams, available, strict=True)
+        for i in range(number)
+    )
+
+
+def apportion(seats: int, weights: Sequence[float]) -> list[int]:
+    """Share out `seats` by weight; the largest remainders round up, the earlier one of equals."""
+    exact = [seats * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: seats - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def permutation(label: str, size: int) -> np.ndarray:
+    """A permutation of range(size) that is a function of `label`, the same in every NumPy.
+
+    It is the order of raw Philox output, since NumPy keeps the raw bits of a generator for ever but
+    not what its `permutation` makes of them.
+    """
+    key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
+    order = np.random.Philox(key=key).random_raw(size).argsort(kind="stable")
+    return order.astype(np.uint32 if size <= 1 << 32 else np.int64)

@@ -1,0 +1,250 @@
+"""From a config to a corpus: survey the text, then reuse the tokens of before or make them."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.data import shards
+from clearhead.data import tokenizer as tokenizers
+from clearhead.data.config import DataConfig
+from clearhead.data.corpus import SPLITS, Corpus, TokenStream
+from clearhead.data.sources import Source, find
+from clearhead.data.survey import Survey, sample, survey
+from clearhead.errors import ClearheadError
+
+# Raise it when the same text would give other tokens or other files than before.
+_FORMAT = 1
+# Text that is in the tokenizer at once: an id costs it about 100 bytes of bookkeeping, so these
+# keep a build at a few hundred MB however large the corpus or a document.
+_BATCH_CHARACTERS = 2 << 20
+_PIECE_CHARACTERS = 1 << 20
+
+Progress = Callable[[str], None]
+
+
+def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
+    """Return the tokens of a corpus, made now or reused.
+
+    Reuse is by content: the hash of every text, the tokenizer and the split. A build that was
+    interrupted is never seen, one that was damaged since is made anew, and processes that build
+    the same corpus at once do each other no harm. Memory stays at a few hundred MB.
+
+    Args:
+        config: which text, and how it becomes tokens.
+        progress: gets a line of text now and then.
+
+    Raises:
+        ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
+    """
+    say = progress or _silent
+    existing = None
+    if config.tokenizer is None:
+        tokenizers.check_vocabulary(config.vocabulary)
+        identity = tokenizers.trained_identity(config.vocabulary)
+    else:
+        existing = tokenizers.load(config.tokenizer)
+        identity = tokenizers.loaded_identity(existing)
+    sources = find(config, say)
+    found = survey(sources, config.validation, say)
+    content = _content(found, identity)
+    target = config.cache_folder / "corpora" / content[:32]
+    try:
+        corpus = _open(target, content, config, sources, found)
+        say(f"reusing the tokens in {target}")
+        return corpus
+    except FileNotFoundError:
+        pass
+    except shards.DamagedError as error:
+        say(f"the tokens in {target} are damaged ({error}); making them anew")
+    with shards.building(target.parent) as folder:
+        tokenizer = existing
+        if tokenizer is None:
+            tokenizer = _train(sources, found, config.vocabulary, say)
+        _build(folder, content, tokenizer, sources, found, say)
+        # Opened before it is published: what is mapped stays, whatever happens to the name.
+        corpus = _open(folder, content, config, sources, found)
+        shards.publish(folder, target)
+    return corpus
+
+
+def _silent(line: str) -> None:
+    """Nobody listens."""
+
+
+def _content(found: Survey, identity: str) -> str:
+    """The hash by which a build is reused: of all that determines its tokens."""
+    parts = [_FORMAT, identity, found.threshold, [source.digest for source in found.sources]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _train(sources: tuple[Source, ...], found: Survey, vocabulary: int, say: Progress) -> Any:
+    say(f"training a byte-level BPE of {vocabulary:,} entries")
+    return tokenizers.train(sample(sources, found), vocabulary)
+
+
+def _build(
+    folder: Path,
+    content: str,
+    tokenizer: Any,
+    sources: tuple[Source, ...],
+    found: Survey,
+    say: Progress,
+) -> None:
+    """Tokenise everything into `folder` and seal it."""
+    encoder = tokenizers.Encoder(tokenizer)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    with ExitStack() as stack:
+        writers = {
+            stream: stack.enter_context(shards.ShardWriter(folder, *stream, encoder.dtype))
+            for stream in shards.streams(len(sources))
+        }
+        for batch in _batches(_pieces(sources, found, say)):
+            for piece, ids in zip(batch, encoder.encode([p.text for p in batch]), strict=True):
+                writer = writers[piece.source, piece.split]
+                if piece.opens:
+                    writer.start()
+                    if encoder.begin is not None:
+                        writer.write([encoder.begin])
+                writer.write(ids)
+                if piece.closes:
+                    writer.write([encoder.end])
+        counts = [
+            {
+                split: {
+                    "documents": writers[number, split].documents,
+                    "tokens": writers[number, split].tokens,
+                }
+                for split in SPLITS
+            }
+            for number in range(len(sources))
+        ]
+    shards.seal(folder, {"content": content, "dtype": encoder.dtype.str, "streams": counts})
+
+
+class _Piece(NamedTuple):
+    """A part of a document; nearly always the whole of it."""
+
+    text: str
+    source: int
+    split: str
+    opens: bool
+    closes: bool
+
+
+def _pieces(sources: tuple[Source, ...], found: Survey, say: Progress) -> Iterator[_Piece]:
+    done, said = 0, 0
+    for number, (source, known) in enumerate(zip(sources, found.sources, strict=True)):
+        digest = hashlib.sha256()
+        for document in source.documents(Counter()):
+            digest.update(document.digest)
+            split = "validation" if found.held_out(document) else "train"
+            parts = list(tokenizers.cut(document.text, _PIECE_CHARACTERS))
+            for place, part in enumerate(parts):
+                yield _Piece(part, number, split, place == 0, place == len(parts) - 1)
+            done += document.size
+            if (tenth := 10 * done // found.size) > said:
+                said = tenth
+                say(f"tokenising: {done / 1e6:.1f} of {found.size / 1e6:.1f} MB")
+        if digest.hexdigest() != known.digest:
+            raise ClearheadError(f"data {source.spec!r} changed while it was read; run again")
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Group pieces so that no group is above `_BATCH_CHARACTERS`."""
+    batch: list[_Piece] = []
+    length = 0
+    for piece in pieces:
+        if batch and length + len(piece.text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, length = [], 0
+        batch.append(piece)
+        length += len(piece.text)
+    if batch:
+        yield batch
+
+
+def _open(
+    folder: Path,
+    content: str,
+    config: DataConfig,
+    sources: tuple[Source, ...],
+    found: Survey,
+) -> Corpus:
+    """Check a build and map it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedError: it is not what was published.
+    """
+    index = shards.check(folder)
+    if index.get("content") != content:
+        raise shards.DamagedError("it is of another content")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    streams = {
+        split: tuple(
+            TokenStream(
+                spec=source.spec,
+                weight=source.weight,
+                tokens=tokens,
+                starts=starts,
+            )
+            for number, source in enumerate(sources)
+            for tokens, starts in [
+                shards.map_stream(folder, number, split, np.dtype(index["dtype"]))
+            ]
+        )
+        for split in SPLITS
+    }
+    size = tokenizers.vocabulary_size(tokenizer)
+    return Corpus(
+        tokenizer=tokenizer,
+        vocabulary_size=size,
+        content=content,
+        streams=streams,
+        description={
+            "sources": [
+                {
+                    "spec": source.spec,
+                    "weight": source.weight,
+                    "documents": known.documents,
+                    "bytes": known.size,
+                    "skipped": known.skipped,
+                    **counts,
+                }
+                for source, known, counts in zip(
+                    sources, found.sources, index["streams"], strict=True
+                )
+            ],
+            "documents": sum(known.documents for known in found.sources),
+            "bytes": found.size,
+            "tokens": {split: sum(map(len, streams[split])) for split in SPLITS},
+            "validation": config.validation,
+            "limit": config.limit,
+            "text_field": config.text_field,
+            "tokenizer": {
+                "name": config.tokenizer or "byte-level BPE trained on the training documents",
+                "vocabulary": size,
+                "begin": tokenizer.bos_token,
+                "end": tokenizer.eos_token,
+            },
+            "packing": _packing(sources, tokenizer),
+        },
+    )
+
+
+def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
+    """How documents became one stream, in words for a report."""
+    rule = "each document is BEGIN + tokens + END, end to end"
+    if tokenizer.bos_token_id is None:
+        rule = "each document is tokens + END, end to end (the tokenizer has no begin token)"
+    if cut := [source.spec for source in sources if source.in_pieces]:
+        rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
+    return rule

@@ -1,0 +1,209 @@
+"""Files to texts, one reader a format. All stream; none holds more than one text and a block."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from clearhead.errors import ClearheadError
+
+TEXT = (".txt", ".md", ".py")
+JSON_LINES = (".jsonl",)
+PARQUET = (".parquet",)
+ENDINGS = "a .txt, .md, .py or .jsonl file (also as .gz) or a .parquet file"
+
+# A text file above this is cut, so that no one file sets the memory that reading takes.
+LONGEST_TEXT = 16 << 20
+# A text file that is named by itself is cut into about so many pseudo-documents, so that
+# there is something to hold out.
+PIECES = 256
+SHORTEST_PIECE, LONGEST_PIECE = 1 << 10, 64 << 10
+
+
+class UndecodableError(ClearheadError):
+    """A text file that is no UTF-8 text: an error where it was named, else a file to skip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """A file to read.
+
+    Attributes:
+        path: where it is.
+        origin: its name within its source, for people.
+        alone: the user named this very file. A text file is then cut into pieces, and data that
+            is not text is an error; in a folder it is skipped and counted.
+    """
+
+    path: Path
+    origin: str
+    alone: bool = False
+
+
+def ending(path: Path) -> str:
+    """The ending that names the format: `.txt` for both `a.txt` and `a.TXT.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def readable(path: Path) -> bool:
+    """Whether some reader here takes the file, judged by its name."""
+    gzipped_parquet = path.name.lower().endswith(".parquet.gz")
+    return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
+
+
+def read(file: File, text_field: str) -> Iterator[str]:
+    """Yield the texts of a file in order, the empty ones included.
+
+    Raises:
+        UndecodableError: a text file that holds a NUL byte or is not UTF-8.
+        ClearheadError: a file that cannot be read, a row that is broken or lacks the field.
+    """
+    kind = ending(file.path)
+    with _reading(file.path):
+        if kind in JSON_LINES:
+            yield from _json_lines(file.path, text_field)
+        elif kind in PARQUET:
+            yield from _parquet(file.path, text_field)
+        else:
+            yield from _text(file.path, _piece_size(file.path) if file.alone else LONGEST_TEXT)
+
+
+def text_of(row: Any, text_field: str, where: str) -> str:
+    """The text of a row.
+
+    A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD; null is no text.
+
+    Raises:
+        ClearheadError: `where` it happened, and the fields that there are.
+    """
+    if not isinstance(row, dict):
+        raise ClearheadError(f"{where}: expected a JSON object, found a {type(row).__name__}")
+    if text_field not in row:
+        raise _no_field(list(row), text_field, where)
+    text = row[text_field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise ClearheadError(
+            f"{where}: field {text_field!r} holds a {type(text).__name__}, not a string"
+        )
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def cut_stream(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """Cut bytes after a line end into pieces of at most `size`; a longer line, between characters.
+
+    `size` is at least 4, the bytes of the longest character.
+    """
+    held = b""
+    while block := stream.read(size - len(held)):
+        held += block
+        if len(held) == size:
+            cut = held.rfind(b"\n") + 1 or _character_start(held)
+            yield held[:cut]
+            held = held[cut:]
+    if held:
+        yield held
+
+
+def _character_start(data: bytes) -> int:
+    """The last offset above 0 and within 4 bytes of the end at which a UTF-8 character starts."""
+    for offset in range(len(data) - 1, max(len(data) - 4, 1) - 1, -1):
+        if data[offset] & 0xC0 != 0x80:
+            return offset
+    return len(data)
+
+
+def _text(path: Path, size: int) -> Iterator[str]:
+    offset = 0
+    with _open(path) as stream:
+        for piece in cut_stream(stream, size):
+            if (nul := piece.find(b"\0")) >= 0:
+                raise UndecodableError(
+                    f"{path}: a NUL byte at offset {offset + nul}: this is binary data, not text"
+                )
+            try:
+                text = piece.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UndecodableError(
+                    f"{path}: byte 0x{piece[error.start]:02x} at offset {offset + error.start} is "
+                    "not UTF-8; convert the file to UTF-8"
+                ) from error
+            yield text if offset else text.removeprefix("\ufeff")
+            offset += len(piece)
+    if not offset:
+        yield ""
+
+
+def _json_lines(path: Path, text_field: str) -> Iterator[str]:
+    with _open(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise ClearheadError(f"{where}: byte {error.start} of it is not UTF-8") from error
+            except (ValueError, RecursionError) as error:
+                raise ClearheadError(f"{where}: not JSON ({error})") from error
+            yield text_of(row, text_field, where)
+
+
+def _parquet(path: Path, text_field: str) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ClearheadError(f"{path}: .parquet needs pyarrow: pip install pyarrow") from error
+    number = 0
+    try:
+        # Without pre_buffer a row group is not loaded whole before its first batch.
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            if text_field not in names:
+                raise _no_field(names, text_field, str(path))
+            for batch in table.iter_batches(batch_size=64, columns=[text_field]):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield text_of(row, text_field, f"{path}, row {number}")
+    except pyarrow.ArrowException as error:
+        line = str(error).strip().splitlines()[0]
+        raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
+
+
+def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
+    found = ", ".join(repr(name) for name in names) or "no field at all"
+    return ClearheadError(
+        f"{where}: no field {text_field!r}, it has {found}; name the one with the text (text_field)"
+    )
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.name.lower().endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _piece_size(path: Path) -> int:
+    if path.name.lower().endswith(".gz"):
+        with _open(path) as stream:
+            length = sum(len(block) for block in iter(lambda: stream.read(1 << 20), b""))
+    else:
+        length = path.stat().st_size
+    return min(max(length // PIECES, SHORTEST_PIECE), LONGEST_PIECE)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system and gzip say of `path` into one line."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ClearheadError(f"{path}: not a whole gzip file ({error})") from error
+    except OSError as error:
+        raise ClearheadError(f"{path}: cannot be read ({error.strerror or error})") from error

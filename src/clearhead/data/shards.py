@@ -1,0 +1,200 @@
+"""Tokens on disk: written as a stream, published whole, never taken for whole when they are not.
+
+A build writes into a folder of its own and gives it its final name by one rename, so a folder with
+that name is complete. `corpus.json` in it holds the size and SHA-256 of every other file, and all
+are checked whenever the folder is opened: what was truncated or altered since is built anew.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from clearhead.data.corpus import SPLITS
+from clearhead.errors import ClearheadError
+
+_INDEX = "corpus.json"
+_BUILDING, _DAMAGED = ".building-", ".damaged-"
+_ABANDONED_SECONDS = 24 * 3600
+_STARTS = np.dtype("<i8")
+
+
+class DamagedError(Exception):
+    """A published build that is not what was published; the message says how."""
+
+
+class ShardWriter:
+    """Writes the tokens of one source and split, with the offset of each document."""
+
+    def __init__(self, folder: Path, source: int, split: str, dtype: np.dtype) -> None:
+        self.tokens = 0
+        self.documents = 0
+        self._dtype = dtype
+        self._ids = open(folder / _name(source, split, "tokens"), "wb")  # noqa: SIM115
+        self._starts = open(folder / _name(source, split, "starts"), "wb")  # noqa: SIM115
+
+    def start(self) -> None:
+        """The next token is the first of a document."""
+        self._starts.write(np.asarray([self.tokens], dtype=_STARTS).tobytes())
+        self.documents += 1
+
+    def write(self, ids: np.ndarray | list[int]) -> None:
+        """Append ids."""
+        self._ids.write(np.asarray(ids, dtype=self._dtype).tobytes())
+        self.tokens += len(ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ids.close()
+        self._starts.close()
+
+
+@contextmanager
+def building(root: Path) -> Iterator[Path]:
+    """A fresh folder beside the published ones, gone at exit unless it was published.
+
+    Raises:
+        ClearheadError: for whatever the operating system refuses inside, such as a full disk.
+    """
+    folder = None
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root)
+        folder = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+        yield folder
+    except OSError as error:
+        raise ClearheadError(
+            f"cannot write to the cache {root}: {error.strerror or error}; nothing unfinished is "
+            "kept; name another folder (cache, or $CLEARHEAD_CACHE)"
+        ) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def seal(folder: Path, index: dict[str, Any]) -> None:
+    """Write the index of a finished build, with the size and hash of every file in it."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+    with open(folder / _INDEX, "w", encoding="utf-8") as file:
+        index = index | {"files": files}
+        json.dump(index | {"seal": _seal_of(index)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """Return the index of a build after reading every file that it names.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        DamagedError: a file is missing, cut short or altered.
+    """
+    folder.stat()
+    try:
+        index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
+        if index.pop("seal") != _seal_of(index):
+            raise DamagedError(f"the content of {_INDEX} has changed")
+        for name, (size, digest) in index["files"].items():
+            path = folder / name
+            if path.stat().st_size != size:
+                raise DamagedError(f"{name} has {path.stat().st_size} bytes, not {size}")
+            with open(path, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise DamagedError(f"the content of {name} has changed")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(str(error)) from error
+    return index
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Give a sealed build its final name.
+
+    Where another process was faster, its build, being of the same content, stays; a damaged one
+    is moved away. Whoever has the files of either mapped keeps them: removed files stay readable.
+    """
+    while True:
+        try:
+            os.rename(folder, target)
+            return
+        except OSError:
+            if not target.is_dir():
+                raise
+        try:
+            check(target)
+            return
+        except FileNotFoundError:
+            continue  # it was moved away in between
+        except DamagedError:
+            _remove(target)
+
+
+def map_stream(
+    folder: Path, source: int, split: str, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Map the tokens and document offsets of a source and split, read-only."""
+    return (
+        _map(folder / _name(source, split, "tokens"), dtype),
+        _map(folder / _name(source, split, "starts"), _STARTS),
+    )
+
+
+def streams(sources: int) -> Iterator[tuple[int, str]]:
+    """Every (source, split) of a build."""
+    return ((source, split) for source in range(sources) for split in SPLITS)
+
+
+def _seal_of(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+
+
+def _name(source: int, split: str, what: str) -> str:
+    return f"{source}.{split}.{what}"
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if path.stat().st_size == 0:  # the operating system maps no empty file
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _remove(target: Path) -> None:
+    """Move a folder out of its name at once, then delete it."""
+    grave = Path(tempfile.mkdtemp(prefix=_DAMAGED, dir=target.parent))
+    try:
+        os.rename(target, grave / "corpus")
+    except FileNotFoundError:
+        pass  # another process did
+    finally:
+        shutil.rmtree(grave, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Delete what killed builds left: folders in which nothing was written for a day."""
+    for folder in [*root.glob(_BUILDING + "*"), *root.glob(_DAMAGED + "*")]:
+        try:
+            newest = max(path.stat().st_mtime for path in [folder, *folder.rglob("*")])
+        except FileNotFoundError:
+            continue  # its owner is just removing it
+        if time.time() - newest > _ABANDONED_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)

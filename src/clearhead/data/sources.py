@@ -1,0 +1,191 @@
+"""From the words a user gives, `SPEC` or `SPEC@WEIGHT`, to documents in a fixed order."""
+
+import difflib
+import hashlib
+import math
+import os
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead.data import hub
+from clearhead.data.config import DataConfig
+from clearhead.data.readers import ENDINGS, TEXT, File, UndecodableError, ending, read, readable
+from clearhead.errors import ClearheadError
+
+STDLIB, PACKAGES = "python-stdlib", "python-packages"
+_THIRD_PARTY = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text, where it is from, its length in bytes of UTF-8 and the SHA-256 of these."""
+
+    text: str
+    origin: str
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One source of text: its files in order, and its weight if the user gave one.
+
+    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it.
+    """
+
+    spec: str
+    weight: float | None
+    files: tuple[File, ...]
+    text_field: str = "text"
+    limit: int | None = None
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether this is one text file, cut so that a part of it can be held out."""
+        return any(file.alone and ending(file.path) in TEXT for file in self.files)
+
+    def documents(self, skipped: Counter[str]) -> Iterator[Document]:
+        """Yield the documents, always in the same order; count in `skipped` what is left out.
+
+        The keys of `skipped` are "undecodable" (files) and "empty" (texts of white space).
+
+        Raises:
+            ClearheadError: a file that cannot be read, named with the place in it.
+        """
+        taken = 0
+        for file in self.files:
+            try:
+                for text in read(file, self.text_field):
+                    if not text or text.isspace():
+                        skipped["empty"] += 1
+                        continue
+                    data = text.encode("utf-8")
+                    digest = hashlib.sha256(data).digest()
+                    yield Document(text=text, origin=file.origin, size=len(data), digest=digest)
+                    taken += len(data)
+                    if self.limit is not None and taken >= self.limit:
+                        return
+            except UndecodableError:
+                if file.alone:
+                    raise
+                skipped["undecodable"] += 1
+
+
+def parse(word: str) -> tuple[str, float | None]:
+    """Part "SPEC@WEIGHT" into the spec and its weight, None where there is no weight.
+
+    An `@` that belongs to the name of an existing file or folder starts no weight.
+
+    Raises:
+        ClearheadError: for a weight that is no number above 0, or no spec.
+    """
+    spec, at, weight = word.rpartition("@")
+    if not (spec if at else word).strip():
+        raise ClearheadError(f"data {word!r} names no source; give a path, {STDLIB} or hf:NAME")
+    if not at or Path(word).expanduser().exists():
+        return word, None
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ClearheadError(
+            f"data {word!r}: the weight after '@' is {weight!r}; give a number above 0, "
+            f"for example {spec}@0.5"
+        )
+    return spec, number
+
+
+def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
+    """Find the files of every source of a config; hub data is downloaded into the cache first.
+
+    Raises:
+        ClearheadError: for a source that does not exist, holds nothing to read or has a bad
+            weight, and where some sources have a weight and others have none.
+    """
+    parsed = [parse(word) for word in config.data]
+    bare = [spec for spec, weight in parsed if weight is None]
+    if bare and len(bare) < len(parsed):
+        raise ClearheadError(
+            f"data {bare[0]!r} has no weight while others have one: "
+            "give every source a weight (SPEC@WEIGHT), or none"
+        )
+    return tuple(
+        Source(
+            spec=spec,
+            weight=weight,
+            files=_files(spec, config, progress),
+            # Downloaded rows are stored under "text", whatever they were called on the hub.
+            text_field="text" if hub.is_hub(spec) else config.text_field,
+            limit=config.limit,
+        )
+        for spec, weight in parsed
+    )
+
+
+def _files(spec: str, config: DataConfig, progress: Callable[[str], None]) -> tuple[File, ...]:
+    if spec == STDLIB:
+        return _standard_library()
+    if spec == PACKAGES:
+        return _standard_library() + _installed_packages()
+    if hub.is_hub(spec):
+        return (File(path=hub.download(spec, config, progress), origin=spec),)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        files = _walk(path, wanted=readable)
+        if not files:
+            raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
+        return files
+    if not path.exists():
+        raise _missing(spec)
+    if not readable(path):
+        raise ClearheadError(f"data {spec!r}: cannot read this kind of file; give {ENDINGS}")
+    return (File(path=path, origin=path.name, alone=True),)
+
+
+def _missing(spec: str) -> ClearheadError:
+    near = difflib.get_close_matches(spec, (STDLIB, PACKAGES), cutoff=0.6)
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"give an existing path, {STDLIB}, {PACKAGES} or hf:NAME"
+    )
+    return ClearheadError(f"data {spec!r}: no such file or folder; {hint}")
+
+
+def _standard_library() -> tuple[File, ...]:
+    files = _walk(Path(sysconfig.get_path("stdlib")), wanted=_is_python, without=_THIRD_PARTY)
+    if not files:
+        raise ClearheadError(
+            f"data {STDLIB!r}: this Python was installed without the source of its library; "
+            "give a file or a folder"
+        )
+    return files
+
+
+def _installed_packages() -> tuple[File, ...]:
+    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
+    return tuple(file for folder in sorted(folders) for file in _walk(folder, wanted=_is_python))
+
+
+def _is_python(path: Path) -> bool:
+    return path.suffix == ".py"
+
+
+def _walk(
+    root: Path, *, wanted: Callable[[Path], bool], without: tuple[str, ...] = ()
+) -> tuple[File, ...]:
+    """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
+    found: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "." and name not in without]
+        for name in names:
+            path = Path(folder, name)
+            if name[0] != "." and wanted(path) and path.is_file():
+                found.append((path.relative_to(root).as_posix(), path))
+    return tuple(File(path=path, origin=origin) for origin, path in sorted(found))

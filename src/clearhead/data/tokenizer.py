@@ -1,0 +1,168 @@
+"""Text to token ids: a byte-level BPE of our own, or any existing tokenizer.
+
+A document is BEGIN + its tokens + END, put there by us. The text itself never yields a special
+token: a document that spells "<|end|>" gets the ordinary tokens of these characters.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from clearhead.errors import ClearheadError
+
+BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+_SMALLEST = 256 + 3  # every byte, and the three above
+_THREADS = "TOKENIZERS_PARALLELISM"
+_CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
+
+
+def check_vocabulary(vocabulary: int) -> None:
+    """Refuse a size for which no byte-level tokenizer exists.
+
+    Raises:
+        ClearheadError: naming the smallest.
+    """
+    if vocabulary < _SMALLEST:
+        raise ClearheadError(
+            f"vocabulary is {vocabulary}: a byte-level tokenizer has at least {_SMALLEST} entries "
+            "(256 bytes and 3 special tokens), for example 4096"
+        )
+
+
+def train(texts: Iterable[str], vocabulary: int) -> Any:
+    """Train a byte-level BPE; the same texts give the same tokenizer, byte for byte.
+
+    Args:
+        texts: the sample, read once.
+        vocabulary: entries wanted, special ones included; a tiny sample may yield fewer.
+
+    Returns:
+        A `transformers.PreTrainedTokenizerFast` with bos, eos and pad. It adds no special token
+        on its own: BEGIN and END are for the caller to put.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    check_vocabulary(vocabulary)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BEGIN, END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with rust_threads():
+        bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=PAD,
+        # Decoder-only models take no segments, and generate from prompts that end together.
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load(name: str) -> Any:
+    """Load an existing tokenizer from a folder or the hub.
+
+    Raises:
+        ClearheadError: where there is none, it has no fast (Rust) form, or no end token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
+        reason = " ".join(str(error).split())[:200]
+        raise ClearheadError(
+            f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
+        ) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
+    if tokenizer.eos_token_id is None:
+        raise ClearheadError(
+            f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
+            "choose one that has it, or none to train one"
+        )
+    return tokenizer
+
+
+def trained_identity(vocabulary: int) -> str:
+    """What, beside the texts, determines a tokenizer that `train` makes."""
+    return f"byte-level BPE {vocabulary} by tokenizers {importlib.metadata.version('tokenizers')}"
+
+
+def loaded_identity(tokenizer: Any) -> str:
+    """A hash of everything in an existing tokenizer that can change a token."""
+    parts = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the largest id, which in a tokenizer with gaps is above its length."""
+    return 1 + max(tokenizer.get_vocab().values())
+
+
+class Encoder:
+    """Texts to ids with special-token parsing, truncation and post-processing off.
+
+    Attributes:
+        begin: the id that opens a document, None where the tokenizer has no bos token.
+        end: the id that closes a document.
+        dtype: the smallest little-endian unsigned type for every id, uint16 or uint32.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers import Tokenizer
+
+        # A copy: the user's own tokenizer keeps reading special tokens out of a prompt.
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.begin: int | None = tokenizer.bos_token_id
+        self.end: int = tokenizer.eos_token_id
+        self.dtype = np.dtype("<u2" if vocabulary_size(tokenizer) <= 1 << 16 else "<u4")
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Return the ids of each text, 1-D of `dtype`, no BEGIN or END among them."""
+        with rust_threads():
+            encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(item.ids, dtype=self.dtype) for item in encoded]
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+    """Cut a text after line ends into pieces of at most `size` characters; long lines anywhere."""
+    start = 0
+    while len(text) - start > size:
+        stop = text.rfind("\n", start, start + size) + 1 or start + size
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+@contextmanager
+def rust_threads() -> Iterator[None]:
+    """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
+
+    A choice that the user made in TOKENIZERS_PARALLELISM stays.
+    """
+    if _CHOSEN is not None:
+        yield
+        return
+    os.environ[_THREADS] = "true"
+    try:
+        yield
+    finally:
+        os.environ[_THREADS] = "false"

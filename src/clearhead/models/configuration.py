@@ -1,0 +1,155 @@
+"""The configuration of a clearhead model: flat, one name on each axis, nothing unknown accepted."""
+
+import difflib
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from clearhead.errors import ClearheadError
+from clearhead.nn.registry import REGISTRY
+from clearhead.spec import AXES, LayerSpec
+
+STUB = "modeling_clearhead.py"
+
+# What transformers itself passes or stores beside a configuration's declared fields.
+_TRANSFORMERS_KEYS = {
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "torch_dtype",
+}
+
+
+class ClearheadConfig(PreTrainedConfig):
+    """Axes and sizes of a model; transformers' own common keys beside them.
+
+    Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
+    `normalizer`, `maps`, `position`, `norm`, `mlp`.
+
+    `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
+    differential attention makes half as many heads of twice the value width from it.
+
+    `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
+    4 × the width otherwise. `rope_parameters` is transformers' dict; here its `rope_type` is
+    "default". `lambda_init` fixes the differential λ_init for every layer; None is the depth-wise one.
+
+    Raises:
+        ClearheadError: an unknown key or value (naming the near misses), or a combination that
+            cannot be built or would have no effect, saying what to change.
+    """
+
+    model_type = "clearhead"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    vocab_size: int = 4096
+    hidden_size: int = 192
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 6
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    rope_parameters: dict[str, Any] | None = None
+    lambda_init: float | None = None
+    bias: bool = False
+    norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    scores: str = "dot"
+    normalizer: str = "softmax"
+    maps: str = "single"
+    position: str = "rope"
+    norm: str = "rmsnorm"
+    mlp: str = "swiglu"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
+        if self.intermediate_size is None:
+            gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
+            self.intermediate_size = gated if self.mlp == "swiglu" else 4 * self.hidden_size
+        self._settle_rope()
+        super().__post_init__(**kwargs)
+        if self.position != "rope":
+            self.rope_parameters = None  # transformers fills in a default of its own
+        self.auto_map = {
+            "AutoConfig": "modeling_clearhead.ClearheadConfig",
+            "AutoModelForCausalLM": "modeling_clearhead.ClearheadForCausalLM",
+        }
+        self._check()
+
+    def layer(self, index: int) -> LayerSpec:
+        """The description of layer `index`, from 0."""
+        assert self.num_key_value_heads and self.head_dim and self.intermediate_size
+        return LayerSpec(
+            index=index,
+            depth=self.num_hidden_layers,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            norm_eps=self.norm_eps,
+            bias=self.bias,
+            rope_theta=(self.rope_parameters or {}).get("rope_theta", 10_000.0),
+            max_position_embeddings=self.max_position_embeddings,
+            lambda_init=self.lambda_init,
+            **{axis: getattr(self, axis) for axis in AXES},
+        )
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """Write config.json, and beside it the stub by which transformers finds clearhead."""
+        super().save_pretrained(save_directory, **kwargs)
+        stub = resources.files("clearhead.models").joinpath("stub.py.txt").read_text("utf-8")
+        Path(save_directory, STUB).write_text(stub, "utf-8")
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
+        for key in kwargs:
+            if key not in known and not key.startswith("_"):
+                fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
+                near = difflib.get_close_matches(key, fields, n=3)
+                hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
+                raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+
+    def _settle_rope(self) -> None:
+        if self.position != "rope":
+            if self.rope_parameters:
+                raise ClearheadError(
+                    f"rope_parameters have no effect with position={self.position!r}: "
+                    "leave them out, or choose position='rope'"
+                )
+            return
+        given = self.rope_parameters or {}
+        unknown = set(given) - {"rope_type", "rope_theta"}
+        if given.get("rope_type", "default") != "default" or unknown:
+            raise ClearheadError(
+                f"rope_parameters {given} are not supported: give rope_type='default' and rope_theta"
+            )
+        self.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0, **given}
+
+    def _check(self) -> None:
+        if self.num_hidden_layers < 1 or self.vocab_size < 1:
+            found = f"num_hidden_layers={self.num_hidden_layers}, vocab_size={self.vocab_size}"
+            raise ClearheadError(f"a model needs at least one layer and one token; found {found}")
+        if self.lambda_init is not None and self.maps != "differential":
+            raise ClearheadError(
+                f"lambda_init has no effect with maps={self.maps!r}: choose maps='differential'"
+            )
+        for index in range(self.num_hidden_layers):
+            REGISTRY.check(self.layer(index))

@@ -1,0 +1,261 @@
+"""The language model, as transformers knows one: embedding, blocks, norm, head."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from clearhead import ops
+from clearhead.errors import ClearheadError
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.nn import REGISTRY, Block, initialise
+from clearhead.nn.positions import longest
+from clearhead.ops import oracles
+
+IGNORED = -100  # a label that no loss is taken of
+
+
+class ClearheadLayer(GradientCheckpointingLayer, Block):
+    """A block, with transformers' gradient checkpointing."""
+
+
+class ClearheadPreTrainedModel(PreTrainedModel):
+    config_class = ClearheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialise(module, self.config.initializer_range)
+
+
+class ClearheadModel(ClearheadPreTrainedModel):
+    """Token ids to hidden states after the final norm."""
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        super().__init__(config)
+        first = config.layer(0)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = REGISTRY.find("position", config.position).build(first)
+        self.layers = nn.ModuleList(
+            ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
+        )
+        self.norm = REGISTRY.find("norm", config.norm).build(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        document_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **unused: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the layers.
+
+        Args:
+            input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
+            attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too.
+            position_ids: int64 [B, T]; by default counted from the first token not padded.
+            past_key_values: a transformers Cache.
+            document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
+            output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
+                multiply the values: for differential attention the signed difference.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ClearheadError("give either input_ids or inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None and not self.training:
+            past_key_values = DynamicCache()
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
+        positions = _positions(position_ids, key_mask, x, past)
+        self._check_length(past + x.shape[1])
+        if document_ids is not None and past:
+            raise ClearheadError("document_ids cannot be used with a key-value cache")
+
+        wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
+        maps: list[Tensor] | None = None
+        if _wanted(output_attentions, self.config.output_attentions):
+            maps = []
+        attend = self._attend(maps)
+        x = self.position.embed(x, positions)
+        context = {
+            "table": self.position.table(positions),
+            "attend": attend,
+            "cache": past_key_values,
+            "key_mask": key_mask,
+            "segments": document_ids,
+        }
+        hidden = [x]
+        for layer in self.layers:
+            x = layer(x, **context)
+            hidden.append(x)
+        x = self.norm(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values,
+            # As in transformers' models, the last entry is after the final norm.
+            hidden_states=(*hidden[:-1], x) if wants_hidden else None,  # type: ignore[arg-type]
+            attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
+        )
+
+    def _attend(self, maps: list[Tensor] | None) -> Callable[..., Tensor]:
+        """What computes attention in every layer: `attend(module, q, k, v, **options)`."""
+        implementation = self.config._attn_implementation or "sdpa"
+        if maps is not None:
+            if implementation != "eager":
+                raise ClearheadError(
+                    "output_attentions needs attn_implementation='eager'; "
+                    f"found {implementation!r}: call model.set_attn_implementation('eager')"
+                )
+
+            def recording(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+                weights = oracles.weights(q, k, **options)
+                maps.append(module.maps.effective(weights).to(q.dtype))  # type: ignore[operator]
+                return _eager(module, q, k, v, **options)
+
+            return recording
+        if implementation in _IMPLEMENTATIONS:
+            return _IMPLEMENTATIONS[implementation]
+        return _through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
+
+    def _check_length(self, length: int) -> None:
+        limit = longest(self.config.layer(0))
+        if limit is not None and length > limit:
+            raise ClearheadError(
+                f"{length} tokens are more than the {limit} learned positions of this model: "
+                "shorten the text, or train with position='rope'"
+            )
+
+
+class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
+    """A causal language model; the head shares the embedding's weight unless told otherwise."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        super().__init__(config)
+        self.model = ClearheadModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        return_dict: bool | None = None,
+        **arguments: Any,
+    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+        """Logits, and the loss where labels are given.
+
+        Args:
+            labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
+            logits_to_keep: only the last so many positions' logits; 0 is all.
+            num_items_in_batch: divides the summed loss instead of the count of labels, so that
+                accumulated micro-batches weigh each token alike.
+            The others: as in `ClearheadModel.forward`.
+
+        In training with labels, `logits` is None: the loss is made by chunks that never hold
+        [B, T, vocabulary] (`ops.linear_cross_entropy`).
+        """
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            **arguments,
+        )
+        x = out.last_hidden_state
+        loss = None
+        if labels is not None:
+            loss = self._loss(x, labels, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
+        result = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+        return result.to_tuple() if return_dict is False else result
+
+    def _loss(self, x_BTC: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
+        target = torch.nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+        total = ops.linear_cross_entropy(
+            x_BTC.flatten(0, 1), self.lm_head.weight, target.flatten(), ignore_index=IGNORED
+        )
+        return total / ((target != IGNORED).sum() if count is None else count)
+
+
+def _stock(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return ops.attend(q, k, v, **options)
+
+
+def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return oracles.attend(q, k, v, **options).to(v.dtype)
+
+
+_IMPLEMENTATIONS = {"sdpa": _stock, "eager": _eager}
+
+
+def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function registered with transformers' AttentionInterface, called as transformers does.
+
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal; and, for differential
+    attention, all first maps and then all second, with values of twice the width.
+    """
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        out, _ = function(module, q, k, v, None, scaling=q.shape[-1] ** -0.5, **options)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def _wanted(argument: bool | None, configured: bool | None) -> bool:
+    return bool(configured if argument is None else argument)
+
+
+def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != (batch, keys):
+        raise ClearheadError(
+            f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "
+            f"found {list(attention_mask.shape)}"
+        )
+    mask = attention_mask.bool()
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None  # the unpadded kernels are faster
+    return mask
+
+
+def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:
+    if given is not None:
+        return given
+    if key_mask is not None:  # counted from the first token that is no padding
+        return (key_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+    return torch.arange(past, past + x_BTC.shape[1], device=x_BTC.device)[None]

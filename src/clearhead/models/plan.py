@@ -1,0 +1,61 @@
+"""What a configuration costs, before any weight exists: parameters, FLOPs, bytes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.modeling import ClearheadForCausalLM
+from clearhead.nn import REGISTRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Costs of one model.
+
+    Attributes:
+        parameters: all of them, a tied matrix once.
+        non_embedding_parameters: without the token and position embeddings and the head.
+        forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
+        cache_bytes: key-value cache of one token, at two bytes a number.
+        length: the sequence length counted with.
+    """
+
+    parameters: int
+    non_embedding_parameters: int
+    forward_flops: float
+    cache_bytes: int
+    length: int
+
+
+def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
+    """Count on the meta device; `length` defaults to the model's own positions."""
+    length = config.max_position_embeddings if length is None else length
+    with torch.device("meta"):
+        model = ClearheadForCausalLM(config)
+    model.tie_weights()
+    total = sum(p.numel() for p in model.parameters())
+    embedding = sum(
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+    )
+    head = 0 if config.tie_word_embeddings else model.lm_head.weight.numel()
+    linear = sum(
+        2.0 * module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+    flops, cache = linear, 0
+    for index in range(config.num_hidden_layers):
+        layer = config.layer(index)
+        for declaration in REGISTRY.of(layer).values():
+            flops += declaration.flops(layer, length)
+            cache += 2 * declaration.cache(layer)
+    return Plan(
+        parameters=total,
+        non_embedding_parameters=total - embedding - head,
+        forward_flops=flops,
+        cache_bytes=cache,
+        length=length,
+    )

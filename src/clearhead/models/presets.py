@@ -1,0 +1,71 @@
+"""Named models: a point on the axes at a size, matched in parameters to the baseline."""
+
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.models.configuration import ClearheadConfig
+
+BASELINE = "transformer"
+
+# What the preset changes of the baseline: its intervention.
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
+    "differential": {"maps": "differential"},
+    "softmax1": {"normalizer": "softmax1"},
+}
+
+SUMMARIES = {
+    "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
+    "gpt2": "learned positions, LayerNorm, GELU, biases",
+    "differential": "the baseline with differential attention (V1)",
+    "softmax1": "the baseline with softmax-1",
+}
+
+# `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU.
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 4096,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+    },
+    "small": {
+        "vocab_size": 16_384,
+        "hidden_size": 512,
+        "intermediate_size": 1376,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 1024,
+    },
+}
+
+# The width at which an MLP of two matrices, with GPT-2's biases and positions, matches the baseline.
+_MATCHED_WIDTH = {("gpt2", "tiny"): 736, ("gpt2", "small"): 2016}
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name, with a line on what it is."""
+    return dict(SUMMARIES)
+
+
+def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
+    """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
+
+    Raises:
+        ClearheadError: an unknown preset, size or key (naming the near misses), or a combination
+            that cannot be built.
+    """
+    choose("preset", name, PRESETS)
+    choose("size", size, SIZES)
+    keys = {**SIZES[size], **PRESETS[name]}
+    if (name, size) in _MATCHED_WIDTH:
+        keys["intermediate_size"] = _MATCHED_WIDTH[name, size]
+    if set(overrides) & {"hidden_size", "mlp", "bias"} and "intermediate_size" not in overrides:
+        keys.pop("intermediate_size")  # matched to another shape: derive it again
+    try:
+        return ClearheadConfig(**{**keys, **overrides})
+    except ClearheadError as error:
+        raise ClearheadError(f"preset {name!r} at size {size!r}: {error}") from error

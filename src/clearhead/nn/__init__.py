@@ -1,0 +1,10 @@
+"""Modules: one file a mechanism, listed in `registry`, put together by `attention` and `block`.
+
+Shape suffixes as in `clearhead.ops`; C is the width of the residual stream.
+"""
+
+from clearhead.nn.block import Block
+from clearhead.nn.init import initialise
+from clearhead.nn.registry import REGISTRY
+
+__all__ = ["REGISTRY", "Block", "initialise"]

@@ -1,0 +1,90 @@
+"""Differential attention V1: two maps a head, the second subtracted λ times, to cancel noise."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.nn.single import attention_flops, key_value_numbers
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Differential(nn.Module):
+    """λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
+
+    λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
+    the two exponentials to bfloat16 before subtracting would cost up to 0.012.
+    λ_init = 0.8 − 0.6 exp(−0.3 · layer), layer from 0, unless the configuration fixes it.
+    The four vectors start as N(0, 0.1²), the norm's gain as 1.
+    """
+
+    maps = ("map 1", "map 2")
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+        fixed = layer.lambda_init
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer.index) if fixed is None else fixed
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            setattr(self, name, nn.Parameter(torch.empty(layer.head_dim)))
+        self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
+        self.norm_eps = layer.norm_eps
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            nn.init.normal_(getattr(self, name), std=0.1)
+        nn.init.ones_(self.norm_weight)
+
+    def weight_of_second_map(self) -> Tensor:
+        """λ, a float32 scalar."""
+        with torch.autocast(self.lambda_q1.device.type, enabled=False):
+            first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
+            second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
+            return first - second + self.lambda_init
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, attend: Any, **options: Any
+    ) -> Tensor:
+        """[B, H/2, T, 2D]."""
+        return ops.differential(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            self.weight_of_second_map(),
+            norm_weight=self.norm_weight,
+            norm_eps=self.norm_eps,
+            gain=1 - self.lambda_init,
+            attend=attend,
+            **options,
+        )
+
+    def effective(self, weights_BHTS: Tensor) -> Tensor:
+        """The signed difference map [B, H/2, T, S]; `attend` gets all first maps, then all second."""
+        first, second = weights_BHTS.chunk(2, 1)
+        return first - self.weight_of_second_map().to(first.dtype) * second
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(layer, name) % 2:
+            found = getattr(layer, name)
+            return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
+    if layer.lambda_init is not None and not 0 < layer.lambda_init < 1:
+        return f"lambda_init={layer.lambda_init} is outside (0, 1); the paper uses 0.2 to 0.8"
+    return None
+
+
+DECLARATION = Declaration(
+    axis="maps",
+    name="differential",
+    summary="the difference of two maps a head, over a value of twice the width (V1)",
+    source="arXiv 2410.05258, eqs. 1 to 3",
+    build=Differential,
+    refuses=_refuses,
+    # Both maps read a value of width 2D: a half more than the baseline of the same width.
+    flops=lambda layer, length: 1.5 * attention_flops(layer, length),
+    cache=key_value_numbers,
+    shards="heads",
+)

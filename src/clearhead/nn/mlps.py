@@ -1,0 +1,65 @@
+"""Position-wise networks."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.nn.init import residual_output
+from clearhead.spec import Declaration, LayerSpec
+
+
+class GatedMLP(nn.Module):
+    """(silu(x W_gate) ∘ x W_up) W_down."""
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        self.down_proj = residual_output(layer, layer.intermediate_size)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))
+
+
+class PlainMLP(nn.Module):
+    """f(x W_up) W_down."""
+
+    def __init__(self, layer: LayerSpec, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        self.down_proj = residual_output(layer, layer.intermediate_size)
+        self.function = function
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.down_proj(self.function(self.up_proj(x_BTC)))
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+SWIGLU = Declaration(
+    axis="mlp",
+    name="swiglu",
+    summary="silu gate times a linear branch; three matrices",
+    source="arXiv 2002.05202",
+    build=GatedMLP,
+    shards="channels",
+)
+GELU = Declaration(
+    axis="mlp",
+    name="gelu",
+    summary="GELU in GPT-2's tanh form; two matrices",
+    source="arXiv 1606.08415",
+    build=lambda layer: PlainMLP(layer, _gelu),
+    shards="channels",
+)
+RELU = Declaration(
+    axis="mlp",
+    name="relu",
+    summary="ReLU; two matrices",
+    source="arXiv 1706.03762",
+    build=lambda layer: PlainMLP(layer, F.relu),
+    shards="channels",
+)

@@ -1,0 +1,23 @@
+"""Every mechanism of the house, one line each. To add one: write its file, add its line."""
+
+from clearhead.nn import differential, mlps, norms, positions, single, softmax, softmax1
+from clearhead.spec import Registry
+
+REGISTRY = Registry(
+    [
+        single.DOT,
+        softmax.DECLARATION,
+        softmax1.DECLARATION,
+        single.DECLARATION,
+        differential.DECLARATION,
+        positions.ROPE,
+        positions.LEARNED,
+        positions.NONE,
+        norms.RMSNORM,
+        norms.RMSNORM_SINGLE,
+        norms.LAYERNORM,
+        mlps.SWIGLU,
+        mlps.GELU,
+        mlps.RELU,
+    ]
+)

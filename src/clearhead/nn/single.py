@@ -1,0 +1,55 @@
+"""Plain attention: one map a head. And dot-product scores, which every mechanism here uses."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Single(nn.Module):
+    """One map a head; nothing to combine."""
+
+    maps = ("softmax",)
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, attend: Any, **options: Any
+    ) -> Tensor:
+        """[B, heads, T, width] with heads · width = H · D."""
+        return attend(q_BHTD, k_BGSD, v_BGSD, **options)
+
+    def effective(self, weights_BHTS: Tensor) -> Tensor:
+        """The matrix that multiplies the values, from the maps in the order `attend` gets them."""
+        return weights_BHTS
+
+
+def attention_flops(layer: LayerSpec, length: int) -> float:
+    """q kᵀ and p v for each token, over the average of (length + 1) / 2 visible keys."""
+    return 4.0 * layer.num_attention_heads * layer.head_dim * (length + 1) / 2
+
+
+def key_value_numbers(layer: LayerSpec) -> int:
+    """One key and one value for each kv head."""
+    return 2 * layer.num_key_value_heads * layer.head_dim
+
+
+DECLARATION = Declaration(
+    axis="maps",
+    name="single",
+    summary="one map a head",
+    source="arXiv 1706.03762",
+    build=Single,
+    flops=attention_flops,
+    cache=key_value_numbers,
+    shards="heads",
+)
+DOT = Declaration(
+    axis="scores",
+    name="dot",
+    summary="q · k / √d",
+    source="arXiv 1706.03762",
+    build=lambda layer: None,
+)

@@ -1,0 +1,141 @@
+"""Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
+
+The stock kernels return the output o of plain softmax and its log-sum-exp. A sink with logit s
+takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output is
+o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
+exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
+rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
+instead is silently wrong, as the kernels' lse carries no gradient.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.ops import stock, tiles
+
+# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
+# tiles also take long to compile.
+LONGEST_COMPILED_TILES = 1024
+
+
+class Options(NamedTuple):
+    """What a kernel is told beside its tensors."""
+
+    causal: bool
+    scale: float
+    key_mask: Tensor | None
+    segments: Tensor | None
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    causal: bool = True,
+    sink: float | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
+
+    Args:
+        q_BHTD: queries, float64, float32, bfloat16 or float16.
+        k_BGSD: keys, G dividing H; query head h reads group h // (H / G).
+        v_BGSV: values, of any width V.
+        causal: query i of T sees the keys up to S − T + i (the queries are the last of the keys).
+        sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H] for a learned
+            logit a head, which receives its gradient.
+        key_mask: bool [B, S], False for keys that nobody sees (padding).
+        segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
+        scale: 1/√D unless given.
+
+    Returns:
+        [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
+
+    Raises:
+        ClearheadError: on shapes, dtypes or devices that do not fit.
+    """
+    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments)
+    options = Options(
+        causal=causal and q_BHTD.shape[2] > 1,  # a single, last query sees every key
+        scale=q_BHTD.shape[-1] ** -0.5 if scale is None else scale,
+        key_mask=key_mask,
+        segments=segments,
+    )
+    if isinstance(sink, float | int):
+        sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
+
+
+def _kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Options) -> Any:
+    """The module whose `forward` and `backward` compute this request: stock where it can, or tiles."""
+    short = k_BGSD.shape[2] <= LONGEST_COMPILED_TILES
+    if torch.compiler.is_compiling() and q_BHTD.device.type == "cpu" and short:
+        return tiles
+    return stock if stock.takes(q_BHTD, k_BGSD, v_BGSV, options) else tiles
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
+    ) -> Tensor:
+        kernel = _kernel(q, k, v, options)
+        # Autocast would round the float32 scores that the tiles are careful to keep.
+        with torch.autocast(q.device.type, enabled=False):
+            o, lse = kernel.forward(q, k, v, **options._asdict())
+            if sink is not None:
+                lse1 = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
+                o, lse = (o * torch.exp(lse - lse1)[..., None]).to(o.dtype), lse1
+        ctx.save_for_backward(q, k, v, o, lse, sink, options.key_mask, options.segments)
+        ctx.causal, ctx.scale, ctx.kernel = options.causal, options.scale, kernel
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, o, lse, sink, key_mask, segments = ctx.saved_tensors
+        options = Options(ctx.causal, ctx.scale, key_mask, segments)
+        dsink = None
+        with torch.autocast(q.device.type, enabled=False):
+            dq, dk, dv = ctx.kernel.backward(grad, q, k, v, o, lse, **options._asdict())
+            if sink is not None and ctx.needs_input_grad[3]:
+                row_BHT = (grad.to(lse.dtype) * o.to(lse.dtype)).sum(-1)
+                dsink = -(torch.exp(sink.to(lse.dtype)[:, None] - lse) * row_BHT).sum((0, 2))
+                dsink = dsink.to(sink.dtype)
+        return dq, dk, dv, dsink, None
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    sink: float | Tensor | None,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+) -> None:
+    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
+        found = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        raise ClearheadError(f"q, k and v must share one floating dtype; found {found}")
+    batch, heads, queries, width = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    if k.shape[0] != batch or k.shape[3] != width or v.shape[:3] != k.shape[:3]:
+        found = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        raise ClearheadError(f"q [B,H,T,D], k [B,G,S,D] and v [B,G,S,V] do not fit; found {found}")
+    if heads % groups:
+        raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: choose a divisor")
+    if causal and queries > keys:
+        raise ClearheadError(f"causal attention needs at least as many keys as its {queries} queries")
+    if isinstance(sink, Tensor) and sink.shape != (heads,):
+        raise ClearheadError(f"sink must have one logit a head, [{heads}]; found {tuple(sink.shape)}")
+    if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
+        found = f"{key_mask.dtype} {tuple(key_mask.shape)}"
+        raise ClearheadError(f"key_mask must be bool [{batch}, {keys}]; found {found}")
+    if segments is not None and segments.shape != (batch, keys):
+        found = tuple(segments.shape)
+        raise ClearheadError(f"segments must be [{batch}, {keys}]; found {found}")

@@ -1,0 +1,65 @@
+"""The loss of a language model without its logits: by chunks of rows, gradient made on the way."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
+ROWS = 1024
+
+
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, *, ignore_index: int = -100
+) -> Tensor:
+    """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
+
+    The [N, V] logits are never held: each chunk's gradient is computed beside its loss and only
+    scaled in the backward pass. Products run in the dtype of x, the softmax in float32.
+
+    Args:
+        x_ND: hidden states.
+        weight_VD: the output embedding; cast to the dtype of x.
+        target_N: int64 class of each row.
+
+    Returns:
+        The sum, float32 scalar (float64 for float64 inputs).
+    """
+    if torch.is_autocast_enabled(x_ND.device.type):
+        x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))
+    return _LinearCrossEntropy.apply(x_ND, weight_VD, target_N, ignore_index)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, ignore_index: int
+    ) -> Tensor:
+        exact = torch.promote_types(x_ND.dtype, torch.float32)
+        weight = weight_VD.to(x_ND.dtype)
+        total = torch.zeros((), dtype=exact, device=x_ND.device)
+        wants_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        dx = []
+        dweight = torch.zeros_like(weight_VD, dtype=exact) if wants_gradient else None
+        with torch.autocast(x_ND.device.type, enabled=False):
+            for x, target in zip(x_ND.split(ROWS), target_N.split(ROWS), strict=True):
+                logits = torch.matmul(x, weight.T).to(exact)
+                kept = (target != ignore_index)[:, None]
+                index = torch.where(kept, target[:, None], 0)
+                lse = torch.logsumexp(logits, -1, keepdim=True)
+                total = total + torch.where(kept, lse - logits.gather(1, index), 0.0).sum()
+                if dweight is not None:
+                    dlogits = torch.exp(logits - lse)
+                    dlogits = dlogits.scatter_add(1, index, -torch.ones_like(lse))
+                    dlogits = torch.where(kept, dlogits, 0.0).to(x.dtype)
+                    dx.append(torch.matmul(dlogits, weight))
+                    dweight = dweight + torch.matmul(dlogits.T, x)
+        if wants_gradient:
+            ctx.save_for_backward(torch.cat(dx), dweight)
+        ctx.weight_dtype = weight_VD.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dx, dweight = ctx.saved_tensors
+        return (dx * grad).to(dx.dtype), (dweight * grad).to(ctx.weight_dtype), None, None

@@ -1,0 +1,54 @@
+"""Differential attention, V1: the difference of two softmax maps over one value of twice the width."""
+
+import torch
+from torch import Tensor
+
+from clearhead.ops.attention import attend as _attend
+from clearhead.ops.norm import rms_norm
+
+
+def differential(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    lam: Tensor,
+    *,
+    norm_weight: Tensor | None,
+    norm_eps: float,
+    gain: float,
+    sink: float | Tensor | None = None,
+    attend: object = _attend,
+    **options: object,
+) -> Tensor:
+    """gain · RMSNorm(softmax(q1 k1ᵀ) v − λ softmax(q2 k2ᵀ) v), a head (arXiv 2410.05258, eqs. 1, 3).
+
+    Heads come as the baseline has them and are paired by neighbours: head i owns queries 2i and
+    2i+1; kv-pair g owns keys 2g and 2g+1 and, as the halves of one value of width 2D, values 2g and
+    2g+1. Head i reads kv-pair i // (H/G), the semantics of the authors' flash files.
+
+    Args:
+        q_BHTD, k_BGSD, v_BGSD: H and G even.
+        lam: λ, a float32 scalar, shared by the layer's heads.
+        norm_weight: [2D] or None (no gain); shared by the heads.
+        norm_eps: added to the mean square.
+        gain: 1 − λ_init.
+        sink: as in `attend`; a tensor has one logit for each of the H maps.
+        attend: what computes the maps, with `ops.attend`'s signature.
+        options: causal, key_mask, segments, scale, as in `attend`.
+
+    Returns:
+        [B, H/2, T, 2D] in the dtype of v.
+    """
+    q, k = _by_map(q_BHTD), _by_map(k_BGSD)
+    v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
+    if isinstance(sink, Tensor):
+        sink = torch.cat([sink[0::2], sink[1::2]])
+    o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
+    first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
+    difference = first - lam.to(first.dtype) * second
+    return (rms_norm(difference, norm_weight, norm_eps) * gain).to(v.dtype)
+
+
+def _by_map(x_BHTD: Tensor) -> Tensor:
+    """The first map of every head, then the second: so that grouped queries keep to their pair."""
+    return torch.cat([x_BHTD[:, 0::2], x_BHTD[:, 1::2]], 1)

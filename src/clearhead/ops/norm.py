@@ -1,0 +1,16 @@
+"""Root-mean-square normalisation, in float32 whatever the input."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / √(mean x² + eps) · weight over the last dimension (arXiv 1910.07467), in the dtype of x.
+
+    Args:
+        x: [..., N], any float dtype; the arithmetic is float32 (float64 for float64).
+        weight: [N], a scalar shared by all channels, or None.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide if weight is None else wide * weight).to(x.dtype)

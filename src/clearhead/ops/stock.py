@@ -1,0 +1,124 @@
+"""PyTorch's own fused attention kernels, called below autograd so that lse is at hand.
+
+| device | dtype | kernel |
+| --- | --- | --- |
+| CPU | float64, float32, bfloat16, float16 | flash for CPU: grouped queries and key padding built in |
+| CUDA | bfloat16, float16 | flash, unpadded |
+| CUDA | float32 | memory-efficient, unpadded |
+
+All of them want V = D; their causal form aligns the first query with the first key, so it serves
+only T = S. Everything else goes to `clearhead.ops.tiles`. The CUDA kernels are not trusted to share
+keys among heads, so those are repeated and their gradients summed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
+    """Whether one of the stock kernels computes this request exactly."""
+    if options.segments is not None or v_BGSV.shape[3] != q_BHTD.shape[3]:
+        return False
+    if options.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
+        return False
+    if q_BHTD.device.type == "cpu":
+        return True
+    if q_BHTD.device.type != "cuda" or options.key_mask is not None:
+        return False
+    if q_BHTD.dtype in (torch.bfloat16, torch.float16):
+        return q_BHTD.shape[3] <= 256 and q_BHTD.shape[3] % 8 == 0
+    return q_BHTD.dtype == torch.float32 and q_BHTD.shape[3] % 4 == 0
+
+
+def forward(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    key_mask: Tensor | None,
+    segments: None,
+) -> tuple[Tensor, Tensor]:
+    """Return o [B, H, T, D] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
+
+    A row that sees no key has output 0 and log-sum-exp 0, the CPU kernel's own convention.
+    """
+    if q_BHTD.device.type == "cpu":
+        bias = _padding_bias(q_BHTD, key_mask)
+        return _aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale
+        )
+    k, v = _repeat(k_BGSD, q_BHTD.shape[1]), _repeat(v_BGSD, q_BHTD.shape[1])
+    if q_BHTD.dtype == torch.float32:
+        o, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+            q_BHTD, k, v, None, True, 0.0, causal, scale=scale
+        )
+    else:
+        o, lse, *_ = _aten._scaled_dot_product_flash_attention(
+            q_BHTD, k, v, 0.0, causal, False, scale=scale
+        )
+    return o, lse[:, :, : q_BHTD.shape[2]]  # the efficient kernel pads its rows
+
+
+def backward(
+    grad_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    o_BHTD: Tensor,
+    lse_BHT: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    key_mask: Tensor | None,
+    segments: None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; with softmax-1's (o, lse) in place of softmax's, those of softmax-1."""
+    if q_BHTD.device.type == "cpu":
+        bias = _padding_bias(q_BHTD, key_mask)
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, causal),
+            attn_mask=bias,
+            scale=scale,
+        )
+    heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
+    k, v = _repeat(k_BGSD, heads), _repeat(v_BGSD, heads)
+    length = q_BHTD.shape[2]
+    # Without dropout the kernels read neither seed nor offset, but they want to be given some.
+    seed = offset = torch.zeros((), dtype=torch.int64, device=q_BHTD.device)
+    if q_BHTD.dtype == torch.float32:
+        lse = torch.nn.functional.pad(lse_BHT, (0, -length % 32), value=torch.inf)
+        dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+            *(grad_BHTD, q_BHTD, k, v, None, o_BHTD, lse, seed, offset, 0.0),
+            *((True, True, True, False), causal),
+            scale=scale,
+        )
+    else:
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
+            *(grad_BHTD, q_BHTD, k, v, o_BHTD, lse_BHT.contiguous(), None, None),
+            *(length, k.shape[2], 0.0, causal, seed, offset),
+            scale=scale,
+        )
+    return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
+
+
+def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:
+    """0 for a visible key, −inf for padding: [B, 1, 1, S], broadcast by the kernel, never T × T."""
+    if key_mask is None:
+        return None
+    dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
+    zero = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
+    return zero.masked_fill(~key_mask, -torch.inf)[:, None, None, :]
+
+
+def _repeat(x_BGSD: Tensor, heads: int) -> Tensor:
+    return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], 1) if x_BGSD.shape[1] != heads else x_BGSD
+
+
+def _sum_groups(x_BHSD: Tensor, groups: int) -> Tensor:
+    return x_BHSD if x_BHSD.shape[1] == groups else x_BHSD.unflatten(1, (groups, -1)).sum(2)

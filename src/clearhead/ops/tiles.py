@@ -1,0 +1,153 @@
+"""Attention by tiles of query rows, in plain PyTorch: any widths, masks, devices and dtypes.
+
+A tile holds ROWS queries against every key they may see, so memory grows with T and never with
+T × T. Under torch.compile the arithmetic on the scores fuses, and on a CPU the whole is about
+twice as fast as PyTorch's own flash kernel at short lengths (docs/performance.md).
+
+Scores are made in float32 whatever the inputs: rounding them to bfloat16 would put an error of
+|score| / 256 into every exponent.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+ROWS = 128
+
+
+def forward(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the output [B, H, T, V] in the inputs' dtype, and its log-sum-exp [B, H, T] in float32.
+
+    A row that sees no key has output 0 and log-sum-exp −inf.
+    """
+    shape = q_BHTD.shape
+    groups = k_BGSD.shape[1]
+    k, v = _wide(k_BGSD), v_BGSV
+    outputs, lses = [], []
+    for start, stop, end in _tiles(shape[2], k.shape[2], causal):
+        q = _wide(_grouped(q_BHTD[:, :, start:stop], groups))
+        score = torch.matmul(q, k[:, :, :end].mT) * scale
+        hidden = _hidden(shape[2], k.shape[2], start, stop, end, causal, key_mask, segments, q)
+        if hidden is not None:
+            score = _hide(score, hidden)
+        top = score.amax(-1, keepdim=True)
+        shift = torch.where(top == -torch.inf, 0.0, top)
+        weight = torch.exp(score - shift)
+        total = weight.sum(-1, keepdim=True)
+        weight = weight / torch.where(total == 0, 1.0, total)
+        outputs.append(_ungrouped(torch.matmul(weight.to(v.dtype), v[:, :, :end]), shape[1]))
+        lses.append(_ungrouped(shift + torch.log(total), shape[1]).squeeze(-1))
+    return torch.cat(outputs, 2), torch.cat(lses, 2)
+
+
+def backward(
+    grad_BHTV: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    o_BHTV: Tensor,
+    lse_BHT: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v. With (o, lse) of softmax-1 in place of softmax's: those of softmax-1."""
+    groups = k_BGSD.shape[1]
+    length, keys = q_BHTD.shape[2], k_BGSD.shape[2]
+    k, v = _wide(k_BGSD), v_BGSV
+    exact = torch.promote_types(q_BHTD.dtype, torch.float32)
+    dk, dv = torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+    row_BHT1 = (grad_BHTV.to(exact) * o_BHTV.to(exact)).sum(-1, keepdim=True)
+    dqs = []
+    for start, stop, end in _tiles(length, keys, causal):
+        q = _grouped(q_BHTD[:, :, start:stop], groups)
+        g = _grouped(grad_BHTV[:, :, start:stop], groups)
+        row = _grouped(row_BHT1[:, :, start:stop], groups)
+        lse = _grouped(lse_BHT[:, :, start:stop, None], groups)
+        score = torch.matmul(_wide(q), k[:, :, :end].mT) * scale
+        weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
+        hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
+        if hidden is not None:
+            # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
+            weight = torch.where(_over_groups(hidden, weight), 0.0, weight)
+        dweight = torch.matmul(g, v[:, :, :end].mT).to(exact)
+        dscore = (weight * (dweight - row) * scale).to(q.dtype)
+        weight = weight.to(q.dtype)
+        dv[:, :, :end] += torch.matmul(weight.mT, g)
+        dk[:, :, :end] += torch.matmul(dscore.mT, q)
+        dqs.append(_ungrouped(torch.matmul(dscore, k_BGSD[:, :, :end]), q_BHTD.shape[1]))
+    return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
+
+
+def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """(first row, past the last row, past the last key that any of them sees)."""
+    for start in range(0, queries, ROWS):
+        stop = min(start + ROWS, queries)
+        yield start, stop, keys - queries + stop if causal else keys
+
+
+def _hidden(
+    queries: int,
+    keys: int,
+    start: int,
+    stop: int,
+    end: int,
+    causal: bool,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    like: Tensor,
+) -> Tensor | None:
+    """What a tile must not see, as bool [B or 1, 1, rows, end]; None where it sees everything."""
+    hidden = None
+    if causal:
+        row = torch.arange(start, stop, device=like.device)[:, None] + (keys - queries)
+        hidden = (torch.arange(end, device=like.device)[None, :] > row)[None, None]
+    if key_mask is not None:
+        padding = ~key_mask[:, None, None, :end]
+        hidden = padding if hidden is None else hidden | padding
+    if segments is not None:
+        offset = keys - queries
+        rows = segments[:, offset + start : offset + stop]
+        other = rows[:, None, :, None] != segments[:, None, None, :end]
+        hidden = other if hidden is None else hidden | other
+    return hidden
+
+
+def _over_groups(mask_B1RS: Tensor, score_BGRS: Tensor) -> Tensor:
+    """Repeat a tile's mask along the rows for each query head that shares the group's keys."""
+    copies = score_BGRS.shape[2] // mask_B1RS.shape[2]
+    return mask_B1RS if copies == 1 or mask_B1RS.shape[2] == 1 else mask_B1RS.repeat(1, 1, copies, 1)
+
+
+def _hide(score: Tensor, hidden: Tensor) -> Tensor:
+    return torch.where(_over_groups(hidden, score), -torch.inf, score)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _grouped(x_BHRN: Tensor, groups: int) -> Tensor:
+    """Lay the rows of the heads that share a group one under another: [B, G, (H/G)·R, N].
+
+    So grouped queries need no repeated keys: the group's product has more rows instead.
+    """
+    batch, heads, rows, width = x_BHRN.shape
+    return x_BHRN if heads == groups else x_BHRN.reshape(batch, groups, heads // groups * rows, width)
+
+
+def _ungrouped(x_BGRN: Tensor, heads: int) -> Tensor:
+    batch, groups, rows, width = x_BGRN.shape
+    return x_BGRN if heads == groups else x_BGRN.reshape(batch, heads, rows * groups // heads, width)

@@ -1,0 +1,14 @@
+"""Optimizers, their parameter groups, and the learning rate as a function of the step."""
+
+from clearhead.optim.build import OptimizerConfig, build_optimizer
+from clearhead.optim.groups import decay_groups
+from clearhead.optim.schedule import SCHEDULES, ScheduleConfig, learning_rate
+
+__all__ = [
+    "SCHEDULES",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "build_optimizer",
+    "decay_groups",
+    "learning_rate",
+]

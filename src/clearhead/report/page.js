@@ -1,0 +1,125 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const errors = [];
+  const report = (message) => {
+    errors.push(String(message));
+    root.dataset.errors = errors.join(" | ");
+  };
+  window.addEventListener("error", (event) => report(event.message));
+  window.addEventListener("unhandledrejection", (event) => report(event.reason));
+  document.addEventListener("securitypolicyviolation", (event) => report(event.violatedDirective));
+
+  const { figures, attention, dark } = JSON.parse(document.getElementById("data").textContent);
+  const night = window.matchMedia("(prefers-color-scheme: dark)");
+  const config = { responsive: true, displayModeBar: false, displaylogo: false };
+  const RESOLUTION = 10000;
+  const TICK = 11; // pixels that a token's name takes along an axis
+
+  // The figures come in the colours of a light page. Only values of colour attributes are
+  // translated, so that text which happens to read like a colour stays as it is.
+  function themed(value, colour = false) {
+    if (typeof value === "string") return colour && night.matches ? dark[value] ?? value : value;
+    if (Array.isArray(value)) return colour ? value.map((item) => themed(item, true)) : value;
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(
+      Object.entries(value).map(([key, item]) => [
+        key,
+        themed(item, /color(scale)?$/.test(key)),
+      ]),
+    );
+  }
+
+  // Traces are objects in an array: each is themed on its own.
+  function draw(name) {
+    const { data, layout } = figures[name];
+    const dragmode = window.matchMedia("(pointer: fine)").matches ? "zoom" : false;
+    return Plotly.react(
+      name,
+      data.map((trace) => themed(trace)),
+      {
+        ...themed(layout),
+        dragmode,
+        shapes: (layout.shapes ?? []).map((shape) => themed(shape)),
+        annotations: (layout.annotations ?? []).map((note) => themed(note)),
+      },
+      config,
+    );
+  }
+
+  function unpack(text, size, causal) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const view = new DataView(bytes.buffer);
+    let offset = 0;
+    return Array.from({ length: size }, (_, i) =>
+      Array.from({ length: size }, (_, j) => {
+        if (causal && j > i) return null;
+        offset += 2;
+        return view.getInt16(offset - 2, true) / RESOLUTION;
+      }),
+    );
+  }
+
+  // Every n-th token is named on an axis, so that names do not run into each other.
+  function ticks(tokens, pixels) {
+    const every = Math.max(1, Math.ceil((tokens.length * TICK) / Math.max(pixels, 1)));
+    const places = tokens.map((_, i) => i).filter((i) => i % every === 0);
+    return { tickmode: "array", tickvals: places, ticktext: places.map((i) => tokens[i]) };
+  }
+
+  function fill(panel, layer, place, places) {
+    const { figure, signed, causal, tokens, maps, heads } = panel;
+    const head = heads[Math.floor((place * heads.length) / places)];
+    const packed = maps[`${layer}.${head}`];
+    const element = document.getElementById(figure);
+    const which = element.parentElement.querySelector(".which");
+    const [trace] = figures[figure].data;
+    const layout = figures[figure].layout;
+    which.textContent =
+      `layer ${layer}, head ${head} (of ${heads.length})` +
+      (packed === undefined ? ": not recorded" : signed ? ", signed" : "");
+    const weights = packed === undefined ? [[null]] : unpack(packed, tokens.length, causal);
+    trace.z = weights.map((row) =>
+      row.map((w) => (w === null ? null : Math.sign(w) * Math.sqrt(Math.abs(w)))),
+    );
+    trace.text = weights.map((row, i) =>
+      row.map((w, j) =>
+        w === null ? "" : `${tokens[i]} (${i}) → ${tokens[j]} (${j})<br>weight ${w.toFixed(4)}`,
+      ),
+    );
+    const pixels = element.clientWidth - 90;
+    Object.assign(layout.xaxis, ticks(tokens, pixels));
+    Object.assign(layout.yaxis, ticks(tokens, pixels));
+  }
+
+  function fillAll() {
+    if (attention.length === 0) return;
+    const layer = document.getElementById("layer").value;
+    const place = Number(document.getElementById("head").value);
+    const places = Math.max(...attention.map((panel) => panel.heads.length));
+    for (const panel of attention) fill(panel, layer, place, places);
+  }
+
+  async function drawAll() {
+    for (const name of Object.keys(figures)) await draw(name);
+    root.dataset.theme = night.matches ? "dark" : "light";
+    root.dataset.drawn = Object.keys(figures).length;
+  }
+
+  async function redrawAttention() {
+    fillAll();
+    for (const panel of attention) await draw(panel.figure);
+  }
+
+  for (const name of ["layer", "head"]) {
+    document.getElementById(name)?.addEventListener("change", redrawAttention);
+  }
+  night.addEventListener("change", drawAll);
+  let settled; // plotly fits the figures to a new width; how many tokens can be named changes too
+  window.addEventListener("resize", () => {
+    clearTimeout(settled);
+    settled = setTimeout(redrawAttention, 250);
+  });
+  fillAll();
+  drawAll();
+})();

@@ -1,0 +1,272 @@
+"""Records: what a run writes, one JSON object a line, and what every table and figure reads.
+
+Kinds of line: `run` (the resolved description), `step` (the training curve), `measure` (one number
+with its dimensions) and `attention` (one map). A line's `run` names the run within its own file.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.report.statistics import Summary, summarize
+
+KINDS = ("run", "step", "measure", "attention")
+BASELINE = "transformer"
+# A measure is identified by its metric and these; a dimension that is absent means "pooled over".
+DIMENSIONS = ("length", "map", "layer", "head", "tokens")
+
+# Of one attention mechanism, in the order in which a reader should meet them.
+MAPS = ("softmax", "map 1", "map 2", "difference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One trained model: its header line and everything recorded under its name."""
+
+    id: str
+    preset: str
+    label: str
+    seed: int
+    header: dict[str, Any]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    measures: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    attention: dict[tuple[int, int, str], dict[str, Any]] = field(default_factory=dict)
+
+    def measure(self, metric: str, **dimensions: Any) -> dict[str, Any] | None:
+        """The line of `metric` at exactly these dimensions, if it was recorded."""
+        return self.measures.get(_key(metric, dimensions))
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Training length in tokens, where the header names it."""
+        length = (self.header.get("train") or {}).get("sequence_length")
+        return length if isinstance(length, int) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Runs, in the order in which they were recorded."""
+
+    runs: tuple[Run, ...]
+
+    def labels(self) -> list[str]:
+        """The run just made ("") first, then each committed record."""
+        found = dict.fromkeys(run.label for run in self.runs)
+        return sorted(found, key=lambda label: label != "")
+
+    def labelled(self, label: str) -> "Records":
+        return Records(runs=tuple(run for run in self.runs if run.label == label))
+
+    def presets(self) -> list[str]:
+        """The baseline first, the others as recorded."""
+        found = dict.fromkeys(run.preset for run in self.runs)
+        return sorted(found, key=lambda preset: preset != BASELINE)
+
+    def of(self, preset: str) -> list[Run]:
+        """The runs of one preset, by seed."""
+        return sorted((run for run in self.runs if run.preset == preset), key=lambda run: run.seed)
+
+    def values(self, preset: str, metric: str, **dimensions: Any) -> dict[int, float]:
+        """{seed: value} of a measure, without the runs that lack it or could not give it."""
+        lines = {run.seed: run.measure(metric, **dimensions) for run in self.of(preset)}
+        return {
+            seed: float(line["value"])
+            for seed, line in lines.items()
+            if line is not None and line.get("value") is not None
+        }
+
+    def summary(self, preset: str, metric: str, **dimensions: Any) -> Summary | None:
+        """Mean and spread over seeds; None where no seed has the measure."""
+        return summarize(list(self.values(preset, metric, **dimensions).values()))
+
+    def reason(self, preset: str, metric: str, **dimensions: Any) -> str | None:
+        """Why a measure has no value, where its line says so."""
+        for run in self.of(preset):
+            line = run.measure(metric, **dimensions)
+            if line is not None and line.get("value") is None and line.get("reason"):
+                return str(line["reason"])
+        return None
+
+    def dimension(self, metric: str, name: str, preset: str | None = None) -> list[Any]:
+        """Every value that dimension `name` takes in the lines of `metric`, sorted."""
+        found = {
+            line[name]
+            for run in self.runs
+            if preset is None or run.preset == preset
+            for line in run.measures.values()
+            if line["metric"] == metric and line.get(name) is not None
+        }
+        return sorted(found)
+
+    def sequence_length(self) -> int | None:
+        """The training length, where all runs share one."""
+        lengths = {run.sequence_length for run in self.runs}
+        return lengths.pop() if len(lengths) == 1 else None
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Append one line to `path`, creating the file and its folder.
+
+    Numbers that are not finite become null, with a "reason". A last line torn by an interruption is
+    dropped first, so that it never ends up in the middle of the file.
+
+    Raises:
+        ClearheadError: the record has no known "kind" or no "run", or the file cannot be written.
+    """
+    choose("kind of record", str(record.get("kind")), KINDS)
+    if not isinstance(record.get("run"), str):
+        raise ClearheadError(f'a record needs the name of its "run", found {record.get("run")!r}')
+    problems: list[str] = []
+    clean = _finite(record, "", problems)
+    if problems:
+        clean.setdefault("reason", "; ".join(problems))
+    line = json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            _mend(file)
+            file.write(line.encode("utf-8", errors="backslashreplace"))
+    except OSError as error:
+        raise ClearheadError(f"cannot write records to {path}: {error.strerror}") from error
+
+
+def load(paths: Path | Iterable[Path]) -> Records:
+    """Read records from one or more files.
+
+    A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
+    the same step, measure or map the later counts, and so of two runs of one preset, seed, label.
+
+    Raises:
+        ClearheadError: naming file and line, for anything else that is not a record.
+    """
+    runs: dict[tuple[str, str, int], Run] = {}
+    for path in [paths] if isinstance(paths, Path) else paths:
+        for run in _load_file(path):
+            runs[run.label, run.preset, run.seed] = run
+    sizes: dict[tuple[str, str], str] = {}
+    for run in runs.values():
+        size = str(run.header.get("size", ""))
+        known = sizes.setdefault((run.label, run.preset), size)
+        if known != size:
+            raise ClearheadError(
+                f"{run.preset} is recorded at sizes {known!r} and {size!r} under one label "
+                f"({run.label!r}): give the sizes labels of their own"
+            )
+    return Records(runs=tuple(runs.values()))
+
+
+def ordered_maps(names: Iterable[str]) -> list[str]:
+    """The names of attention maps: the known ones in their usual order, then the others."""
+    return sorted(names, key=lambda name: MAPS.index(name) if name in MAPS else len(MAPS))
+
+
+def _load_file(path: Path) -> list[Run]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
+    runs: dict[str, Run] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            _add(runs, _parse(line))
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):  # no newline after it: torn by an interruption
+                break
+            detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ClearheadError(f"{path}, line {number}: not a record: {detail}") from error
+    return list(runs.values())
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object, found {type(record).__name__}")
+    return record
+
+
+def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
+    kind = choose("kind", str(record["kind"]), KINDS)
+    name = str(record["run"])
+    if kind == "run":
+        old = runs.get(name)
+        runs[name] = Run(
+            id=name,
+            preset=str(record["preset"]),
+            label=str(record.get("label", "")),
+            seed=int(record["seed"]),
+            header=record,
+            # A resumed run states its header again; what it had measured stays.
+            steps=old.steps if old else [],
+            measures=old.measures if old else {},
+            attention=old.attention if old else {},
+        )
+        return
+    if name not in runs:
+        raise ValueError(f'no line of kind "run" for {name!r} comes before it')
+    run = runs[name]
+    if kind == "step":
+        # After a resume the steps since the last checkpoint are recorded again.
+        while run.steps and run.steps[-1]["step"] >= record["step"]:
+            run.steps.pop()
+        run.steps.append(record)
+    elif kind == "measure":
+        record["value"] = None if record["value"] is None else float(record["value"])
+        run.measures[_key(str(record["metric"]), record)] = record
+    else:
+        key = (int(record["layer"]), int(record["head"]), str(record["map"]))
+        size = len(record["text"])
+        if len(record["weights"]) != size or any(len(row) != size for row in record["weights"]):
+            raise ValueError(f"the weights are not {size} × {size}, one for each pair of tokens")
+        run.attention[key] = record
+
+
+def _key(metric: str, dimensions: dict[str, Any]) -> tuple[Any, ...]:
+    split = dimensions.get("split", "validation")
+    return (metric, split, *(dimensions.get(name) for name in DIMENSIONS))
+
+
+def _finite(value: Any, name: str, problems: list[str]) -> Any:
+    """A copy of `value` that JSON can hold; what could not be kept is named in `problems`."""
+    if isinstance(value, dict):
+        return {
+            str(key): _finite(item, f"{name}.{key}" if name else str(key), problems)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, name, problems) for item in value]
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        return _finite(value.tolist(), name, problems)
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = f"{name} was {value}"
+        if problem not in problems:
+            problems.append(problem)
+        return None
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)
+
+
+def _mend(file: Any) -> None:
+    """Bring a file whose last line has no end back to whole lines."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    content = file.read()
+    start = content.rfind(b"\n") + 1
+    try:
+        _parse(content[start:])
+    except ValueError:
+        file.truncate(start)
+    else:
+        file.write(b"\n")

@@ -1,0 +1,328 @@
+"""The sections of a page: each puts the same quantity of every set of records side by side."""
+
+import html
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clearhead.report import figures, heatmaps, narrative, style, tables
+from clearhead.report.records import Records, Run
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(kw_only=True)
+class Page:
+    """What a page is made of: one set of records a label, the looks they share, and what the script
+    of the page draws (`figures` by the id of their element, `attention` the packed maps)."""
+
+    records: Records
+    looks: dict[str, style.Look]
+    figures: dict[str, Any] = field(default_factory=dict)
+    attention: list[dict[str, Any]] = field(default_factory=list)
+
+    def sets(self) -> Iterable[tuple[str, Records]]:
+        return [(label, self.records.labelled(label)) for label in self.records.labels()]
+
+    def place(self, figure: "go.Figure", description: str, shape: str) -> str:
+        """Take up a figure; returns the element that will hold it."""
+        name = f"figure-{len(self.figures) + 1}"
+        self.figures[name] = json.loads(figure.to_json())
+        return (
+            f'<div class="plot {shape}" id="{name}" role="img" '
+            f'aria-label="{html.escape(description)}"></div>'
+        )
+
+
+def build(page: Page) -> str:
+    """All sections that the records can fill."""
+    makers: tuple[Callable[[Page], str], ...] = (
+        _comparison,
+        _training,
+        _lengths,
+        _attention,
+        _first_token,
+        _layers,
+        _provenance,
+    )
+    return "\n".join(filter(None, (maker(page) for maker in makers)))
+
+
+def _section(name: str, title: str, caption: str, content: str) -> str:
+    return (
+        f'<section id="{name}"><h2>{html.escape(title)}</h2>'
+        f'<p class="caption">{html.escape(caption)}</p>{content}</section>'
+    )
+
+
+def _tag(label: str, records: Records) -> str:
+    """The mark that says which set of records something shows."""
+    amounts = sorted({narrative.budget(run) or 0.0 for run in records.runs})
+    facts = []
+    if amounts and amounts[-1]:
+        facts.append(f"{style.count(amounts[-1])} tokens a model")
+    seeds = max((len(records.of(preset)) for preset in records.presets()), default=0)
+    facts.append(tables.seeds_in_words(seeds))
+    kind = "committed" if label else "now"
+    return (
+        f'<p class="tag {kind}"><b>{html.escape(narrative.record_name(label))}</b> '
+        f"<span>{html.escape(' · '.join(facts))}</span></p>"
+    )
+
+
+def _panel(page: Page, tag: str, panel: figures.Panel, shape: str) -> str:
+    plot = page.place(panel.figure, panel.title, shape)
+    note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
+    return f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{tag}{plot}{note}</figure>'
+
+
+def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel | None]]) -> str:
+    """A row for each kind of figure, in it one panel a set of records."""
+    cells = []
+    for maker in makers:
+        for label, records in page.sets():
+            panel = maker(records)
+            if panel is not None:
+                cells.append(_panel(page, _tag(label, records), panel, "curve"))
+    return f'<div class="pair">{"".join(cells)}</div>' if cells else ""
+
+
+def _comparison(page: Page) -> str:
+    content = "".join(
+        _tag(label, records) + tables.to_html(tables.comparison(records), page.looks)
+        for label, records in page.sets()
+    )
+    return _section(
+        "comparison",
+        "The comparison",
+        "One row a model; mean ± standard deviation over seeds. Under a number stands its "
+        "difference to the first row: “lower” or “higher” only where the 95 % t-interval of the "
+        "differences, paired by seed, excludes zero (each number judged on its own), else "
+        "“undecided”. The exact intervals show when you point at a number.",
+        content,
+    )
+
+
+def _training(page: Page) -> str:
+    content = _side_by_side(
+        page,
+        (
+            lambda records: figures.loss(records, page.looks, "tokens"),
+            lambda records: figures.loss(records, page.looks, "seconds"),
+        ),
+    )
+    return content and _section(
+        "training",
+        "Learning",
+        "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve "
+        "learns more from the same text; by time, it also pays for its own cost a step.",
+        content,
+    )
+
+
+def _lengths(page: Page) -> str:
+    content = _side_by_side(
+        page, (lambda records: figures.perplexity_by_length(records, page.looks),)
+    )
+    return content and _section(
+        "lengths",
+        "Texts longer than in training",
+        "Perplexity is the number of equally likely next tokens that would surprise as much. A "
+        "line that stays flat or falls to the right of the mark copes with texts longer than it "
+        "was trained on; one that rises does not.",
+        content,
+    )
+
+
+def _attention(page: Page) -> str:
+    content = "".join(
+        _tag(label, records) + grid
+        for label, records in page.sets()
+        if (grid := _attention_grid(page, records))
+    )
+    if not content:
+        return ""
+    layers = sorted({layer for one in page.attention for layer in one["layers"]})
+    heads = max(len(one["heads"]) for one in page.attention)
+    middle = layers[len(layers) // 2]
+    options = "".join(
+        f'<option value="{layer}"{" selected" if layer == middle else ""}>{layer}</option>'
+        for layer in layers
+    )
+    choice = (
+        f'<form class="choice"><label>Layer <select id="layer">{options}</select></label>'
+        '<label>Head <select id="head">'
+        + "".join(f'<option value="{head}">{head}</option>' for head in range(heads))
+        + "</select></label></form>"
+    )
+    return _section(
+        "attention",
+        "Where attention goes",
+        "All models read the same text. A row is a token that attends, a column a token attended "
+        "to; a strong first column is attention parked on the first token. Differential attention "
+        "subtracts its second map from its first: weight that both maps share cancels, and what "
+        "remains can be negative. Where a model has fewer heads, the one at the same place is "
+        "shown.",
+        choice + _legends(page) + content,
+    )
+
+
+def _legends(page: Page) -> str:
+    legends = _legend("weight", style.SEQUENTIAL, ("0", "0.06", "0.25", "0.56", "1"))
+    if any(one["signed"] for one in page.attention):
+        legends += _legend(
+            "signed difference, centred at 0", style.DIVERGING, ("−1", "−0.25", "0", "0.25", "1")
+        )
+    note = '<p class="note">Colour steps follow the square root of the weight.</p>'
+    return f'<div class="legends">{legends}{note}</div>'
+
+
+def _legend(name: str, stops: tuple[tuple[str, str], ...], ticks: tuple[str, ...]) -> str:
+    light, dark = (", ".join(colours) for colours in zip(*stops, strict=True))
+    marks = "".join(f"<span>{html.escape(tick)}</span>" for tick in ticks)
+    return (
+        f'<div class="legend" style="--light:linear-gradient(to right, {light});'
+        f'--dark:linear-gradient(to right, {dark})"><b>{html.escape(name)}</b>'
+        f"<i></i><div>{marks}</div></div>"
+    )
+
+
+def _attention_grid(page: Page, records: Records) -> str:
+    cells = []
+    for panel in heatmaps.attention(records):
+        places = [tuple(map(int, key.split("."))) for key in panel.maps]
+        plot = page.place(panel.figure, f"attention map of {panel.title}", "map")
+        page.attention.append(
+            {
+                "figure": next(reversed(page.figures)),
+                "signed": panel.signed,
+                "causal": panel.causal,
+                "tokens": panel.tokens,
+                "maps": panel.maps,
+                "layers": sorted({layer for layer, _ in places}),
+                "heads": sorted({head for _, head in places}),
+            }
+        )
+        cells.append(
+            f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>'
+            f'<p class="which" aria-live="polite"></p>{plot}</figure>'
+        )
+    return f'<div class="maps">{"".join(cells)}</div>' if cells else ""
+
+
+def _first_token(page: Page) -> str:
+    largest = heatmaps.largest_share(page.records)
+    content = ""
+    for label, records in page.sets():
+        panels = heatmaps.first_token_share(records, largest)
+        if not panels:
+            continue
+        floor = tables.chance_floor(records)
+        chance = "" if floor is None else f"Chance: {style.percent(floor)}. "
+        seeds = sorted({records.of(preset)[0].seed for preset in records.presets()})
+        of = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
+        cells = "".join(_panel(page, "", panel, "cells") for panel in panels)
+        content += (
+            _tag(label, records)
+            + f'<p class="note">{html.escape(chance + of)}</p><div class="maps small">{cells}</div>'
+        )
+    if not content:
+        return ""
+    ticks = tuple(f"{100 * largest * part:.0f} %" for part in (0, 0.5, 1))
+    legend = _legend("share of queries", style.SEQUENTIAL, ticks)
+    return _section(
+        "first-token",
+        "The first token’s share, head by head",
+        "For how many queries (in %) the first token gets the largest weight of all. Heads far "
+        "above chance use it as a sink: a place to put attention when there is nothing to attend "
+        "to. One colour scale serves all models.",
+        f'<div class="legends">{legend}</div>{content}',
+    )
+
+
+def _layers(page: Page) -> str:
+    content = _side_by_side(
+        page,
+        (
+            lambda records: figures.by_layer(records, page.looks, "kurtosis"),
+            lambda records: figures.by_layer(records, page.looks, "largest_activation"),
+        ),
+    )
+    return content and _section(
+        "layers",
+        "Outliers in the hidden states",
+        "Kurtosis says how far single channels stand out (3 is a bell curve); the largest "
+        "activation says how large they get. Lines that climb above the others, mostly for the "
+        "first token, are outliers that make a model hard to quantise.",
+        content,
+    )
+
+
+def _provenance(page: Page) -> str:
+    content = "".join(
+        f'<div class="made">{_tag(label, records)}{_facts(records)}</div>'
+        for label, records in page.sets()
+    )
+    return _section(
+        "made",
+        "How this was made",
+        "Everything needed to run it again; every number here comes from these runs’ records.",
+        content,
+    )
+
+
+def _facts(records: Records) -> str:
+    facts: dict[str, list[str]] = {}
+    for run in records.runs:
+        for name, values in _facts_of(run).items():
+            known = facts.setdefault(name, [])
+            known.extend(value for value in values if value and value not in known)
+    items = "".join(
+        f"<dt>{html.escape(name)}</dt>"
+        + "".join(f"<dd>{_value(name, value)}</dd>" for value in values)
+        for name, values in facts.items()
+        if values
+    )
+    configs = "".join(_config(records.of(preset)[0]) for preset in records.presets())
+    return f"<dl>{items}</dl>{configs}"
+
+
+def _facts_of(run: Run) -> dict[str, list[str]]:
+    header = run.header
+    read = narrative.budget(run)
+    return {
+        "command": [str(header.get("command") or "")],
+        "device": [str(header.get("device") or "")],
+        "versions": [_short(header.get("versions") or {})],
+        "seeds": [str(run.seed)],
+        "tokens a model": [] if read is None else [f"{read:,.0f}"],
+        "data": [f"{name}: {_short(value)}" for name, value in (header.get("data") or {}).items()],
+        "date": [str(header.get("date") or "")[:10]],
+    }
+
+
+def _short(value: Any) -> str:
+    """A value of a record in one line: 1,690 or train 1,690, validation 34."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def _value(name: str, value: str) -> str:
+    text = html.escape(value)
+    return f"<pre>{text}</pre>" if name == "command" else text
+
+
+def _config(run: Run) -> str:
+    settings = {name: run.header.get(name) for name in ("size", "model", "train")}
+    text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
+    return (
+        f"<details><summary>Configuration of {html.escape(run.preset)}</summary>"
+        f"<pre>{html.escape(text)}</pre></details>"
+    )

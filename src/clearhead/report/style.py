@@ -1,0 +1,137 @@
+"""Colours, and how text and numbers from records are written so that nothing in them is markup."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Each hue for a light and for a dark page. They differ in lightness as well as in hue, so that they
+# stay apart under the common colour-vision deficiencies; dash and marker differ besides.
+_HUES = (
+    ("#5b6472", "#aab4c2"),  # slate: the baseline
+    ("#0a6ebd", "#58b4f5"),  # blue
+    ("#c4540a", "#f59a52"),  # vermilion
+    ("#0b8a66", "#35c9a0"),  # green
+    ("#8c4a9e", "#cf96e0"),  # purple
+    ("#9a7400", "#e2c044"),  # ochre
+    ("#b83a78", "#f287b7"),  # magenta
+    ("#0f8794", "#58d0dc"),  # cyan
+)
+_SYMBOLS = (
+    *("circle", "square", "diamond", "triangle-up"),
+    *("cross", "star", "triangle-down", "hexagon"),
+)
+_PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
+
+# Named fonts before system-ui, which on a bare Linux is a face too wide for figures.
+FONT = (
+    '-apple-system, "Segoe UI", Roboto, "Noto Sans", "Helvetica Neue", "Liberation Sans", Arial, '
+    "system-ui, sans-serif"
+)
+
+SEQUENTIAL = (
+    ("#f6f3ec", "#1c2027"),
+    ("#c6d7e6", "#1d3d5c"),
+    ("#7cadd2", "#2c6ca5"),
+    ("#2c73ad", "#64b0e6"),
+    ("#0b3763", "#e6f4ff"),
+)
+DIVERGING = (
+    ("#1d5ba3", "#6fb7f6"),
+    ("#9cbedf", "#2c5784"),
+    ("#f7f5ef", "#1e2127"),
+    ("#edb287", "#86491b"),
+    ("#b1480a", "#f6a15b"),
+)
+PAPER = ("#fdfcf9", "#16191e")
+INK = ("#22262c", "#dde2e9")
+MUTED = ("#6a707a", "#949daa")
+GRID = ("#e5e2da", "#2a2f37")
+
+LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one preset is drawn in every figure of a page."""
+
+    colour: str
+    dark: str
+    symbol: str
+
+
+def looks(presets: Sequence[str]) -> dict[str, Look]:
+    """One fixed look a preset: the known ones always the same, the others the next that is free."""
+    places = {preset: _PLACES[preset] for preset in presets if preset in _PLACES}
+    free = [place for place in range(len(_HUES)) if place not in places.values()]
+    others = [preset for preset in presets if preset not in places]
+    for index, preset in enumerate(others):
+        places[preset] = free[index % len(free)]
+    return {
+        preset: Look(
+            colour=_HUES[places[preset]][0],
+            dark=_HUES[places[preset]][1],
+            symbol=_SYMBOLS[places[preset]],
+        )
+        for preset in presets
+    }
+
+
+def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:
+    """A plotly colour scale from the light colours of `stops`, evenly spaced."""
+    return [[index / (len(stops) - 1), light] for index, (light, _) in enumerate(stops)]
+
+
+def plain(text: object) -> str:
+    """`text` as plotly will show it letter for letter (it reads tags and entities in labels)."""
+    return html.escape(_printable(str(text)), quote=False)
+
+
+def token(text: str, longest: int = 14) -> str:
+    """A token made visible: · for a space (·×8 for eight), ⏎ for a newline, ⇥ for a tab; long ones
+    are cut."""
+    if len(text) > 3 and not text.strip(" "):
+        return f"·×{len(text)}"
+    text = text.replace(" ", "·").replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
+    text = _printable(text)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    # Control characters, lone surrogates and bidirectional overrides would disturb the page.
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def number(value: float, digits: int = 3) -> str:
+    """`value` to about `digits` significant digits: 41.2, 0.0312, 1,234; 1.2e+12 where too long."""
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if not -6 < exponent < 9:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def with_spread(mean: float, deviation: float | None) -> str:
+    """`mean ± deviation`, both to the decimal place of the deviation's second digit."""
+    if deviation is None or deviation == 0:
+        return number(mean) + ("" if deviation is None else " ± 0")
+    if not 1e-6 < deviation < 1e9:
+        return f"{number(mean)} ± {number(deviation, 2)}"
+    places = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
+
+
+def count(value: float) -> str:
+    """A count in words of thousands and millions: 1.92 M."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{number(value / size)}\u00a0{unit}"
+    return f"{value:,.0f}"
+
+
+def percent(value: float) -> str:
+    """A share as a percentage: 3.1 %."""
+    return f"{number(100 * value, 2 if abs(value) < 0.0995 else 3)}\u00a0%"

@@ -1,0 +1,133 @@
+"""What one layer is, in words: the axes, one name on each, and the table of what fits with what.
+
+No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
+`clearhead.nn`); `clearhead.nn.registry` lists the declarations; the configuration, the validity
+table, `clearhead plan` and the documentation read them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+
+AXES: Mapping[str, str] = {
+    "scores": "how a query is compared with a key",
+    "normalizer": "how a row of scores becomes weights",
+    "maps": "how attention maps are combined into one",
+    "position": "how order enters",
+    "norm": "what is normalised, and by which gain",
+    "mlp": "the position-wise network",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
+
+    `maps="differential"` pairs those heads, so that it has half as many, each with a value of
+    width 2 × head_dim; parameters and cache stay those of the baseline.
+    """
+
+    index: int
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    norm_eps: float = 1e-5
+    bias: bool = False
+    rope_theta: float = 10_000.0
+    max_position_embeddings: int = 2048
+    lambda_init: float | None = None
+    scores: str = "dot"
+    normalizer: str = "softmax"
+    maps: str = "single"
+    position: str = "rope"
+    norm: str = "rmsnorm"
+    mlp: str = "swiglu"
+
+
+def _refuses_nothing(layer: LayerSpec) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """All that the house knows of one mechanism.
+
+    Attributes:
+        axis: a key of `AXES`.
+        name: the value that selects it, such as "differential".
+        summary: one line for tables and help.
+        source: the paper and equation it comes from.
+        build: makes the mechanism's module, from a `LayerSpec` (or, for norms, a width and an eps).
+        refuses: the reason why it cannot be in this layer, and which axis to change; None if it can.
+        flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
+            the given length (`flops(layer, length)`), beyond those of its linear projections.
+        cache: numbers kept for each token in generation.
+        shards: the tensor dimension its parameters may be split along ("heads", "channels"),
+            or None where every device needs them whole.
+    """
+
+    axis: str
+    name: str
+    summary: str
+    source: str
+    build: Callable[..., Any]
+    refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
+    flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
+    cache: Callable[[LayerSpec], int] = lambda layer: 0
+    shards: str | None = None
+
+
+class Registry:
+    """The declarations, by axis and name."""
+
+    def __init__(self, declarations: Iterable[Declaration]) -> None:
+        self._table: dict[str, dict[str, Declaration]] = {axis: {} for axis in AXES}
+        for declaration in declarations:
+            if declaration.name in self._table[declaration.axis]:
+                raise ValueError(f"{declaration.axis}={declaration.name} is declared twice")
+            self._table[declaration.axis][declaration.name] = declaration
+
+    def names(self, axis: str) -> list[str]:
+        """The values that the axis takes, in the order of declaration."""
+        return list(self._table[axis])
+
+    def find(self, axis: str, name: str) -> Declaration:
+        """Look one up; an unknown name is a ClearheadError naming the near misses."""
+        return self._table[axis][choose(f"value of {axis}", name, self._table[axis])]
+
+    def of(self, layer: LayerSpec) -> dict[str, Declaration]:
+        """The declaration chosen on each axis of a layer."""
+        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+
+    def check(self, layer: LayerSpec) -> None:
+        """Raise a ClearheadError if the layer cannot be built, saying what to change."""
+        _check_widths(layer)
+        for axis, declaration in self.of(layer).items():
+            if reason := declaration.refuses(layer):
+                raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
+
+
+def _check_widths(layer: LayerSpec) -> None:
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+    ):
+        value = getattr(layer, name)
+        if not isinstance(value, int) or value < 1:
+            raise ClearheadError(f"{name} must be a whole number above 0; found {value!r}")
+    if layer.num_attention_heads % layer.num_key_value_heads:
+        raise ClearheadError(
+            f"num_key_value_heads={layer.num_key_value_heads} does not divide "
+            f"num_attention_heads={layer.num_attention_heads}: choose a divisor"
+        )
+    if layer.norm_eps <= 0:
+        raise ClearheadError(f"norm_eps must be above 0; found {layer.norm_eps!r}")

@@ -1,0 +1,31 @@
+"""Training: the loop, its checkpoints, and the protocol of those who watch."""
+
+from clearhead.train.batches import BatchSource
+from clearhead.train.callbacks import (
+    Callback,
+    MetricsFile,
+    Progress,
+    Run,
+    StepMetrics,
+    TensorBoard,
+    Trackio,
+)
+from clearhead.train.config import TrainConfig
+from clearhead.train.folder import is_finished
+from clearhead.train.loop import train
+from clearhead.train.result import TrainResult
+
+__all__ = [
+    "BatchSource",
+    "Callback",
+    "MetricsFile",
+    "Progress",
+    "Run",
+    "StepMetrics",
+    "TensorBoard",
+    "Trackio",
+    "TrainConfig",
+    "TrainResult",
+    "is_finished",
+    "train",
+]

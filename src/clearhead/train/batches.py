@@ -1,0 +1,64 @@
+"""What the loop asks of its data, and what it checks before the first step."""
+
+import inspect
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IGNORED = -100  # the label that Hugging Face's losses leave out
+
+
+class BatchSource(Protocol):
+    """Batches as a pure function of their number: that alone is what makes resume exact.
+
+    An attribute `fingerprint` (str), where there is one, names the data; a run is not resumed on
+    other data.
+    """
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """Batch number `step`, on the CPU: "input_ids" and "labels", int64 [B, T], and whatever
+        else the model's forward takes by name. Labels are not shifted (the model does that), and
+        -100 is left out of the loss."""
+
+
+def label_count(batch: dict[str, torch.Tensor]) -> int:
+    """How many labels enter the loss of `batch`; a window's first is nobody's target."""
+    return int((batch["labels"][:, 1:] != IGNORED).sum())
+
+
+def check(batch: dict[str, torch.Tensor], model: "PreTrainedModel", config: TrainConfig) -> None:
+    """Compare the first batch with the settings and with what the model takes.
+
+    Raises:
+        ClearheadError: where they disagree, or where a mask would silently do nothing.
+    """
+    found = tuple(batch["input_ids"].shape)
+    expected = (config.batch_size, config.sequence_length)
+    if found != expected:
+        raise ClearheadError(
+            f"the batches are {found[0]} x {found[1]} tokens, but batch_size x sequence_length "
+            f"is {expected[0]} x {expected[1]}: make both the same"
+        )
+    masked = "document_ids" in batch
+    if masked != config.document_masks:
+        raise ClearheadError(
+            f"document_masks is {config.document_masks}, but the batches come "
+            f"{'with' if masked else 'without'} document_ids: make both the same"
+        )
+    # Hugging Face models swallow unknown arguments without a word.
+    if masked and "document_ids" not in forward_parameters(model):
+        raise ClearheadError(
+            f"{type(model).__name__} takes no document_ids, so document_masks would do nothing: "
+            "turn it off, or train a clearhead model"
+        )
+
+
+def forward_parameters(model: "PreTrainedModel") -> dict[str, Any]:
+    """The named parameters of the model's forward."""
+    return dict(inspect.signature(model.forward).parameters)

@@ -1,0 +1,16 @@
+"""Observers of a run: the protocol, and those that come with the house."""
+
+from clearhead.train.callbacks.callback import Callback, Run, StepMetrics
+from clearhead.train.callbacks.metrics import MetricsFile
+from clearhead.train.callbacks.progress import Progress
+from clearhead.train.callbacks.trackers import TensorBoard, Trackio
+
+__all__ = [
+    "Callback",
+    "MetricsFile",
+    "Progress",
+    "Run",
+    "StepMetrics",
+    "TensorBoard",
+    "Trackio",
+]

@@ -1,0 +1,56 @@
+"""torch.compile, one decoder layer at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+
+from clearhead.errors import ClearheadError
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
+
+    Raises:
+        ClearheadError: where the model has no such list.
+    """
+    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ClearheadError(
+        f"{type(model).__name__} has no list of {count} decoder layers to compile: "
+        "train it with compile none"
+    )
+
+
+@contextmanager
+def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None]:
+    """Run the body with the decoder layers of `model` compiled in place.
+
+    Layers are compiled one by one because they share one graph: the first one's compilation serves
+    all. Modules are not wrapped, so parameter names stay; afterwards the layers are eager again, so
+    that hooks and other lengths cost no recompilation.
+
+    Raises:
+        ClearheadError: where the compiler does not work.
+    """
+    if mode == "none":
+        yield
+        return
+    layers = decoder_layers(model)
+    for layer in layers:
+        layer.compile()
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise ClearheadError(
+            f"torch.compile does not work here ({reason or type(error).__name__}): install a C++ "
+            "compiler such as g++ with Python's headers, or train with compile none"
+        ) from error
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None

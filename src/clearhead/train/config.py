@@ -1,0 +1,118 @@
+"""The settings of a training run, checked when they are made."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.optim import SCHEDULES
+
+PRECISIONS = ("auto", "bf16", "fp32")
+COMPILES = ("none", "blocks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. Every field but `save_every`, `keep` and `log_every` shapes the result.
+
+    Raises:
+        ClearheadError: naming the field, what was found and what would work.
+    """
+
+    tokens: int = 300_000
+    """Budget of input tokens; what is left over after the last whole step is not used."""
+    sequence_length: int = 256
+    """Tokens in a window."""
+    batch_size: int = 8
+    """Windows in one forward pass."""
+    accumulation: int = 1
+    """Forward passes in one optimizer step; the step is that of one batch so many times as big."""
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+    final_learning_rate: float = 0.1
+    """Learning rate of the last step, as a fraction of the peak."""
+    warmup: float = 0.1
+    """Length of the linear warmup, as a fraction of the steps."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warmup."""
+    weight_decay: float = 0.1
+    """Decoupled decay of the matrices; norms, biases and gains have none."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay of the first and second moment."""
+    epsilon: float = 1e-8
+    """AdamW's epsilon."""
+    clip: float = 1.0
+    """Largest global norm of the gradient; 0 clips nothing."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
+    compile: Literal["none", "blocks"] = "none"
+    """"blocks" compiles each decoder layer with torch.compile."""
+    seed: int = 0
+    """Seeds what is random during training (dropout)."""
+    save_every: int = 0
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: int = 2
+    """How many of the newest checkpoints stay."""
+    log_every: int = 1
+    """Steps between lines of metrics."""
+    document_masks: bool = False
+    """Attention and positions restart where a document does; the batches must say where."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("tokens", 1),
+            ("sequence_length", 2),
+            ("batch_size", 1),
+            ("accumulation", 1),
+            ("seed", 0),
+            ("save_every", 0),
+            ("keep", 1),
+            ("log_every", 1),
+        ):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            _check(name, value, whole, f"a whole number of at least {least}")
+        for name in ("learning_rate", "epsilon"):
+            value = getattr(self, name)
+            _check(name, value, _number(value) and value > 0, "a number above 0")
+        for name in ("weight_decay", "clip"):
+            value = getattr(self, name)
+            _check(name, value, _number(value) and value >= 0, "a number of at least 0")
+        for name in ("final_learning_rate", "warmup"):
+            value = getattr(self, name)
+            _check(name, value, _number(value) and 0 <= value <= 1, "a fraction between 0 and 1")
+        betas = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
+        betas = betas and all(_number(beta) and 0 <= beta < 1 for beta in self.betas)
+        _check("betas", self.betas, betas, "two numbers from 0 to below 1, such as 0.9 0.95")
+        _check(
+            "document_masks", self.document_masks, isinstance(self.document_masks, bool), "a bool"
+        )
+        choose("schedule", str(self.schedule), SCHEDULES)
+        choose("precision", str(self.precision), PRECISIONS)
+        choose("compile", str(self.compile), COMPILES)
+        if self.tokens < self.tokens_per_step:
+            raise ClearheadError(
+                f"tokens is {self.tokens}, less than one step of {self.tokens_per_step} "
+                f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
+                f"accumulation {self.accumulation}): raise tokens, or lower one of those"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input tokens of one optimizer step."""
+        return self.sequence_length * self.batch_size * self.accumulation
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that the budget pays for."""
+        return self.tokens // self.tokens_per_step
+
+
+def _number(value: Any) -> bool:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numeric and math.isfinite(value)
+
+
+def _check(name: str, value: Any, valid: bool, wanted: str) -> None:
+    if not valid:
+        raise ClearheadError(f"{name} is {value!r}: give {wanted}")

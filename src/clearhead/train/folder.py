@@ -1,0 +1,148 @@
+"""The run folder: what a run was asked for, and whether it may go on.
+
+OUTPUT/run.json         settings, seed, versions, device, command, date
+OUTPUT/metrics.jsonl    one line a step
+OUTPUT/checkpoints/     see `checkpoint`
+OUTPUT/final/           model and tokenizer of the finished run, nothing else
+"""
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.train import checkpoint
+from clearhead.train.atomic import remove_leftovers, write_json
+from clearhead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RUN_FILE = "run.json"
+FINAL = "final"
+
+# May change between a run and its resumption: no weight depends on them.
+FREE_KEYS = {"save_every", "keep", "log_every"}
+# Hugging Face fills these in on saving and loading; they say nothing about the architecture.
+VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
+
+
+def is_finished(output: Path) -> bool:
+    """Whether the run in `output` has done all its steps and saved its final model."""
+    return (output / FINAL).is_dir()
+
+
+def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dict[str, Any]:
+    """All that a resumed run must share with the run it goes on with, as JSON values."""
+    settings = json.loads(model.config.to_json_string(use_diff=False))
+    found = {
+        "config": asdict(config),
+        "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
+        "data": getattr(batches, "fingerprint", None),
+    }
+    return json.loads(json.dumps(found))
+
+
+def describe(model: "PreTrainedModel", name: str, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Where, when and by what a run was made. No path is in it that the user did not give."""
+    device = model.device
+    return {
+        "run": name,
+        "description": dict(description),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("clearhead", "torch", "transformers")},
+        },
+        "device": (
+            f"cuda, {torch.cuda.get_device_name(device)}"
+            if device.type == "cuda"
+            else f"{device.type}, {torch.get_num_threads()} threads"
+        ),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def begin(output: Path, record: dict[str, Any]) -> None:
+    """Make the folder of a new run and write its run.json.
+
+    Raises:
+        ClearheadError: where `output` holds a run, or cannot be made.
+    """
+    if any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL)):
+        raise ClearheadError(
+            f"{output} already holds a run: pass --resume (resume=True) to go on with it, "
+            "or choose another folder"
+        )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(output)
+        write_json(output / RUN_FILE, record)
+    except OSError as error:
+        raise ClearheadError(
+            f"cannot make the run folder {output} ({error.strerror}): choose another"
+        ) from error
+
+
+def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict[str, Any] | None:
+    """Check that the run in `output` may go on as `wanted`, and note `origin` in its run.json.
+
+    Returns:
+        The record of the newest checkpoint, verified; None where the run was killed before its
+        first, and starts over.
+
+    Raises:
+        ClearheadError: where there is no run, where it is finished, where its newest checkpoint
+            is damaged, or where it was asked for something else, naming each difference.
+    """
+    path = output / RUN_FILE
+    if not path.exists():
+        raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
+    if is_finished(output):
+        raise ClearheadError(
+            f"the run in {output} is finished: its model is in {output / FINAL}; "
+            "choose another folder to train again"
+        )
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        asked = {key: record[key] for key in wanted}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClearheadError(
+            f"{path} is damaged and says no more what was asked for: choose another folder"
+        ) from error
+    newest = checkpoint.newest(output)
+    saved = checkpoint.verify(newest) if newest else None
+    _refuse_changes(output, asked if saved is None else saved, wanted)
+    remove_leftovers(output)
+    remove_leftovers(output / checkpoint.FOLDER)
+    resumed = {"step": saved["step"] if saved else 0, **origin}
+    write_json(path, {**record, "resumed": [*record.get("resumed", []), resumed]})
+    return saved
+
+
+def _refuse_changes(output: Path, asked: dict[str, Any], wanted: dict[str, Any]) -> None:
+    changes = []
+    for section in ("config", "model"):
+        # Only what both know: a newer library may add a key, with its default.
+        for key in sorted(asked[section].keys() & wanted[section].keys() - FREE_KEYS):
+            before, now = asked[section][key], wanted[section][key]
+            if before != now:
+                name = key if section == "config" else f"model {key}"
+                changes.append(f"{name} was {before!r} and is now {now!r}")
+    if asked["data"] != wanted["data"]:
+        changes.append(f"data fingerprint was {asked['data']} and is now {wanted['data']}")
+    if changes:
+        raise ClearheadError(
+            f"cannot resume {output} with other settings: {'; '.join(changes)}; "
+            "give those of the run, or choose another folder"
+        )

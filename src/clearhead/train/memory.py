@@ -1,0 +1,39 @@
+"""Peak memory of one run, not of everything the process did before it."""
+
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+class PeakMemory:
+    """Measures from its construction on.
+
+    On CUDA: the bytes that PyTorch's allocator held at most on that device. Elsewhere: the
+    process's largest resident size. Linux lets a process reset that mark; where it cannot be
+    reset, the mark since the process started is the best there is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        with suppress(OSError):
+            _CLEAR_REFS.write_text("5")  # 5: reset the peak resident size (man 5 proc)
+
+    def bytes(self) -> int:
+        """The peak so far, in bytes."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        with suppress(OSError):
+            for line in _STATUS.read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

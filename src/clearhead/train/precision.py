@@ -1,0 +1,33 @@
+"""The precision of the matrix products: which one the hardware wants, and its autocast."""
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+
+Resolved = Literal["bf16", "fp32"]
+
+
+def resolve(precision: Literal["auto", "bf16", "fp32"], device: torch.device) -> Resolved:
+    """What `precision` means on `device`: "auto" is bf16 only where it is multiplied natively.
+
+    Emulated bf16 is slower than float32 and less exact, so it is never chosen unasked.
+    """
+    if precision != "auto":
+        return precision
+    return "bf16" if _native_bf16(device) else "fp32"
+
+
+def autocast(precision: Resolved, device: torch.device) -> AbstractContextManager[None]:
+    """The context of a forward pass. Weights, gradients and optimizer state stay float32."""
+    enabled = precision == "bf16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def _native_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    return False

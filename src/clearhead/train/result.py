@@ -1,0 +1,35 @@
+"""What a training run returns."""
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """A run that finished, or was asked to stop and saved itself."""
+
+    model: "PreTrainedModel"
+    """The trained model, in evaluation mode."""
+    steps: int
+    """Steps done, over all processes of the run."""
+    tokens: int
+    """Input tokens of those steps."""
+    seconds: float
+    """Time in those steps; checkpoints are not in it, compilation is."""
+    tokens_per_second: float
+    """`tokens / seconds`."""
+    peak_memory_bytes: int
+    """Of this process while it trained (see `PeakMemory`)."""
+    final_loss: float
+    """Loss of the last step, in nats per label."""
+    stop_signal: signal.Signals | None
+    """SIGINT or SIGTERM where one stopped the run; None where it finished."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether steps remain; `train(..., resume=True)` does them."""
+        return self.stop_signal is not None

@@ -1,0 +1,201 @@
+"""The order of windows: a pure function, complete, and mixed as asked."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.data import Batches, Corpus, TokenStream, windows
+from clearhead.data.batches import BLOCK, apportion, permutation
+from clearhead.errors import ClearheadError
+
+
+def corpus(*lengths, weights=None, starts=None):
+    """Streams of consecutive numbers, so that a token tells its place: stream s is from 10^5·s."""
+    streams = tuple(
+        TokenStream(
+            spec=f"s{number}",
+            weight=weights[number] if weights else None,
+            tokens=np.arange(length, dtype=np.uint32) + 100_000 * number,
+            starts=np.asarray(starts if starts is not None else [0], dtype=np.int64),
+        )
+        for number, length in enumerate(lengths)
+    )
+    return Corpus(
+        tokenizer=None,
+        vocabulary_size=100_000 * len(lengths),
+        content="",
+        streams={"train": streams, "validation": streams},
+        description={},
+    )
+
+
+def firsts(batches, count):
+    """The first token of the first `count` sequences."""
+    steps = -(-count // batches.batch_size)
+    rows = torch.cat([batches.batch(step)["input_ids"] for step in range(steps)])
+    return rows[:count, 0].tolist()
+
+
+lengths = st.lists(st.integers(40, 300), min_size=1, max_size=3)
+
+
+@given(lengths, st.integers(2, 20), st.integers(1, 5), st.integers(0, 2**63), st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_step_at_any_time(sizes, length, size, seed, data):
+    weights = data.draw(st.sampled_from([None, [1.0, 2.5, 0.1][: len(sizes)]]))
+    options = {
+        "sequence_length": length,
+        "batch_size": min(size, max(1, 39 // (length - 1))),
+        "seed": seed,
+    }
+    batches = Batches(corpus(*sizes, weights=weights), **options)
+    steps = data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=6))
+    seen = {step: batches.batch(step)["input_ids"] for step in sorted(steps)}
+    other = Batches(corpus(*sizes, weights=weights), **options)
+    for step in steps:
+        ids = other.batch(step)["input_ids"]
+        assert torch.equal(ids, seen[step])
+        assert ids.shape == (options["batch_size"], length)
+        assert (ids.diff(dim=1) == 1).all()  # contiguous, and within one stream
+
+
+@given(lengths, st.integers(2, 20), st.integers(1, 3), st.integers(0, 100))
+@settings(max_examples=25, deadline=None)
+def test_every_epoch_visits_every_window_once(sizes, length, size, seed):
+    size = min(size, max(1, 39 // (length - 1)))
+    batches = Batches(corpus(*sizes), sequence_length=length, batch_size=size, seed=seed)
+    expected = [
+        100_000 * number + i * (length - 1)
+        for number, tokens in enumerate(sizes)
+        for i in range((tokens - 1) // (length - 1))
+    ]
+    visited = firsts(batches, 2 * len(expected))
+    assert sorted(visited[: len(expected)]) == expected
+    assert sorted(visited[len(expected) :]) == expected
+    assert batches.epoch(len(expected)) == pytest.approx(size)
+
+
+def test_epochs_and_seeds_differ():
+    batches = Batches(corpus(1000), sequence_length=9, batch_size=1, seed=0)
+    visited = firsts(batches, 248)
+    assert visited[:124] != visited[124:]
+    assert visited != sorted(visited)
+    other = Batches(corpus(1000), sequence_length=9, batch_size=1, seed=1)
+    assert firsts(other, 124) != visited[:124]
+
+
+def test_order_is_the_same_for_ever():
+    """Not the numbers matter, but that an upgrade of Python, NumPy or ourselves keeps them."""
+    assert permutation("seed 0, epoch 0 of pool 0", 8).tolist() == [7, 1, 0, 3, 5, 4, 6, 2]
+    assert sorted(permutation("a", 1000).tolist()) == list(range(1000))
+
+
+def test_batch_is_for_a_model_that_shifts():
+    batches = Batches(corpus(100), sequence_length=5, batch_size=3, seed=0)
+    batch = batches.batch(7)
+    assert set(batch) == {"input_ids", "labels"}
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    assert torch.equal(batch["input_ids"], batch["labels"])
+    batch["labels"].zero_()
+    assert batch["input_ids"].any()
+    assert batches.tokens_per_batch == 15
+    with pytest.raises(ClearheadError, match="steps count from 0"):
+        batches.batch(-1)
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [0.7, 0.3], [1, 999], [3, 1, 1 / 3]])
+def test_weights_are_met_exactly_in_every_block(weights):
+    mixed = corpus(*[200] * len(weights), weights=weights)
+    batches = Batches(mixed, sequence_length=11, batch_size=8, seed=3)
+    sources = [token // 100_000 for token in firsts(batches, 3 * BLOCK)]
+    quotas = apportion(BLOCK, weights)
+    for block in range(3):
+        part = sources[block * BLOCK : (block + 1) * BLOCK]
+        assert [Counter(part)[number] for number in range(len(weights))] == quotas
+        assert part != sorted(part)
+    assert sources[:BLOCK] != sources[BLOCK : 2 * BLOCK]
+
+
+def test_weighted_sources_have_epochs_of_their_own():
+    mixed = corpus(401, 81, weights=[1, 3])
+    batches = Batches(mixed, sequence_length=5, batch_size=4, seed=3)
+    visited = firsts(batches, 800)
+    for number, size in ((0, 100), (1, 20)):
+        own = [token for token in visited if token // 100_000 == number]
+        for epoch in range(len(own) // size):
+            part = own[epoch * size : (epoch + 1) * size]
+            assert sorted(part) == [100_000 * number + 4 * i for i in range(size)]
+
+
+def test_document_masks():
+    starts = [0, 3, 4, 9, 20]
+    batches = Batches(
+        corpus(25, starts=starts),
+        sequence_length=7,
+        batch_size=4,
+        seed=0,
+        document_masks=True,
+    )
+    batch = batches.batch(0)
+    for row in range(4):
+        tokens = batch["input_ids"][row].tolist()
+        documents = [max(n for n, start in enumerate(starts) if start <= t) for t in tokens]
+        assert batch["document_ids"][row].tolist() == [n - documents[0] for n in documents]
+        assert batch["position_ids"][row].tolist() == [
+            token - max(starts[n], tokens[0]) for token, n in zip(tokens, documents, strict=True)
+        ]
+        assert batch["labels"][row].tolist() == [-100 if t in starts else t for t in tokens]
+    assert {array.dtype for array in batch.values()} == {torch.int64}
+
+
+@pytest.mark.parametrize(
+    ("streams", "options", "match"),
+    [
+        (corpus(30), {"batch_size": 8}, r"30 tokens, 3 windows of 10, but .* 8 windows \(80 tok"),
+        (corpus(0), {}, "holds 0 tokens, 0 windows"),
+        (corpus(99), {"sequence_length": 1}, "at least 2 tokens"),
+        (corpus(99), {"batch_size": 0}, "at least 1 window"),
+        (corpus(99), {"split": "test"}, "unknown split 'test'"),
+        (corpus(99, 5, weights=[1, 1]), {}, "'s1' has a weight but .* only 5 tokens"),
+        (corpus(99, 99, weights=[1, 1e-5]), {}, "below 1 in 1000"),
+    ],
+)
+def test_what_cannot_be_batched(streams, options, match):
+    defaults = {"sequence_length": 10, "batch_size": 1, "seed": 0}
+    with pytest.raises(ClearheadError, match=match):
+        Batches(streams, **(defaults | options))
+
+
+def test_evaluation_windows_are_in_order_and_do_not_overlap():
+    found = list(windows(corpus(25, 9, 12), length=10))
+    assert [w.tolist() for w in found] == [
+        list(range(10)),
+        list(range(10, 20)),
+        list(range(200_000, 200_010)),
+    ]
+    assert found[0].dtype == torch.int64
+
+
+def test_evaluation_windows_are_shared_among_sources():
+    found = [int(w[0]) for w in windows(corpus(80, 40), length=10, count=3)]
+    assert found == [0, 10, 100_000]
+    assert len(list(windows(corpus(80, 40), length=10, count=99))) == 12
+
+
+def test_no_evaluation_window_is_an_error_at_the_call():
+    with pytest.raises(ClearheadError, match="holds 14 tokens, in no source enough for one window"):
+        windows(corpus(9, 5), length=10)
+    with pytest.raises(ClearheadError, match="both are at least 1"):
+        windows(corpus(9, 5), length=2, count=0)
+
+
+@given(st.integers(0, 2000), st.lists(st.floats(0.01, 1e6), min_size=1, max_size=8))
+def test_apportion(seats, weights):
+    shares = apportion(seats, weights)
+    assert sum(shares) == seats
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share - seats * weight / sum(weights)) <= 1 + 1e-9

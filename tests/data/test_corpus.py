@@ -1,0 +1,340 @@
+"""Split, tokens, reuse, and what an interruption or damage leaves."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from clearhead.data import preparation, prepare, shards, tokenizer
+from clearhead.errors import ClearheadError
+
+
+def documents(corpus, split):
+    """The texts of a split."""
+    found = []
+    for stream in corpus.split(split):
+        for ids in np.split(stream.tokens, stream.starts[1:]):
+            assert ids[0] == corpus.tokenizer.bos_token_id
+            assert ids[-1] == corpus.tokenizer.eos_token_id
+            found.append(corpus.tokenizer.decode(ids[1:-1].tolist()))
+    return found
+
+
+def build(root):
+    """The one published build under a cache."""
+    (folder,) = (path for path in (root / "corpora").iterdir() if path.name[0] != ".")
+    return folder
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Counts the texts that are tokenised."""
+    counts = []
+    original = tokenizer.Encoder.encode
+
+    def counted(self, texts):
+        counts.append(len(texts))
+        return original(self, texts)
+
+    monkeypatch.setattr(tokenizer.Encoder, "encode", counted)
+    return counts
+
+
+def test_every_document_is_on_one_side_as_it_was_written(folder, configure):
+    (folder / "special.txt").write_text("it says <|end|> and\r\n naïve \U0001f600\n")
+    corpus = prepare(configure(folder))
+    train, validation = documents(corpus, "train"), documents(corpus, "validation")
+    written = [path.read_bytes().decode() for path in folder.iterdir()]
+    assert sorted(train + validation) == sorted(written)
+    assert train
+    assert validation
+    with pytest.raises(ClearheadError, match="unknown split 'valid'"):
+        corpus.split("valid")
+
+
+def test_equal_documents_are_on_the_same_side(folder, configure, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    for number in range(5):
+        shutil.copy(folder / f"{number:02}.txt", folder / f"copy{number}.txt")
+    corpus = prepare(configure(folder, other))
+    train, validation = documents(corpus, "train"), documents(corpus, "validation")
+    assert len(train) + len(validation) == 65
+    assert not set(train) & set(validation)
+
+
+def test_adding_documents_moves_none(folder, configure, lines):
+    before = set(documents(prepare(configure(folder)), "validation"))
+    for number in range(100, 140):
+        (folder / f"{number}.txt").write_text(lines(number))
+    after = prepare(configure(folder))
+    assert before <= set(documents(after, "validation"))
+    assert 4 <= len(documents(after, "validation")) <= 26  # of 70, a share of 0.2
+
+
+def test_the_smallest_corpus_has_two_sides(tmp_path, configure):
+    root = tmp_path / "two"
+    root.mkdir()
+    for name in ("one", "two"):
+        (root / f"{name}.txt").write_text(name)
+    for share in (0.0001, 0.9999):
+        corpus = prepare(configure(root, validation=share))
+        assert [len(documents(corpus, split)) for split in ("train", "validation")] == [1, 1]
+    (root / "two.txt").write_text("one")
+    with pytest.raises(ClearheadError, match=r"too small to split, 2 document\(s\) and all alike"):
+        prepare(configure(root))
+
+
+def test_one_text_file_is_split_by_pieces(tmp_path, configure, lines):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(lines(number) for number in range(20)))
+    corpus = prepare(configure(path))
+    assert len(documents(corpus, "train")) > 3
+    assert documents(corpus, "validation")
+    assert f"pieces that count as documents: {path}" in corpus.describe()["packing"]
+
+
+@pytest.mark.parametrize("content", ["", "  \n\n "])
+def test_no_text(tmp_path, configure, content):
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    with pytest.raises(ClearheadError, match=r"holds no text \(1 empty\)"):
+        prepare(configure(path))
+
+
+def test_description_is_json_and_names_only_what_the_user_named(folder, configure, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    corpus = prepare(configure("texts@2", "texts@1"))
+    told = json.loads(json.dumps(corpus.describe()))
+    assert str(folder.parent) not in json.dumps(told)
+    assert [(s["spec"], s["weight"]) for s in told["sources"]] == [("texts", 2.0), ("texts", 1.0)]
+    assert told["documents"] == 60
+    assert told["fingerprint"] == corpus.fingerprint
+    for split in ("train", "validation"):
+        assert told["tokens"][split] == sum(map(len, corpus.split(split)))
+        assert told["sources"][0][split]["documents"] == len(corpus.split(split)[0].starts)
+
+
+def test_second_time_tokenises_nothing(folder, configure, encoded, monkeypatch):
+    said = []
+    first = prepare(configure(folder))
+    assert sum(encoded) == 30
+    os.utime(folder / "00.txt", (0, 0))
+    monkeypatch.setattr(tokenizer, "train", None)
+    second = prepare(configure(folder), progress=said.append)
+    assert sum(encoded) == 30
+    assert "reusing the tokens" in said[-1]
+    assert first.fingerprint == second.fingerprint
+    assert isinstance(second.split("train")[0].tokens, np.memmap)
+    assert first.split("train")[0].tokens.tolist() == second.split("train")[0].tokens.tolist()
+
+
+def test_other_content_or_options_are_another_build(folder, configure, encoded):
+    seen = {prepare(configure(folder)).fingerprint}
+    for options in ({"vocabulary": 270}, {"validation": 0.5}, {"limit": 5000}):
+        seen.add(prepare(configure(folder, **options)).fingerprint)
+    path = folder / "00.txt"
+    text = path.read_text()
+    path.write_text(text.replace("alpha", "alphb", 1))  # of the same length
+    seen.add(prepare(configure(folder)).fingerprint)
+    assert len(seen) == 5
+    path.write_text(text)
+    count = len(encoded)
+    weighted = prepare(configure(f"{folder}@1"))
+    assert weighted.fingerprint not in seen
+    assert len(encoded) == count  # weights need no other tokens
+
+
+def test_same_bytes_in_another_process(folder, configure):
+    config = configure(folder)
+    script = (
+        "from pathlib import Path; from clearhead.data import DataConfig, prepare; "
+        f"print(prepare(DataConfig(data=({str(folder)!r},), vocabulary=280, validation=0.2, "
+        f"cache=Path({str(config.cache) + '2'!r}))).fingerprint)"
+    )
+    corpus = prepare(config)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == corpus.fingerprint
+    here, there = (build(path) for path in (config.cache, config.cache.parent / "cache2"))
+    names = {path.relative_to(here) for path in here.rglob("*") if path.is_file()}
+    for name in names:
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+
+
+def test_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
+    config = configure(folder)
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    calls = []
+
+    def fails(self, texts, original=tokenizer.Encoder.encode):
+        calls.append(texts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer.Encoder, "encode", fails)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    assert list((config.cache / "corpora").iterdir()) == []
+    assert prepare(config).describe()["documents"] == 30
+
+
+def test_full_disk_is_one_line(folder, configure, monkeypatch):
+    config = configure(folder)
+
+    def full(self, ids):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.ShardWriter, "write", full)
+    with pytest.raises(ClearheadError, match="No space left on device; nothing unfinished is kept"):
+        prepare(config)
+    assert list((config.cache / "corpora").iterdir()) == []
+
+
+def truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 2)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, os.unlink])
+@pytest.mark.parametrize(
+    "name", ["0.train.tokens", "0.validation.starts", "corpus.json", "tokenizer/tokenizer.json"]
+)
+def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
+    config = configure(folder)
+    before = prepare(config).split("train")[0].tokens.tolist()
+    damage(build(config.cache) / name)
+    said = []
+    after = prepare(config, progress=said.append)
+    assert any("are damaged (" in line for line in said)
+    assert sum(encoded) == 60
+    assert after.split("train")[0].tokens.tolist() == before
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
+    prepare(config)
+    assert sum(encoded) == 60
+
+
+def test_two_builds_at_once(folder, configure):
+    config = configure(folder)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        results = pool.map(_digest, [config, config], chunksize=1)
+    assert results[0] == results[1] == _digest(config)
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
+
+
+def _digest(config):
+    corpus = prepare(config)
+    return hashlib.sha256(corpus.split("train")[0].tokens.tobytes()).hexdigest()
+
+
+def test_slower_build_yields_to_the_published_one(folder, configure, monkeypatch):
+    config = configure(folder)
+    original = shards.publish
+
+    def late(mine, target):
+        shutil.copytree(mine, target)
+        (target / "first").touch()
+        original(mine, target)
+
+    monkeypatch.setattr(shards, "publish", late)
+    corpus = prepare(config)
+    assert (build(config.cache) / "first").exists()
+    assert len(documents(corpus, "train")) > 1  # mapped from a folder that is gone
+
+
+def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
+    def train(texts, vocabulary, original=tokenizer.train):
+        (folder / "00.txt").write_text("other")
+        return original(texts, vocabulary)
+
+    monkeypatch.setattr(tokenizer, "train", train)
+    with pytest.raises(ClearheadError, match="changed while it was read"):
+        prepare(configure(folder))
+
+
+def test_only_abandoned_builds_are_swept(tmp_path):
+    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
+    old.mkdir()
+    new.mkdir()
+    os.utime(old, (time.time() - 1e6,) * 2)
+    os.utime(new, (time.time() - 1e6,) * 2)
+    (new / "0.train.tokens").touch()
+    os.utime(new, (time.time() - 1e6,) * 2)
+    with shards.building(tmp_path):
+        assert not old.exists()
+        assert new.exists()
+
+
+def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypatch, lines):
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
+    monkeypatch.setattr(preparation, "_PIECE_CHARACTERS", 3000)
+    path = tmp_path / "rows.jsonl"
+    long = "".join(lines(number) for number in range(20))
+    rows = [long, "short", *(lines(number) for number in range(100, 130)), "x" * 20_000]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    sizes = []
+
+    def measured(self, texts, original=tokenizer.Encoder.encode):
+        sizes.append(sum(map(len, texts)))
+        return original(self, texts)
+
+    monkeypatch.setattr(tokenizer.Encoder, "encode", measured)
+    corpus = prepare(configure(path))
+    assert max(sizes) <= 5000
+    assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(rows)
+
+
+def test_standard_library_end_to_end(configure):
+    corpus = prepare(configure("python-stdlib", limit=300_000, vocabulary=512))
+    told = corpus.describe()
+    assert told["bytes"] >= 300_000
+    assert told["tokens"]["train"] > 20_000
+    assert corpus.vocabulary_size == 512
+
+
+def test_mixed_formats_in_a_mix(folder, configure, tmp_path):
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(20)))
+    corpus = prepare(configure(folder, path))
+    assert [len(s) > 0 for s in corpus.split("train")] == [True, True]
+    assert [s.spec for s in corpus.split("train")] == [str(folder), str(path)]
+
+
+def test_cache_folder_by_default(monkeypatch, tmp_path):
+    from clearhead.data import DataConfig
+
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "here"))
+    assert DataConfig().cache_folder == tmp_path / "here"
+    monkeypatch.delenv("CLEARHEAD_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert DataConfig().cache_folder == tmp_path / ".cache" / "clearhead"
+
+
+def test_nothing_heavy_at_import():
+    script = (
+        "import sys, clearhead.data; "
+        "print({'datasets', 'tokenizers', 'pyarrow', 'transformers'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,211 @@
+"""From the words of a user to documents, and every way in which that fails."""
+
+import gzip
+import io
+import json
+import re
+from collections import Counter
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from clearhead.data import DataConfig
+from clearhead.data.readers import cut_stream
+from clearhead.data.sources import find, parse
+from clearhead.errors import ClearheadError
+
+
+def texts(*data, **options):
+    """All texts of all sources, and what was skipped."""
+    skipped = Counter()
+    config = DataConfig(data=tuple(map(str, data)), **options)
+    found = [d.text for s in find(config, lambda line: None) for d in s.documents(skipped)]
+    return found, dict(skipped)
+
+
+def refuses(match, *data, **options):
+    with pytest.raises(ClearheadError, match=match) as caught:
+        texts(*data, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_weight_is_after_the_last_at(tmp_path):
+    assert parse("python-stdlib") == ("python-stdlib", None)
+    assert parse("python-stdlib@0.25") == ("python-stdlib", 0.25)
+    assert parse("hf:a/b:c#d@2") == ("hf:a/b:c#d", 2.0)
+    path = tmp_path / "me@home.txt"
+    path.write_text("hello")
+    assert parse(str(path)) == (str(path), None)
+    assert parse(f"{path}@3") == (str(path), 3.0)
+
+
+@pytest.mark.parametrize("weight", ["much", "0", "-1", "nan", "inf", ""])
+def test_bad_weight(weight):
+    refuses(r"weight after '@' is .*; give a number above 0", f"python-stdlib@{weight}")
+
+
+@pytest.mark.parametrize("word", ["", " ", "@1"])
+def test_no_source_named(word):
+    refuses("names no source", word)
+
+
+def test_all_weights_or_none(folder):
+    refuses("'python-stdlib' has no weight while others have one", f"{folder}@1", "python-stdlib")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"data": "python-stdlib"}, "give a tuple"),
+        ({"data": ()}, "give a tuple"),
+        ({"validation": 0.0}, "between 0 and 1"),
+        ({"validation": 1.0}, "between 0 and 1"),
+        ({"limit": 0}, "number of bytes above 0"),
+    ],
+)
+def test_config_is_checked(options, match):
+    with pytest.raises(ClearheadError, match=match):
+        DataConfig(**options)
+
+
+def test_missing_path_and_near_miss(tmp_path):
+    refuses("no such file or folder; give an existing path", tmp_path / "nowhere.txt")
+    refuses(r"did you mean python-stdlib\?", "python-stdlbi")
+
+
+def test_folder_without_usable_files(tmp_path):
+    (tmp_path / "image.png").write_bytes(b"x")
+    refuses(r"nothing in this folder is a \.txt", tmp_path)
+
+
+def test_unknown_kind_of_file(tmp_path):
+    path = tmp_path / "table.xlsx"
+    path.write_bytes(b"x")
+    refuses("cannot read this kind of file", path)
+
+
+def test_folder_is_read_in_the_order_of_names(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "x.txt").write_text("hidden")
+    (tmp_path / "b" / "z.md").write_text("three")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "c.jsonl").write_text('{"text": "four"}\n\n{"text": "five"}\n')
+    (tmp_path / "b" / "y.py").write_text("two = 2")
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
+        file.write('{"text": "six"}\n')
+    with gzip.open(tmp_path / "e.txt.gz", "wt") as file:
+        file.write("seven")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["eight", None, "nine"], "other": [1, 2, 3]}), tmp_path / "f.parquet"
+    )
+    found, skipped = texts(tmp_path)
+    assert found == ["one", "two = 2", "three", "four", "five", "six", "seven", "eight", "nine"]
+    assert skipped == {"empty": 1}
+
+
+def test_named_binary_file_is_an_error_with_its_offset(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x\n" * 3000 + b"\0")
+    refuses("NUL byte at offset 6000", path)
+    path.write_bytes(b"x\n" * 3000 + b"abc\xe9 xyz")
+    refuses("byte 0xe9 at offset 6003 is not UTF-8", path)
+
+
+def test_binary_file_in_a_folder_is_skipped_and_counted(folder):
+    (folder / "bad.txt").write_bytes(b"\xff\xfe\0")
+    (folder / "empty.txt").write_bytes(b"")
+    found, skipped = texts(folder)
+    assert len(found) == 30
+    assert skipped == {"undecodable": 1, "empty": 1}
+
+
+def test_line_that_is_not_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x"}\n{"text": \n')
+    refuses(r"a\.jsonl, line 2: not JSON", path)
+    path.write_text('{"text": "x"}\n[1]\n')
+    refuses("line 2: expected a JSON object, found a list", path)
+    path.write_bytes(b'{"text": "x"}\n{"text": "\xff"}\n')
+    refuses("line 2: byte 10 of it is not UTF-8", path)
+    path.write_text('{"text": 3}\n')
+    refuses("line 1: field 'text' holds a int, not a string", path)
+
+
+def test_missing_text_field_names_the_fields_there_are(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x", "title": "y"}\n')
+    refuses("line 1: no field 'text', it has 'body', 'title'", path)
+    assert texts(path, text_field="body")[0] == ["x"]
+    table = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), table)
+    refuses("no field 'text', it has 'body'", table)
+    assert texts(table, text_field="body")[0] == ["x"]
+
+
+def test_damaged_containers(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
+    for data in (b"plain", whole[:-10]):
+        path.write_bytes(data)
+        refuses("not a whole gzip file", path)
+    table = tmp_path / "a.parquet"
+    table.write_bytes(b"PAR1 but not really")
+    refuses(r"not a whole \.parquet file", table)
+
+
+def test_lone_surrogate_becomes_the_replacement_character(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a\ud800b\U0001f600"}))
+    assert texts(path)[0] == ["a\ufffdb\U0001f600"]
+
+
+def test_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfhello")
+    assert texts(path)[0] == ["hello"]
+
+
+def test_named_text_file_is_cut_at_line_ends(tmp_path):
+    text = "".join(f"line {number} é\n" for number in range(3000))
+    path = tmp_path / "a.txt"
+    path.write_text(text, encoding="utf-8")
+    pieces = texts(path)[0]
+    assert "".join(pieces) == text
+    assert len(pieces) > 20
+    assert all(piece.endswith("\n") for piece in pieces)
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    assert texts(tmp_path / "a.txt.gz")[0] == pieces
+
+
+@pytest.mark.parametrize("text", ["é" * 500, "\n" * 50, "ab\n" + "\U0001f600" * 90 + "\nend"])
+@pytest.mark.parametrize("size", [4, 5, 7, 64])
+def test_cut_loses_nothing_and_splits_no_character(text, size):
+    pieces = list(cut_stream(io.BytesIO(text.encode()), size))
+    assert "".join(piece.decode() for piece in pieces) == text
+    assert all(0 < len(piece) <= size for piece in pieces)
+
+
+def test_limit_stops_a_source(folder):
+    size = (folder / "00.txt").stat().st_size
+    assert len(texts(folder, limit=size)[0]) == 1
+    assert len(texts(folder, limit=size + 1)[0]) == 2
+
+
+def test_standard_library():
+    found, _ = texts("python-stdlib", limit=200_000)
+    assert sum(len(text.encode()) for text in found) >= 200_000
+    (source,) = find(DataConfig(), lambda line: None)
+    origins = [file.origin for file in source.files]
+    assert "json/decoder.py" in origins
+    assert origins == sorted(origins)
+    assert not [o for o in origins if re.search("(site|dist)-packages/", o)]
+
+
+def test_packages_are_the_library_and_more():
+    (library,) = find(DataConfig(), lambda line: None)
+    (packages,) = find(DataConfig(data=("python-packages",)), lambda line: None)
+    assert packages.files[: len(library.files)] == library.files
+    assert "torch/__init__.py" in {file.origin for file in packages.files[len(library.files) :]}

@@ -1,0 +1,145 @@
+"""Our tokenizer, others' tokenizers, and the ids of a document."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from clearhead.data import BEGIN, END, PAD, prepare
+from clearhead.data.sources import find
+from clearhead.data.survey import sample, survey
+from clearhead.data.tokenizer import Encoder, cut, load, train
+from clearhead.errors import ClearheadError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(lines):
+    return train([lines(seed) for seed in range(20)], 280)
+
+
+def test_specials_and_size(tokenizer):
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (BEGIN, END, PAD)
+    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
+    assert len(tokenizer) == 280
+    assert set(tokenizer("alpha")) == {"input_ids", "attention_mask"}
+
+
+def test_any_text_survives(tokenizer):
+    text = "naïve 漢字 \U0001f600\t\r\n  x\0" + END
+    assert tokenizer.decode(Encoder(tokenizer).encode([text])[0].tolist()) == text
+
+
+def test_text_never_becomes_a_special_token(tokenizer):
+    text = f"before {BEGIN}{END}{PAD} after"
+    (ids,) = Encoder(tokenizer).encode([text])
+    assert not np.isin(ids, tokenizer.all_special_ids).any()
+    # … while a prompt, for which the caller answers, may hold them.
+    assert tokenizer.bos_token_id in tokenizer(text)["input_ids"]
+
+
+def test_training_is_deterministic_to_the_byte(tokenizer, lines):
+    again = train([lines(seed) for seed in range(20)], 280)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def test_smallest_vocabulary():
+    with pytest.raises(ClearheadError, match=r"vocabulary is 258: .* at least 259"):
+        train(["x"], 258)
+    assert len(train(["x"], 259)) == 259
+
+
+def test_saved_with_a_model_and_loaded_by_transformers(tokenizer, lines, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    text = lines(99)
+    assert again(text) == tokenizer(text)
+    assert again.eos_token_id == tokenizer.eos_token_id
+    assert again.padding_side == "left"
+
+
+def test_existing_tokenizer_by_folder(folder, configure, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "mine")
+    corpus = prepare(configure(folder, tokenizer=str(tmp_path / "mine")))
+    first = corpus.split("train")[0]
+    assert corpus.vocabulary_size == 280
+    assert first.tokens[0] == tokenizer.bos_token_id
+    assert corpus.describe()["tokenizer"]["name"] == str(tmp_path / "mine")
+
+
+def test_existing_tokenizer_without_begin(folder, configure, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "mine", legacy_format=False)
+    plain = load(str(tmp_path / "mine"))
+    plain.bos_token = None
+    plain.save_pretrained(tmp_path / "plain")
+    corpus = prepare(configure(folder, tokenizer=str(tmp_path / "plain")))
+    stream = corpus.split("train")[0]
+    assert not np.isin(tokenizer.bos_token_id, stream.tokens)
+    assert (stream.tokens[stream.starts[1:] - 1] == tokenizer.eos_token_id).all()
+    assert "no begin token" in corpus.describe()["packing"]
+
+
+def test_unfit_existing_tokenizers(tokenizer, tmp_path):
+    with pytest.raises(ClearheadError, match="neither a folder nor a hub name"):
+        load(str(tmp_path / "nothing"))
+    plain = train(["x"], 259)
+    plain.eos_token = None
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ClearheadError, match="has no end token"):
+        load(str(tmp_path / "plain"))
+
+
+def test_truncation_and_post_processing_of_a_tokenizer_are_off(tokenizer, lines):
+    from tokenizers.processors import TemplateProcessing
+
+    other = train([lines(seed) for seed in range(20)], 280)
+    other.backend_tokenizer.enable_truncation(4)
+    other.backend_tokenizer.enable_padding(length=9)
+    other.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, other.bos_token_id)]
+    )
+    assert (
+        Encoder(other).encode([lines(1)])[0].tolist()
+        == Encoder(tokenizer).encode([lines(1)])[0].tolist()
+    )
+
+
+def test_wide_ids_for_wide_vocabularies(tokenizer, lines):
+    wide = train([lines(1)], 280)
+    wide.add_tokens([f"extra{number}" for number in range(1 << 16)])
+    assert Encoder(tokenizer).dtype == np.uint16
+    assert Encoder(wide).dtype == np.uint32
+
+
+def test_cut_is_at_line_ends_where_there_are_any():
+    assert list(cut("ab\ncd\nefghijk", 4)) == ["ab\n", "cd\n", "efgh", "ijk"]
+    assert list(cut("", 4)) == [""]
+    assert list(cut("abcd", 4)) == ["abcd"]
+
+
+def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, configure, lines):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(200):
+            text = f"{name}{number} held\n" + lines(number) * 2
+            (tmp_path / name / f"{number:03}.txt").write_text(text)
+    config = configure(tmp_path / "a", tmp_path / "b")
+    sources = find(config, lambda line: None)
+    found = survey(sources, 0.2, lambda line: None)
+    monkeypatch.setattr("clearhead.data.survey.SAMPLE_BYTES", found.size // 4)
+    taken = list(sample(sources, found))
+    assert taken == list(sample(sources, found))
+    assert 0.1 * found.size < sum(map(len, taken)) < 0.3 * found.size
+    names = [text.split(maxsplit=1)[0] for text in taken]
+    for name, half in itertools.product("ab", (range(100), range(100, 200))):
+        assert sum(label in {f"{name}{number}" for number in half} for label in names) >= 8
+    held_out = {
+        document.text.split(maxsplit=1)[0]
+        for source in sources
+        for document in source.documents(Counter())
+        if found.held_out(document)
+    }
+    assert held_out
+    assert not held_out & set(names)

@@ -1,0 +1,261 @@
+"""The model against transformers' own, its cache against the full forward, its loss by hand."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import PRESETS
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+
+
+def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
+    # A wide initialisation, so that attention is far from uniform.
+    return ClearheadForCausalLM(preset(name, **SHAPE, initializer_range=0.3, **overrides)).eval()
+
+
+def _ids(batch: int = 2, length: int = 13) -> Tensor:
+    return torch.randint(0, 61, (batch, length))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_transformer_is_llama(groups):
+    ours = _model("transformer", num_key_value_heads=groups)
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            **SHAPE, num_key_value_heads=groups, tie_word_embeddings=True, rms_norm_eps=1e-5
+        )
+    ).eval()
+    theirs.load_state_dict(ours.state_dict())
+    ids = _ids()
+    a, b = ours(ids, labels=ids), theirs(ids, labels=ids)
+    assert torch.allclose(a.logits, b.logits, atol=2e-5)
+    assert torch.allclose(a.loss, b.loss, atol=1e-5)
+    ours.train()
+    ours(ids, labels=ids).loss.backward()
+    b.loss.backward()
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-5), name
+
+
+def test_gpt2_is_gpt2():
+    ours = _model("gpt2")
+    theirs = GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=48)
+    ).eval()
+    state = {
+        "transformer.wte.weight": ours.model.embed_tokens.weight,
+        "transformer.wpe.weight": ours.model.position.weight.weight,
+        "lm_head.weight": ours.lm_head.weight,
+    }
+    for part in ("weight", "bias"):
+        state[f"transformer.ln_f.{part}"] = getattr(ours.model.norm, part)
+        for i, layer in enumerate(ours.model.layers):
+            at = f"transformer.h.{i}"
+            state[f"{at}.ln_1.{part}"] = getattr(layer.input_layernorm, part)
+            state[f"{at}.ln_2.{part}"] = getattr(layer.post_attention_layernorm, part)
+            attention = layer.self_attn
+            joined = [attention.q_proj, attention.k_proj, attention.v_proj]
+            state[f"{at}.attn.c_attn.{part}"] = torch.cat([getattr(x, part) for x in joined]).T
+            state[f"{at}.attn.c_proj.{part}"] = getattr(attention.o_proj, part).T
+            state[f"{at}.mlp.c_fc.{part}"] = getattr(layer.mlp.up_proj, part).T
+            state[f"{at}.mlp.c_proj.{part}"] = getattr(layer.mlp.down_proj, part).T
+    theirs.load_state_dict(state)
+    ids = _ids()
+    assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=2e-5)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_differential_is_diffllama(groups):
+    """transformers pairs halves (i, i + H/2), we pair neighbours: permute the heads."""
+    ours = _model("differential", num_key_value_heads=groups)
+    theirs = DiffLlamaForCausalLM(
+        DiffLlamaConfig(
+            **SHAPE, num_key_value_heads=groups, tie_word_embeddings=True, rms_norm_eps=1e-5
+        )
+    ).eval()
+    state = {}
+    for name, value in ours.state_dict().items():
+        if "maps.lambda" in name:
+            state[name.replace("maps.", "")] = value
+        elif any(part in name for part in ("q_proj", "k_proj", "v_proj")):
+            heads = value.view(-1, 2, 8, 32)  # pairs, map, channel
+            state[name] = heads.transpose(0, 1).reshape(value.shape)
+        elif "norm_weight" not in name:  # theirs has no gain, and ours starts at 1
+            state[name] = value
+    theirs.load_state_dict(state)
+    ids = _ids()
+    assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_eager_is_the_oracle_of_sdpa(name):
+    model, ids = _model(name), _ids()
+    fast = model(ids).logits
+    model.set_attn_implementation("eager")
+    assert torch.allclose(model(ids).logits, fast, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_cached_decoding_is_the_full_forward(name):
+    model, ids = _model(name), _ids(length=11)
+    whole = model(ids, use_cache=False).logits
+    first = model(ids[:, :5], use_cache=True)
+    chunk = model(ids[:, 5:8], past_key_values=first.past_key_values)
+    rows = [first.logits, chunk.logits]
+    for at in range(8, 11):
+        rows.append(model(ids[:, at : at + 1], past_key_values=first.past_key_values).logits)
+    assert torch.allclose(torch.cat(rows, 1), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(name, side):
+    model, ids = _model(name), _ids(batch=1, length=9)
+    padding = _ids(batch=1, length=4)
+    mask = torch.ones(1, 13, dtype=torch.long)
+    if side == "left":
+        padded, kept = torch.cat([padding, ids], 1), slice(4, None)
+        mask[:, :4] = 0
+    else:
+        padded, kept = torch.cat([ids, padding], 1), slice(0, 9)
+        mask[:, 9:] = 0
+    logits = model(padded, attention_mask=mask).logits[:, kept]
+    assert torch.allclose(logits, model(ids).logits, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_generation_of_an_uneven_batch_is_generation_one_by_one(name):
+    model = _model(name)
+    long, short = _ids(1, 9), _ids(1, 5)
+    batch = torch.cat([long, torch.cat([torch.zeros(1, 4, dtype=torch.long), short], 1)])
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, :4] = 0
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    together = model.generate(batch, attention_mask=mask, **options)[:, 9:]
+    for row, ids in ((0, long), (1, short)):
+        alone = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert together[row].tolist() == alone[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_packed_documents_do_not_see_each_other(name):
+    model, first, second = _model(name), _ids(1, 6), _ids(1, 7)
+    positions = torch.tensor([[*range(6), *range(7)]])
+    documents = torch.tensor([[0] * 6 + [1] * 7])
+    packed = model(torch.cat([first, second], 1), position_ids=positions, document_ids=documents)
+    alone = torch.cat([model(first).logits, model(second).logits], 1)
+    assert torch.allclose(packed.logits, alone, atol=2e-5)
+
+
+def test_loss_counts_tokens_as_asked():
+    model, ids = _model("transformer"), _ids()
+    labels = ids.clone()
+    labels[:, :4] = -100
+    out = model(ids, labels=labels)
+    logits, target = out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    want = torch.nn.functional.cross_entropy(logits, target, ignore_index=-100)
+    assert torch.allclose(out.loss, want, atol=1e-5)
+    total = model(ids, labels=labels, num_items_in_batch=100).loss
+    assert torch.allclose(total, want * (target != -100).sum() / 100, atol=1e-5)
+    model.train()
+    trained = model(ids, labels=labels)
+    assert trained.logits is None
+    assert torch.allclose(trained.loss, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_parameter_receives_a_gradient(name):
+    model, ids = _model(name).train(), _ids()
+    model(ids, labels=ids).loss.backward()
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith("k_proj.bias"):
+            continue  # the same for every key of a row: softmax does not see it
+        assert p.grad is not None, parameter_name
+        assert p.grad.isfinite().all(), parameter_name
+        assert p.grad.abs().max() > 0, parameter_name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_gradient_checkpointing_changes_nothing(name):
+    model, ids = _model(name).train(), _ids()
+    plain = torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    model.gradient_checkpointing_enable()
+    again = torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("name", "heads"), [("transformer", 4), ("differential", 2)])
+def test_output_attentions_are_what_multiplies_the_values(name, heads):
+    model, ids = _model(name), _ids()
+    with pytest.raises(ClearheadError, match="attn_implementation='eager'"):
+        model(ids, output_attentions=True)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True, output_hidden_states=True)
+    assert [tuple(a.shape) for a in out.attentions] == [(2, heads, 13, 13)] * 2
+    sums = out.attentions[0].sum(-1)
+    lam = model.model.layers[0].self_attn.maps
+    want = 1 - lam.weight_of_second_map() if name == "differential" else torch.tensor(1.0)
+    assert torch.allclose(sums, want.expand_as(sums), atol=1e-5)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[-1] @ model.lm_head.weight.T, out.logits)
+
+
+def test_initialisation_is_the_stated_policy():
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(preset("differential", "tiny"))
+    spread = {name: p.std().item() for name, p in model.named_parameters() if p.numel() > 1}
+    for name, p in model.named_parameters():
+        if "lambda" in name:
+            continue
+        if "norm" in name:
+            assert (p == 1).all(), name
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            assert abs(spread[name] / (0.02 / 8**0.5) - 1) < 0.03, name
+        else:
+            assert abs(spread[name] / 0.02 - 1) < 0.03, name
+    lambdas = torch.cat([p for name, p in model.named_parameters() if "lambda" in name])
+    assert abs(lambdas.std() / 0.1 - 1) < 0.15
+    inits = [layer.self_attn.maps.lambda_init for layer in model.model.layers]
+    assert inits == pytest.approx([0.2, 0.3555, 0.4707, 0.5561], abs=1e-4)
+    gpt2 = ClearheadForCausalLM(preset("gpt2", "tiny"))
+    assert all((p == 0).all() for name, p in gpt2.named_parameters() if name.endswith("bias"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_mask": torch.ones(2, 5)}, "attention_mask must be"),
+        ({"inputs_embeds": torch.ones(2, 13, 32)}, "either input_ids or inputs_embeds"),
+    ],
+)
+def test_misfits_are_refused(arguments, message):
+    with pytest.raises(ClearheadError, match=message):
+        _model("transformer")(_ids(), **arguments)
+
+
+def test_learned_positions_end():
+    with pytest.raises(ClearheadError, match="64 learned positions"):
+        _model("gpt2")(_ids(length=65))
+
+
+def test_flash_attention_is_refused():
+    with pytest.raises(ValueError, match="not support Flash Attention"):
+        _model("transformer").set_attn_implementation("flash_attention_2")

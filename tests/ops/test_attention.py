@@ -1,0 +1,218 @@
+"""`ops.attend` against the float64 oracle: outputs and every gradient, on both of its kernels."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.ops import attend, oracles, stock, tiles
+
+KERNELS = {"stock": stock, "tiles": tiles}
+# Bounds on the error relative to the largest entry: the rounding of the inputs' dtype, a few times.
+BOUND = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def _inputs(
+    *,
+    heads: int = 4,
+    groups: int = 2,
+    queries: int = 9,
+    keys: int | None = None,
+    width: int = 8,
+    value: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    spread: float = 1.0,
+) -> list[Tensor]:
+    keys = keys or queries
+    q = torch.randn(2, heads, queries, width) * spread
+    k = torch.randn(2, groups, keys, width)
+    v = torch.randn(2, groups, keys, value or width)
+    return [x.to(dtype).requires_grad_() for x in (q, k, v)]
+
+
+def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    monkeypatch.setattr("clearhead.ops.attention._kernel", lambda *_: KERNELS[kernel])
+
+
+def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:
+    dtype = inputs[0].dtype
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    exact_sink = sink
+    if isinstance(sink, Tensor):
+        inputs = [*inputs, sink]
+        exact_sink = sink.detach().double().requires_grad_()
+        exact.append(exact_sink)
+    got = attend(*inputs[:3], sink=sink, **options)
+    want = oracles.attend(*exact[:3], sink=exact_sink, **options)
+    grad = torch.randn(want.shape)
+    found = [got, *torch.autograd.grad(got, inputs, grad.to(got.dtype))]
+    expected = [want, *torch.autograd.grad(want, exact, grad.to(got.dtype).double())]
+    assert got.dtype == dtype
+    for name, a, b in zip(("o", "dq", "dk", "dv", "dsink"), found, expected, strict=False):
+        error = (a.double() - b).abs().max() / b.abs().max().clamp_min(1e-3)
+        assert error < BOUND[dtype], f"{name}: {error:.2e}"
+
+
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("length", [1, 7, 63, 129, 257])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_matches_oracle(kernel, sink, causal, length, padded, monkeypatch):
+    _use(monkeypatch, kernel)
+    inputs = _inputs(queries=length)
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True) if sink == "learned" else sink
+    mask = None
+    if padded:
+        mask = torch.ones(2, length, dtype=torch.bool)
+        mask[0, : length // 3] = False  # left padding: its causal rows see no key at all
+        mask[1, length - length // 4 :] = False
+    _compare(inputs, sink, causal=causal, key_mask=mask)
+
+
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
+@pytest.mark.parametrize("spread", [0.3, 8.0], ids=["low", "high"])
+def test_matches_oracle_in_each_dtype(kernel, dtype, sink, spread, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(_inputs(queries=131, width=16, dtype=dtype, spread=spread), sink)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+def test_grouped_queries(groups, kernel, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(_inputs(groups=groups, queries=33), 0.0)
+
+
+@pytest.mark.parametrize("value", [3, 16])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_value_width_unlike_key_width(value, groups):
+    _compare(_inputs(groups=groups, queries=37, value=value), 0.0)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 130])
+def test_queries_are_the_last_of_the_keys(queries):
+    _compare(_inputs(queries=queries, keys=queries + 11), 0.0, causal=True)
+
+
+@pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
+def test_segments_see_only_themselves(sink):
+    segments = torch.tensor([[0] * 40 + [1] * 70 + [2] * 23, [0] * 133])
+    mask = torch.arange(133).expand(2, -1) > torch.tensor([[5], [0]])
+    _compare(_inputs(queries=133), sink, segments=segments, key_mask=mask)
+
+
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+def test_softmax1_with_logits_far_below_zero(kernel, monkeypatch):
+    """Where the sink takes nearly all the weight; a kernel that ignores it is off by 1 / e^(−40)."""
+    _use(monkeypatch, kernel)
+    q, k, v = (x.detach() for x in _inputs(groups=4, queries=17))
+    k = -40 * q / q.pow(2).sum(-1, keepdim=True) * q.shape[-1] ** 0.5  # every query's own logit: −40
+    inputs = [q.requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+    _compare(inputs, 0.0)
+    first = attend(*inputs, sink=0.0)[:, :, 0]
+    assert 0 < first.abs().max() < 1e-16
+    assert attend(*inputs)[:, :, 0].abs().max() > 0.1
+
+
+def test_the_shortcut_through_lse_would_be_caught():
+    """Differentiating o · sigmoid(lse) with a constant lse gives wrong dq and dk: our bound sees it."""
+    q, k, v = _inputs(groups=4, queries=33)
+    o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    grad = torch.randn(o.shape, dtype=o.dtype)
+    wrong = torch.autograd.grad(o * torch.sigmoid(lse)[..., None], (q, k), grad)
+    right = torch.autograd.grad(attend(q, k, v, sink=0.0), (q, k), grad)
+    for a, b in zip(wrong, right, strict=True):
+        assert (a - b).abs().max() / b.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
+def test_a_row_without_keys_is_zero_and_never_nan(kernel, sink, monkeypatch):
+    _use(monkeypatch, kernel)
+    inputs = _inputs(queries=5)
+    mask = torch.tensor([[False] * 5, [True] * 5])
+    out = attend(*inputs, sink=sink, key_mask=mask)
+    assert (out[0] == 0).all()
+    assert out[1].abs().min() > 0
+    for gradient in torch.autograd.grad(out.sum(), inputs):
+        assert gradient.isfinite().all()
+        assert (gradient[0] == 0).all()
+
+
+def test_hidden_keys_with_enormous_logits_do_not_leak():
+    q, k, v = _inputs(groups=4, queries=9, value=12)
+    with torch.no_grad():
+        k[:, :, 0] *= 1e5
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[:, 0] = False
+    _compare([q, k, v], None, key_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_equals_eager(dtype):
+    torch._dynamo.reset()
+    inputs = _inputs(queries=130, width=16, dtype=dtype)
+    got, want = torch.compile(attend, fullgraph=True)(*inputs, sink=0.0), attend(*inputs, sink=0.0)
+    grad = torch.randn_like(want)
+    found = [got, *torch.autograd.grad(got, inputs, grad)]
+    expected = [want, *torch.autograd.grad(want, inputs, grad)]
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() / b.abs().max() < BOUND[dtype]
+
+
+def test_autocast_does_not_round_the_scores():
+    inputs = _inputs(queries=130, width=16, value=20, dtype=torch.float32, spread=8.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _compare(inputs, 0.0)
+
+
+def test_memory_is_linear_in_length(monkeypatch):
+    """No tensor as large as T × T is ever made, forward or backward, by the tiles."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(x, Tensor):
+                    self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+            return out
+
+    _use(monkeypatch, "tiles")
+    length = 1024
+    q, k, v = (
+        torch.randn(1, 1, length, 4, requires_grad=True),
+        torch.randn(1, 1, length, 4, requires_grad=True),
+        torch.randn(1, 1, length, 6, requires_grad=True),
+    )
+    mask = torch.ones(1, length, dtype=torch.bool)
+    with Largest() as largest:
+        attend(q, k, v, key_mask=mask, segments=mask.int()).sum().backward()
+    assert tiles.ROWS * length <= largest.numel < length * length // 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.randn(2, 3, 5, 8)}, "cannot share 3 key heads"),
+        ({"k": torch.randn(2, 4, 5, 6)}, "do not fit"),
+        ({"q": torch.randn(2, 4, 5, 8).half()}, "one floating dtype"),
+        ({"q": torch.randn(2, 4, 6, 8)}, "at least as many keys"),
+        ({"sink": torch.zeros(3)}, "one logit a head"),
+        ({"key_mask": torch.ones(2, 5)}, "key_mask must be bool"),
+        ({"segments": torch.ones(2, 4)}, "segments must be"),
+    ],
+)
+def test_misfits_are_refused_in_one_line(change, message):
+    arguments = {"q": torch.randn(2, 4, 5, 8), "k": torch.randn(2, 4, 5, 8)}
+    arguments["v"] = torch.randn(2, change.get("k", arguments["k"]).shape[1], 5, 8)
+    arguments |= change
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    with pytest.raises(ClearheadError, match=message) as error:
+        attend(q, k, v, **arguments)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,124 @@
+"""Rotary positions, norms, differential attention and the loss against their oracles."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.ops import (
+    differential,
+    linear_cross_entropy,
+    oracles,
+    rms_norm,
+    rotary_table,
+    rotate,
+)
+
+
+def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
+    for index, (a, b) in enumerate(zip(found, expected, strict=True)):
+        error = (a.double() - b.double()).abs().max() / b.abs().max().clamp_min(1e-9)
+        assert error < bound, f"tensor {index}: {error:.2e}"
+
+
+def test_rotation_matches_complex_multiplication():
+    x = torch.randn(2, 3, 7, 10, dtype=torch.float64, requires_grad=True)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 0, 1, 2, 100, 101, 4000]])
+    got = rotate(x, rotary_table(positions, 10, 10_000.0))
+    want = oracles.rotate(x, positions, 10_000.0)
+    grad = torch.randn_like(want)
+    _close(
+        [got, *torch.autograd.grad(got, x, grad)],
+        [want, *torch.autograd.grad(want, x, grad)],
+        2e-4,  # the angles are float32: 4000 radians keep four digits
+    )
+    assert rotate(x.bfloat16(), rotary_table(positions, 10, 1e4)).dtype == torch.bfloat16
+
+
+def test_rotation_depends_on_distance_only():
+    q, k = torch.randn(2, 1, 1, 5, 16, dtype=torch.float64)
+    near, far = torch.arange(5)[None], torch.arange(5)[None] + 37
+    scores = [
+        oracles.rotate(q, at, 1e4) @ oracles.rotate(k, at, 1e4).transpose(-1, -2)
+        for at in (near, far)
+    ]
+    _close([scores[0]], [scores[1]], 1e-12)
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+def test_differential_matches_oracle(groups, sink, affine):
+    q = torch.randn(2, 8, 19, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    lam = torch.tensor(0.37, dtype=torch.float64, requires_grad=True)
+    inputs = [q, k, v, lam]
+    weight = None
+    if affine:
+        weight = torch.randn(12, dtype=torch.float64, requires_grad=True)
+        inputs.append(weight)
+    if sink == "learned":
+        sink = torch.randn(8, dtype=torch.float64, requires_grad=True)
+        inputs.append(sink)
+    mask = torch.arange(19).expand(2, -1) >= torch.tensor([[4], [0]])
+    options = {"norm_weight": weight, "norm_eps": 1e-5, "gain": 0.63, "sink": sink}
+    options |= {"causal": True, "key_mask": mask}
+    got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
+    grad = torch.randn_like(want)
+    _close(
+        [got, *torch.autograd.grad(got, inputs, grad)],
+        [want, *torch.autograd.grad(want, inputs, grad)],
+        1e-10,
+    )
+
+
+def test_differential_keeps_the_difference_in_float32():
+    """λ near 1 and two nearly equal maps: subtracting in bfloat16 would leave rounding noise only."""
+    q = torch.randn(1, 2, 9, 8, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 2, 9, 8, dtype=torch.bfloat16)
+    lam = torch.tensor(0.4)
+    options = {"norm_weight": None, "norm_eps": 1e-5, "gain": 1.0}
+    got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
+    _close([got], [want], 4e-2)
+
+
+@pytest.mark.parametrize("weight", [None, "vector", "scalar"])
+def test_rms_norm(weight):
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    size = {"vector": (7,), "scalar": ()}.get(weight)
+    gain = None if size is None else torch.randn(size, dtype=torch.float64, requires_grad=True)
+    want = x / x.pow(2).mean(-1, keepdim=True).add(1e-5).sqrt() * (1 if gain is None else gain)
+    got = rms_norm(x, gain, 1e-5)
+    inputs, grad = [t for t in (x, gain) if t is not None], torch.randn_like(want)
+    _close(
+        [got, *torch.autograd.grad(got, inputs, grad)],
+        [want, *torch.autograd.grad(want, inputs, grad)],
+        1e-12,
+    )
+    assert rms_norm(torch.full((2, 4), 1e30), None, 1e-5).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rows", [5, 1024, 1500])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+def test_linear_cross_entropy(rows, dtype, bound):
+    x = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    weight = torch.randn(11, 6, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    weight.requires_grad_()
+    target = torch.randint(0, 11, (rows,))
+    target[::3] = -100
+    exact = [x.detach().double().requires_grad_(), weight.detach().to(dtype).double()]
+    exact[1].requires_grad_()
+    got, want = linear_cross_entropy(x, weight, target), oracles.linear_cross_entropy(*exact, target)
+    scale = torch.tensor(0.25)
+    _close(
+        [got, *torch.autograd.grad(got * scale, (x, weight))],
+        [want, *torch.autograd.grad(want * scale, exact)],
+        bound,
+    )
+
+
+def test_linear_cross_entropy_without_gradients_and_without_targets():
+    x, weight = torch.randn(4, 6), torch.randn(11, 6)
+    assert linear_cross_entropy(x, weight, torch.full((4,), -100)) == 0
+    want = oracles.linear_cross_entropy(x, weight, torch.arange(4))
+    assert torch.isclose(linear_cross_entropy(x, weight, torch.arange(4)).double(), want)

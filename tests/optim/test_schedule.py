@@ -1,0 +1,54 @@
+from itertools import pairwise
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import SCHEDULES, learning_rate
+from clearhead.train import TrainConfig
+
+
+def make_config(steps, **overrides):
+    settings = {"sequence_length": 2, "batch_size": 1, "learning_rate": 1.0, "warmup": 0.2}
+    return TrainConfig(tokens=2 * steps, **{**settings, **overrides})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_warms_up_to_the_peak_and_never_rises_again(schedule):
+    config = make_config(50, schedule=schedule)
+    rates = [learning_rate(step, config) for step in range(config.steps)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(rates) == rates[9] == 1.0
+    assert all(later <= earlier for earlier, later in pairwise(rates[9:]))
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1)])
+def test_the_last_step_has_the_final_rate(schedule, last):
+    assert learning_rate(49, make_config(50, schedule=schedule)) == pytest.approx(last)
+
+
+@pytest.mark.parametrize(("schedule", "half"), [("cosine", 0.55), ("linear", 0.55)])
+def test_half_way_through_the_decay(schedule, half):
+    config = make_config(50, schedule=schedule)
+    assert learning_rate(29, config) == pytest.approx(half)
+
+
+def test_cosine_lies_above_linear_at_first_and_below_at_last():
+    cosine, linear = (make_config(50, schedule=name) for name in ("cosine", "linear"))
+    assert learning_rate(15, cosine) > learning_rate(15, linear)
+    assert learning_rate(43, cosine) < learning_rate(43, linear)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_no_warmup_and_nothing_but_warmup(warmup):
+    config = make_config(4, warmup=warmup, schedule="linear", final_learning_rate=0.0)
+    expected = [0.25, 0.5, 0.75, 1.0] if warmup else [0.75, 0.5, 0.25, 0.0]
+    assert [learning_rate(step, config) for step in range(4)] == pytest.approx(expected)
+
+
+def test_a_run_of_one_step_has_a_rate():
+    assert learning_rate(0, make_config(1, final_learning_rate=0.5)) == 0.5
+
+
+def test_an_unknown_schedule_names_the_near_miss():
+    with pytest.raises(ClearheadError, match="did you mean cosine"):
+        make_config(4, schedule="cosin")

@@ -1,0 +1,176 @@
+"""Records that look like those of a real comparison, made from arithmetic."""
+
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.report import append
+
+TEXT = (
+    "def read(path):\n    with open(path) as file:\n        return file.read()\n\n"
+    "class Node:\n    def __init__(self, value, next=None):\n        self.value = value\n"
+)
+MAPS = {"differential": ("map 1", "map 2", "difference")}
+
+
+def write_records(
+    path: Path,
+    *,
+    presets: Sequence[str] = ("transformer", "differential", "softmax1"),
+    seeds: int = 1,
+    label: str = "",
+    steps: int = 60,
+    trained: bool = False,
+    tokens: Sequence[str] = (),
+    attention: bool = True,
+    layers: int = 3,
+    heads: int = 4,
+    size: int = 20,
+    command: str = "clearhead compare --tokens 300000 --seeds 1",
+) -> Path:
+    """Write the records of a comparison; `trained` gives them the defects of a longer run."""
+    shown = list(tokens) or _tokens(TEXT * 4)[:size]
+    for index, preset in enumerate(presets):
+        for seed in range(seeds):
+            source = random.Random(f"{preset} {seed} {label}")
+            run = {"run": f"{preset}/seed{seed}"}
+            header = _header(preset, seed, label, steps, command)
+            for record in (
+                {"kind": "run", **run, **header},
+                *({"kind": "step", **run, **step} for step in _steps(source, index, steps)),
+                *(
+                    {"kind": "measure", **run, **measure}
+                    for measure in _measures(source, preset, index, trained, layers, heads)
+                ),
+            ):
+                append(path, record)
+            if attention and seed == 0:
+                for line in _attention(source, preset, shown, trained, layers, heads):
+                    append(path, {"kind": "attention", **run, **line})
+    return path
+
+
+def _tokens(text: str) -> list[str]:
+    return ["<|begin|>", *re.findall(r" ?[A-Za-z]+| +|\n|.", text)]
+
+
+def _header(preset: str, seed: int, label: str, steps: int, command: str) -> dict[str, Any]:
+    return {
+        "preset": preset,
+        "size": "tiny",
+        "seed": seed,
+        "label": label,
+        "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
+        "train": {"sequence_length": 256, "batch_size": 8, "tokens": steps * 2048},
+        "data": {
+            "sources": {"python-stdlib": 1.0},
+            "documents": {"train": 1_690, "validation": 34},
+            "tokens": {"train": 8_412_331, "validation": 170_402},
+            "fingerprint": "4f1c09b2d7e8",
+        },
+        "parameters": 1_317_248 + 100 * len(preset),
+        "non_embedding_parameters": 792_960 + 100 * len(preset),
+        "versions": {"clearhead": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
+        "device": "CPU, 2 cores, bf16 autocast",
+        "command": command,
+        "date": "2026-09-14T10:12:00+00:00",
+    }
+
+
+def _steps(source: random.Random, index: int, steps: int) -> list[dict[str, Any]]:
+    speed = 1.0 + 0.12 * index
+    return [
+        {
+            "step": step,
+            "tokens": step * 2048,
+            "seconds": step * 0.31 * speed,
+            "loss": 3.1 - 0.05 * index + 5.2 * math.exp(-step / 14) + source.gauss(0, 0.05),
+            "learning_rate": 1e-3,
+            "gradient_norm": 0.8,
+            "tokens_per_second": 6600 / speed,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def _measures(
+    source: random.Random, preset: str, index: int, trained: bool, layers: int, heads: int
+) -> list[dict[str, Any]]:
+    base = (14.0 if trained else 41.0) - 0.9 * index + source.gauss(0, 0.12)
+    growth = 1.9 if trained and index == 0 else 1.04 + 0.02 * index
+    out: list[dict[str, Any]] = []
+    for power in range(4):
+        record = {"metric": "perplexity", "length": 256 * 2**power, "split": "validation"}
+        if preset == "gpt2" and power:
+            reason = "learned positions end at 256 tokens"
+            out.append({**record, "value": None, "reason": reason})
+        else:
+            out.append({**record, "value": base * growth**power})
+    sink = 0.62 if trained and preset != "softmax1" else 0.03
+    for name in MAPS.get(preset, ("softmax",)):
+        count = heads // 2 if preset in MAPS else heads
+        for metric, factor in (("first_token_argmax_share", 1.0), ("first_token_mass", 0.7)):
+            cells = [
+                {"layer": layer, "head": head, "value": min(1.0, sink * source.uniform(0.4, 1.5))}
+                for layer in range(layers)
+                for head in range(count)
+            ]
+            pooled = factor * sum(cell["value"] for cell in cells) / len(cells)
+            for cell in ({"value": pooled}, *cells):
+                out.append({"metric": metric, "map": name, **cell})
+    if preset == "softmax1":
+        out.append({"metric": "null_mass", "map": "softmax", "value": 0.21})
+    out.append({"metric": "chance_floor", "value": 0.0239})
+    for metric, first, rest in (("kurtosis", 90.0, 4.0), ("largest_activation", 40.0, 6.0)):
+        for tokens, top in (("first", first if trained and index == 0 else rest), ("rest", rest)):
+            values = [3 + (top - 3) * (layer + 1) / layers for layer in range(layers)]
+            values = [value * source.uniform(0.95, 1.05) for value in values]
+            mean = sum(values) / len(values)
+            out.append({"metric": metric, "tokens": tokens, "value": mean})
+            for layer, value in enumerate(values):
+                out.append({"metric": metric, "tokens": tokens, "layer": layer, "value": value})
+    out.append({"metric": "tokens_per_second", "value": 6600 / (1 + 0.12 * index)})
+    out.append({"metric": "peak_memory_bytes", "value": (1.1 + 0.1 * index) * 2**30})
+    out.append({"metric": "train_seconds", "value": 46.0})
+    return out
+
+
+def _attention(
+    source: random.Random, preset: str, text: list[str], trained: bool, layers: int, heads: int
+) -> list[dict[str, Any]]:
+    out = []
+    for layer in range(layers):
+        for head in range(heads // 2 if preset in MAPS else heads):
+            sink = 3.0 if trained and preset != "softmax1" else 0.3
+            maps = [_map(source, len(text), sink, preset == "softmax1") for _ in range(2)]
+            difference = [
+                [round(a - 0.5 * b, 4) for a, b in zip(*rows, strict=True)]
+                for rows in zip(*maps, strict=True)
+            ]
+            named = {"map 1": maps[0], "map 2": maps[1], "difference": difference}
+            if preset not in MAPS:
+                named = {"softmax": maps[0]}
+            for name, weights in named.items():
+                place = {"layer": layer, "head": head, "map": name}
+                out.append({**place, "text": text, "weights": weights})
+    return out
+
+
+def _map(source: random.Random, size: int, sink: float, null: bool) -> list[list[float]]:
+    rows = []
+    for i in range(size):
+        logits = [source.gauss(0, 0.8) - 0.12 * (i - j) + sink * (j == 0) for j in range(i + 1)]
+        total = sum(map(math.exp, logits)) + (1.0 if null else 0.0)
+        rows.append([round(math.exp(x) / total, 4) for x in logits] + [0.0] * (size - i - 1))
+    return rows
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Path]:
+    """fake(name, **options): write such records into a file of that name."""
+    return lambda name="records.jsonl", **options: write_records(tmp_path / name, **options)

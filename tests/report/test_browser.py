@@ -1,0 +1,174 @@
+"""The page in a real browser: it draws, it is quiet, it fits, and nothing hostile runs."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.report import load, write_page
+
+pytestmark = pytest.mark.browser
+Fake = Callable[..., Path]
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
+)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--allow-file-access-from-files",
+    "--virtual-time-budget=30000",
+)
+# Opens the page in a frame of a chosen width, waits until all is drawn, uses it, says what it saw.
+DRIVER = """<!doctype html>
+<iframe src="page.html" style="width:WIDTHpx;height:900px"></iframe>
+<script>
+const frame = document.querySelector("iframe");
+const timer = setInterval(() => {
+  const page = frame.contentDocument;
+  if (!page || !page.documentElement.dataset.drawn) return;
+  clearInterval(timer);
+  use(page, frame.contentWindow).then((seen) => {
+    const out = document.body.appendChild(document.createElement("pre"));
+    out.id = "seen";
+    out.textContent = JSON.stringify(seen);
+  });
+}, 100);
+const pause = () => new Promise((resolve) => setTimeout(resolve, 500));
+async function use(page, view) {
+  const seen = {
+    drawn: Number(page.documentElement.dataset.drawn),
+    plots: page.querySelectorAll(".plot").length,
+    filled: [...page.querySelectorAll(".plot")].filter(
+      (plot) => plot.querySelector("svg.main-svg .trace, svg.main-svg .hm image")).length,
+    width: page.documentElement.scrollWidth,
+    height: page.documentElement.scrollHeight,
+    window: page.documentElement.clientWidth,
+  };
+  const map = page.querySelector(".map.plot");
+  const before = JSON.stringify(map.data[0].z);
+  const layer = page.getElementById("layer");
+  layer.value = layer.options[0].value;
+  layer.dispatchEvent(new Event("change"));
+  await pause();
+  seen.switched = JSON.stringify(map.data[0].z) !== before;
+  seen.which = map.parentElement.querySelector(".which").textContent;
+  view.Plotly.Fx.hover(map, { xval: 0, yval: 1 }, "xy");
+  await pause();
+  seen.hover = map.querySelector(".hoverlayer").textContent;
+  frame.style.width = "700px";
+  await pause();
+  seen.misfits = [...page.querySelectorAll(".plot")].filter((plot) =>
+    Math.abs(plot.querySelector("svg.main-svg").clientWidth - plot.clientWidth) > 1).length;
+  seen.links = page.querySelectorAll("a").length;
+  seen.images = page.querySelectorAll("img").length;
+  seen.bold = page.querySelectorAll("svg [style*='font-weight: bold']").length;
+  seen.title = page.title;
+  seen.errors = page.documentElement.dataset.errors ?? "";
+  return seen;
+}
+</script>"""
+
+
+@pytest.fixture
+def chromium() -> str:
+    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
+    if found is None:
+        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
+            pytest.fail("Chromium is required here, and neither on the path nor named")
+        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
+    return found
+
+
+def browse(chromium: str, folder: Path, page: Path, *flags: str) -> str:
+    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    return done.stdout.decode("utf-8", errors="replace")
+
+
+def use(chromium: str, folder: Path, width: int) -> dict[str, Any]:
+    driver = folder / "driver.html"
+    driver.write_text(DRIVER.replace("WIDTH", str(width)), encoding="utf-8")
+    found = re.search(
+        r'<pre id="seen">(.*?)</pre>', browse(chromium, folder, driver, "--dump-dom"), re.DOTALL
+    )
+    assert found is not None, "the page was never drawn"
+    return json.loads(html.unescape(found.group(1)))
+
+
+def write(fake: Fake, folder: Path, **options: Any) -> Path:
+    now = fake("now.jsonl", steps=40, **options)
+    old = fake("old.jsonl", steps=90, seeds=3, trained=True, label="committed record", **options)
+    write_page(load([now, old]), folder / "page.html", title="A comparison")
+    return folder / "page.html"
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_everything_is_drawn_and_fits(
+    fake: Fake, tmp_path: Path, chromium: str, width: int
+) -> None:
+    write(fake, tmp_path)
+    seen = use(chromium, tmp_path, width)
+    assert seen["errors"] == ""
+    assert seen["drawn"] == seen["plots"] == seen["filled"] == 30
+    assert seen["width"] == seen["window"] == width  # nothing sticks out sideways
+    assert seen["misfits"] == 0  # also after the window changed its width
+    assert seen["switched"]
+    assert seen["which"] == "layer 0, head 0 (of 4)"
+    assert re.search(r"\(1\) → <\|begin\|> \(0\)", seen["hover"])
+    assert re.search(r"weight 0\.\d{4}", seen["hover"])
+
+
+def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> None:
+    options = {"tokens": [HOSTILE, "<b>x</b>", "</script>"], "command": HOSTILE}
+    write(fake, tmp_path, presets=("transformer", HOSTILE), **options)
+    seen = use(chromium, tmp_path, 900)
+    assert (seen["title"], seen["errors"]) == ("A comparison", "")
+    assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)
+    assert "<b>x</b> (1) → </script><img" in seen["hover"]
+
+
+def test_pages_with_little_to_show_are_quiet(fake: Fake, tmp_path: Path, chromium: str) -> None:
+    records = load(fake(presets=("gpt2",), steps=2, attention=False))
+    write_page(records, tmp_path / "page.html", title="Little")
+    dom = browse(chromium, tmp_path, tmp_path / "page.html", "--dump-dom")
+    assert 'data-drawn="6"' in dom
+    assert "data-errors" not in dom
+
+
+def test_light_and_dark(fake: Fake, tmp_path: Path, chromium: str) -> None:
+    page = write(fake, tmp_path)
+    shots = {}
+    for name, scheme in (("dark", 0), ("light", 1)):
+        for width in (500, 1600):
+            shot = tmp_path / f"{name}-{width}.png"
+            browse(
+                chromium,
+                tmp_path,
+                page,
+                f"--blink-settings=preferredColorScheme={scheme}",
+                f"--window-size={width},2400",
+                f"--screenshot={shot}",
+            )
+            shots[name, width] = shot.read_bytes()
+            assert shots[name, width].startswith(b"\x89PNG")
+            assert len(shots[name, width]) > 50_000
+    assert len(set(shots.values())) == 4
+    dark = "--blink-settings=preferredColorScheme=0"
+    dom = browse(chromium, tmp_path, page, dark, "--dump-dom")
+    assert 'data-theme="dark"' in dom
+    assert "rgb(170, 180, 194)" in dom  # the baseline in its colour for dark pages
+    assert "rgb(91, 100, 114)" not in re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)

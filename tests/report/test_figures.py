@@ -1,0 +1,142 @@
+"""What the figures hold, and that they survive missing pieces."""
+
+import base64
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clearhead.report import figures, heatmaps, load, style
+
+Fake = Callable[..., Path]
+HOSTILE = '<b>x</b><a href="javascript:alert(1)">y</a>&lt;'
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_preset_has_one_look_that_stands_out_on_both_papers() -> None:
+    looks = style.looks(["transformer", "coca", "sas", "softmax1", "differential", "gpt2", "x"])
+    assert len({look.colour for look in looks.values()}) == len(looks)
+    assert len({look.symbol for look in looks.values()}) == len(looks)
+    for look in looks.values():
+        assert contrast(look.colour, style.PAPER[0]) >= 3
+        assert contrast(look.dark, style.PAPER[1]) >= 3
+        assert style.LIGHT_TO_DARK[look.colour] == look.dark
+    assert looks["softmax1"] == style.looks(["softmax1"])["softmax1"]
+
+
+def test_loss_is_smoothed_by_blocks(fake: Fake) -> None:
+    records = load(fake(steps=160, presets=("transformer",), attention=False))
+    panel = figures.loss(records, style.looks(["transformer"]), "tokens")
+    assert panel is not None
+    assert "mean over 2 steps" in panel.note
+    (trace,) = panel.figure.data
+    steps = records.runs[0].steps
+    assert len(trace.y) == 80
+    assert trace.y[0] == pytest.approx((steps[0]["loss"] + steps[1]["loss"]) / 2)
+    assert trace.x[0] == pytest.approx((steps[0]["tokens"] + steps[1]["tokens"]) / 2 / 1000)
+
+
+def test_several_seeds_get_a_band(fake: Fake) -> None:
+    records = load(fake(steps=20, seeds=2, presets=("transformer",), attention=False))
+    panel = figures.loss(records, style.looks(["transformer"]), "seconds")
+    assert panel is not None
+    assert [trace.fill for trace in panel.figure.data] == ["toself", None]
+
+
+def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> None:
+    records = load(fake(steps=1, presets=("transformer", "gpt2"), attention=False))
+    panel = figures.perplexity_by_length(records, style.looks(records.presets()))
+    assert panel is not None
+    assert list(panel.figure.data[0].x) == [256, 512, 1024, 2048]
+    assert list(panel.figure.data[1].x) == [256]
+    assert panel.figure.layout.shapes[0].x0 == 256
+    assert "gpt2 at 512 tokens: learned positions end at 256 tokens." in panel.note
+
+
+def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
+    records = load(fake(steps=1, presets=("transformer",), attention=False))
+    for metric in ("kurtosis", "largest_activation"):
+        panel = figures.by_layer(records, style.looks(["transformer"]), metric)
+        assert panel is not None
+        assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
+
+
+def test_no_figure_without_its_records() -> None:
+    records = load([])
+    assert figures.loss(records, {}, "tokens") is None
+    assert figures.perplexity_by_length(records, {}) is None
+    assert figures.by_layer(records, {}, "kurtosis") is None
+    assert heatmaps.attention(records) == []
+    assert heatmaps.first_token_share(records, heatmaps.largest_share(records)) == []
+
+
+def test_shares_use_one_colour_scale(fake: Fake) -> None:
+    records = load(fake(steps=1, attention=False))
+    largest = heatmaps.largest_share(records)
+    panels = heatmaps.first_token_share(records, largest)
+    assert [panel.title for panel in panels] == [
+        "transformer",
+        "differential · map 1",
+        "differential · map 2",
+        "differential · difference",
+        "softmax1",
+    ]
+    assert {panel.figure.data[0].zmax for panel in panels} == {100 * largest}
+
+
+def test_attention_maps_are_packed_and_cut(fake: Fake) -> None:
+    records = load(fake(steps=1, presets=("differential",), size=70))
+    panels = heatmaps.attention(records)
+    assert [(panel.title, panel.signed) for panel in panels] == [
+        ("differential · map 1", False),
+        ("differential · map 2", False),
+        ("differential · difference", True),
+    ]
+    difference = panels[2]
+    assert difference.causal
+    assert len(difference.tokens) == heatmaps.TOKENS
+    assert difference.figure.data[0].zmin == -1
+    assert difference.figure.data[0].zmax == 1
+    packed = base64.b64decode(difference.maps["0.0"])
+    steps = struct.unpack(f"<{len(packed) // 2}h", packed)
+    weights = records.runs[0].attention[0, 0, "difference"]["weights"]
+    assert len(steps) == 64 * 65 // 2
+    assert steps[1] == round(weights[1][0] * 10_000)
+
+
+def test_maps_of_both_directions_keep_all_their_weights() -> None:
+    assert len(base64.b64decode(heatmaps.pack([[0.5, 0.5], [0.5, 0.5]], causal=False))) == 8
+    assert len(base64.b64decode(heatmaps.pack([[0.5, 0.0], [0.5, 0.5]], causal=True))) == 6
+
+
+def test_tokens_are_made_visible_and_cut() -> None:
+    assert style.token(" in\n") == "·in⏎"
+    assert style.token("\t") == "⇥"
+    assert style.token(" " * 8) == "·×8"
+    assert style.token("a" * 40) == "a" * 13 + "…"
+    assert style.token("\u202e\x00\ud800") == "\ufffd" * 3
+
+
+def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
+    records = load(fake(steps=3, presets=("transformer", HOSTILE), tokens=[HOSTILE, "%{x}"]))
+    looks = style.looks(records.presets())
+    panel = figures.perplexity_by_length(records, looks)
+    assert panel is not None
+    name = panel.figure.data[1].name
+    assert "<" not in name
+    assert name.startswith("&lt;b&gt;")
+    assert name.endswith("&amp;lt;")
+    for trace in panel.figure.data:
+        assert "transformer" not in trace.hovertemplate
+        assert "x</b>" not in trace.hovertemplate
+    assert all("<" not in token for token in heatmaps.attention(records)[0].tokens)

@@ -1,0 +1,130 @@
+import errno
+import json
+import os
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import build_optimizer
+from clearhead.train import atomic, checkpoint
+
+
+@pytest.fixture
+def trained(tiny):
+    """A model and its optimizer after two steps."""
+    model = tiny.make_model()
+    optimizer = build_optimizer(model, tiny.make_config())
+    for step in range(2):
+        model(**tiny.Batches().batch(step)).loss.backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def save(output, trained, step=2, keep=2):
+    model, optimizer = trained
+    record = {"step": step, "model": {"id2label": {10: "b", 9: "a"}}}
+    return checkpoint.save(
+        output, model=model, tokenizer=None, optimizer=optimizer, record=record, keep=keep
+    )
+
+
+def test_weights_optimizer_and_random_state_come_back(tiny, trained, tmp_path):
+    model, optimizer = trained
+    path = save(tmp_path, trained)
+    expected = torch.rand(3)
+    other = tiny.make_model()
+    other_optimizer = build_optimizer(other, tiny.make_config())
+    torch.manual_seed(99)
+    assert checkpoint.verify(path)["step"] == 2
+    checkpoint.restore(path, other, other_optimizer)
+    assert torch.equal(torch.rand(3), expected)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        mine, its = optimizer.state[ours], other_optimizer.state[theirs]
+        assert mine.keys() == its.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(mine[key], its[key]) for key in mine)
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+
+
+def test_the_folder_is_an_ordinary_model_without_pickles(trained, tmp_path):
+    path = save(tmp_path, trained)
+    again = AutoModelForCausalLM.from_pretrained(path)
+    tokens = torch.arange(8)[None]
+    assert torch.equal(again.eval()(tokens).logits, trained[0].eval()(tokens).logits)
+    suffixes = {file.suffix for file in path.iterdir()}
+    assert suffixes == {".json", ".safetensors"}
+
+
+def test_the_newest_stay(trained, tmp_path):
+    for step in (2, 10, 100):
+        save(tmp_path, trained, step)
+    assert [path.name for path in checkpoint.folders(tmp_path)] == [
+        "step-00000010",
+        "step-00000100",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_file_is_named_with_the_remedy(trained, tmp_path, name, damage):
+    save(tmp_path, trained, 2)
+    path = save(tmp_path, trained, 4)
+    content = (path / name).read_bytes()
+    if damage == "remove":
+        (path / name).unlink()
+    elif damage == "cut":
+        (path / name).write_bytes(content[:-1])
+    else:
+        (path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ClearheadError, match=f"{name} is missing, cut short or changed") as caught:
+        checkpoint.verify(path)
+    assert "to resume from step-00000002" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "edit", "remove", "list"])
+def test_trainer_json_vouches_for_itself(trained, tmp_path, damage):
+    path = save(tmp_path, trained) / "trainer.json"
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_text(path.read_text()[:-20])
+    elif damage == "list":
+        path.write_text("[]")
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "step": 3}))
+    with pytest.raises(ClearheadError, match=r"trainer\.json is missing.* from the first step"):
+        checkpoint.verify(path.parent)
+
+
+@pytest.mark.parametrize("writer", ["save_file", "save_pretrained", "write_json", "fsync"])
+def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, monkeypatch, writer):
+    before = save(tmp_path, trained, 2)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os if writer == "fsync" else checkpoint, writer, full)
+    with pytest.raises(ClearheadError, match="No space left on device") as caught:
+        save(tmp_path, trained, 4, keep=1)
+    assert f"{before}, is whole" in str(caught.value)
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    checkpoint.verify(before)
+    save(tmp_path, trained, 4)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    atomic.write_json(path, {"step": 1})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        atomic.write_json(path, {"step": 2})
+    assert json.loads(path.read_text()) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]

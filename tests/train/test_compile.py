@@ -1,0 +1,50 @@
+import shutil
+
+import pytest
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.train import train
+from clearhead.train.compiling import compiled, decoder_layers
+
+
+def test_the_decoder_layers_are_found_in_any_model(tiny):
+    model = tiny.make_model()
+    assert decoder_layers(model) == list(model.model.layers)
+    with pytest.raises(ClearheadError, match="train it with compile none"):
+        decoder_layers(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
+    losses = {}
+    for mode in ("none", "blocks"):
+        model = tiny.make_model(attention_dropout=0.0, num_hidden_layers=1)
+        names = list(model.state_dict())
+        config = tiny.make_config(tokens=3 * 32, compile=mode)
+        result = train(model, tiny.Batches(), config, output=tmp_path / mode)
+        losses[mode] = result.final_loss
+        assert list(result.model.state_dict()) == names
+        assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
+    assert losses["blocks"] == pytest.approx(losses["none"], rel=1e-4)
+
+
+def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
+    from torch._inductor import config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    torch.compiler.reset()
+    model = tiny.make_model(hidden_size=16, num_hidden_layers=1)
+    config = tiny.make_config(tokens=32, compile="blocks")
+    with pytest.raises(ClearheadError, match=r"torch\.compile does not work here") as caught:
+        train(model, tiny.Batches(), config, output=tmp_path / "run")
+    assert "compile none" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    torch.compiler.reset()
+
+
+def test_none_compiles_nothing(tiny):
+    model = tiny.make_model()
+    with compiled(model, "none"):
+        assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.train import TrainConfig, precision
+
+CPU = torch.device("cpu")
+
+
+def test_steps_are_the_whole_ones_the_budget_pays_for():
+    config = TrainConfig(tokens=1000, sequence_length=10, batch_size=3, accumulation=4)
+    assert config.tokens_per_step == 120
+    assert config.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("tokens", 0, "at least 1"),
+        ("tokens", 3e5, "whole number"),
+        ("sequence_length", 1, "at least 2"),
+        ("batch_size", True, "whole number"),
+        ("accumulation", -1, "at least 1"),
+        ("seed", -1, "at least 0"),
+        ("save_every", -1, "at least 0"),
+        ("keep", 0, "at least 1"),
+        ("log_every", 0, "at least 1"),
+        ("learning_rate", 0.0, "above 0"),
+        ("learning_rate", math.nan, "above 0"),
+        ("learning_rate", "fast", "above 0"),
+        ("epsilon", 0, "above 0"),
+        ("weight_decay", -0.1, "at least 0"),
+        ("clip", math.inf, "at least 0"),
+        ("final_learning_rate", 1.5, "between 0 and 1"),
+        ("warmup", 100, "between 0 and 1"),
+        ("betas", (0.9, 1.0), "two numbers"),
+        ("betas", (0.9,), "two numbers"),
+        ("betas", 0.9, "two numbers"),
+        ("document_masks", "yes", "bool"),
+        ("schedule", "wsd", "cosine"),
+        ("precision", "bf61", "did you mean bf16"),
+        ("precision", None, "auto"),
+        ("compile", "all", "blocks"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, value, wanted):
+    with pytest.raises(ClearheadError, match=field) as caught:
+        TrainConfig(**{field: value})
+    message = str(caught.value)
+    assert wanted in message
+    assert str(value).split(" ")[0].strip("(),") in message
+    assert "\n" not in message
+
+
+def test_a_budget_below_one_step_says_what_a_step_takes():
+    with pytest.raises(ClearheadError, match="less than one step of 2048"):
+        TrainConfig(tokens=2047)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx512_f": True}, "fp32")],
+)
+def test_auto_is_bf16_where_the_hardware_multiplies_it(monkeypatch, capabilities, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert precision.resolve("auto", CPU) == expected
+    assert precision.resolve("fp32", CPU) == "fp32"
+    assert precision.resolve("bf16", CPU) == "bf16"
+
+
+def test_autocast_rounds_products_and_leaves_weights_alone():
+    layer = torch.nn.Linear(4, 4)
+    with precision.autocast("bf16", CPU):
+        assert layer(torch.ones(1, 4)).dtype == torch.bfloat16
+    with precision.autocast("fp32", CPU):
+        assert layer(torch.ones(1, 4)).dtype == torch.float32
+    assert layer.weight.dtype == torch.float32

@@ -1,0 +1,326 @@
+import json
+import math
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+
+from clearhead.errors import ClearheadError
+from clearhead.train import Callback, is_finished, train
+from clearhead.train.loop import accumulate
+
+
+class Recorder(Callback):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.metrics = []
+        self.events = []
+
+    def start(self, run):
+        self.events.append(("start", run.first_step, run.steps))
+
+    def step(self, metrics):
+        self.metrics.append(metrics)
+
+    def checkpoint(self, path):
+        self.events.append(("checkpoint", path.name))
+
+    def end(self, result):
+        self.events.append(("end", result.steps))
+
+    def close(self):
+        self.events.append("close")
+
+
+def masked(batch, *labels):
+    """`batch` with only so many labels left in each row."""
+    batch = {key: tensor.clone() for key, tensor in batch.items()}
+    for row, count in enumerate(labels):
+        batch["labels"][row, 1 + count :] = -100
+    return batch
+
+
+def gradients(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("labels", [[15, 15, 15, 15], [15, 3, 1, 9], [7, 2, 0, 0]])
+def test_an_accumulated_step_is_that_of_the_big_batch(tiny, labels):
+    model = tiny.make_model(attention_dropout=0.0)
+    micro = [
+        masked(tiny.Batches().batch(0), *labels[:2]),
+        masked(tiny.Batches().batch(1), *labels[2:]),
+    ]
+    big = {key: torch.cat([batch[key] for batch in micro]) for key in micro[0]}
+    loss = accumulate(model, micro, "fp32")
+    found = gradients(model)
+    model.zero_grad()
+    whole = model(**big).loss
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach())
+    for ours, theirs in zip(found, gradients(model), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_models_own_normalisation_agrees(tiny):
+    model = tiny.make_model(attention_dropout=0.0)
+    micro = [masked(tiny.Batches().batch(i), 5 + i, 9) for i in range(2)]
+    count = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in micro)
+    theirs = sum(model(**batch, num_items_in_batch=count).loss for batch in micro)
+    torch.testing.assert_close(accumulate(model, micro, "fp32"), theirs.detach())
+
+
+def test_a_step_without_labels_is_refused(tiny):
+    with pytest.raises(ClearheadError, match="no label"):
+        accumulate(tiny.make_model(), [masked(tiny.Batches().batch(0), 0, 0)], "fp32")
+
+
+def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
+    class Same(tiny.Batches):
+        def batch(self, step):
+            return super().batch(0)
+
+    recorder = Recorder()
+    config = tiny.make_config(tokens=30 * 32, save_every=0, log_every=7, accumulation=1)
+    output = tmp_path / "run"
+    result = train(
+        tiny.make_model(), Same(), config, output=output, callbacks=[recorder],
+        description={"run": "llama/seed0", "preset": "llama"},
+    )  # fmt: skip
+    assert [metrics.step for metrics in recorder.metrics] == [7, 14, 21, 28, 30]
+    assert recorder.events == [
+        ("start", 0, 30),
+        ("checkpoint", "step-00000030"),
+        ("end", 30),
+        "close",
+    ]
+    assert result.final_loss == recorder.metrics[-1].loss < 0.5 * recorder.metrics[0].loss
+    assert (result.steps, result.tokens, result.interrupted) == (30, 960, False)
+    assert result.tokens_per_second == pytest.approx(960 / result.seconds)
+    assert 2**24 < result.peak_memory_bytes < 2**36
+    assert not result.model.training
+    assert recorder.metrics[-1].seconds_left == 0
+    assert is_finished(output)
+    assert sorted(path.name for path in output.iterdir()) == [
+        "checkpoints",
+        "final",
+        "metrics.jsonl",
+        "run.json",
+    ]
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert set(lines[0]) == {
+        "kind", "run", "step", "tokens", "seconds", "loss", "learning_rate", "gradient_norm",
+        "tokens_per_second",
+    }  # fmt: skip
+    assert (lines[0]["kind"], lines[0]["run"], lines[0]["tokens"]) == ("step", "llama/seed0", 224)
+
+
+def test_run_json_says_what_was_run_and_nothing_about_the_machines_paths(tiny, tmp_path):
+    config = tiny.make_config(tokens=32, precision="auto")
+    train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
+    text = (tmp_path / "run" / "run.json").read_text()
+    record = json.loads(text)
+    assert record["config"]["precision"] in ("bf16", "fp32")
+    assert record["config"]["betas"] == [0.9, 0.95]
+    assert record["model"]["hidden_size"] == 32
+    assert (record["run"], record["seed"], record["data"]) == ("run", 0, "tiny")
+    assert set(record["versions"]) == {"python", "clearhead", "torch", "transformers"}
+    assert record["parameters"] > 0
+    assert record["date"].endswith("+00:00")
+    assert str(tmp_path) not in text
+
+
+def test_clipping_bounds_the_step_and_reports_the_norm_before(tiny, tmp_path):
+    norms = {}
+    for clip in (0.0, 1e-6):
+        model = tiny.make_model()
+        before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+        recorder = Recorder()
+        config = tiny.make_config(
+            tokens=32, clip=clip, epsilon=1.0, weight_decay=0.0, learning_rate=1.0
+        )
+        train(model, tiny.Batches(), config, output=tmp_path / str(clip), callbacks=[recorder])
+        moved = (model.model.layers[0].mlp.up_proj.weight.detach() - before).norm().item()
+        norms[clip] = (recorder.metrics[0].gradient_norm, moved)
+    assert norms[0.0][0] == pytest.approx(norms[1e-6][0])
+    assert norms[1e-6][1] < 1e-3 * norms[0.0][1]
+
+
+def test_half_precision_weights_are_trained_in_float32(tiny, tmp_path):
+    model = tiny.make_model().to(torch.bfloat16)
+    train(model, tiny.Batches(), tiny.make_config(tokens=32), output=tmp_path / "run")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_other_models_train_too(tiny, tmp_path):
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=tiny.VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    )
+    result = train(model, tiny.Batches(), tiny.make_config(tokens=64), output=tmp_path / "run")
+    assert math.isfinite(result.final_loss)
+
+
+class Poisoned(LlamaForCausalLM):
+    """Its loss, or only its gradient, is not finite in the seventh forward pass."""
+
+    def forward(self, *args, use_cache=None, **kwargs):
+        output = super().forward(*args, use_cache=use_cache, **kwargs)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 7:
+            zero = output.logits.sum() * 0
+            output.loss = output.loss + (torch.sqrt(zero) if self.poison == "gradient" else zero)
+            if self.poison == "loss":
+                output.loss = output.loss * math.nan
+        return output
+
+
+@pytest.mark.parametrize(
+    ("poison", "what"), [("loss", "the loss is nan"), ("gradient", "the gradient's norm is nan")]
+)
+def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(tiny, tmp_path, poison, what):
+    model = Poisoned(tiny.make_model().config)
+    model.poison = poison
+    recorder = Recorder()
+    with pytest.raises(ClearheadError, match=f"stopped at step 7: {what}") as caught:
+        train(
+            model,
+            tiny.Batches(),
+            tiny.make_config(),
+            output=tmp_path / "run",
+            callbacks=[recorder],
+        )
+    checkpoints = tmp_path / "run" / "checkpoints"
+    message = str(caught.value)
+    assert f"the last finite loss was {recorder.metrics[-1].loss:.4f}" in message
+    assert f"the last good checkpoint is {checkpoints / 'step-00000004'}" in message
+    assert "lower learning_rate (it is 0.01) or a longer warmup" in message
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000004"]
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert recorder.events[-1] == "close"
+
+
+def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
+    class Breaker(Callback):
+        def start(self, run):
+            self.model = run.model
+
+        def step(self, metrics):
+            if metrics.step == 8:
+                self.model.model.norm.weight.data.fill_(math.inf)
+
+    with pytest.raises(ClearheadError, match="step 8: some weights are no longer finite"):
+        train(
+            tiny.make_model(),
+            tiny.Batches(),
+            tiny.make_config(),
+            output=tmp_path / "run",
+            callbacks=[Breaker()],
+        )
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.fixture
+def stopped(tiny, tmp_path):
+    """A run interrupted after step 6."""
+    output = tmp_path / "run"
+    stop = tiny.SignalAt(6, signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
+    result = train(
+        tiny.make_model(), tiny.Batches(), tiny.make_config(), output=output, callbacks=[stop]
+    )
+    assert result.interrupted
+    assert result.steps == 6
+    assert signal.getsignal(signal.SIGTERM) is handler
+    return output
+
+
+def again(tiny, output, model=None, batches=None, resume=True, **changes):
+    return train(
+        model or tiny.make_model(),
+        batches or tiny.Batches(),
+        replace(tiny.make_config(), **changes),
+        output=output,
+        resume=resume,
+    )
+
+
+def test_resuming_with_other_settings_names_each_with_both_values(tiny, stopped):
+    with pytest.raises(ClearheadError) as caught:
+        again(tiny, stopped, learning_rate=0.5, betas=(0.9, 0.99))
+    message = str(caught.value)
+    assert "learning_rate was 0.01 and is now 0.5" in message
+    assert "betas was [0.9, 0.95] and is now [0.9, 0.99]" in message
+    assert "\n" not in message
+
+
+def test_resuming_with_another_model_or_other_data_is_refused(tiny, stopped):
+    with pytest.raises(ClearheadError, match="model intermediate_size was 48 and is now 64"):
+        again(tiny, stopped, model=tiny.make_model(intermediate_size=64))
+    other = tiny.Batches()
+    other.fingerprint = "other"
+    with pytest.raises(ClearheadError, match="data fingerprint was tiny and is now other"):
+        again(tiny, stopped, batches=other)
+
+
+def test_what_changes_no_weight_may_change_and_a_finished_run_says_so(tiny, stopped):
+    result = again(tiny, stopped, save_every=5, keep=1, log_every=3)
+    assert result.steps == 12
+    assert [path.name for path in (stopped / "checkpoints").iterdir()] == ["step-00000012"]
+    with pytest.raises(ClearheadError, match=r"is finished: its model is in .*final"):
+        again(tiny, stopped)
+
+
+def test_a_folder_with_a_run_needs_resume_and_resume_needs_a_run(tiny, stopped, tmp_path):
+    with pytest.raises(ClearheadError, match="already holds a run: pass --resume"):
+        again(tiny, stopped, resume=False)
+    with pytest.raises(ClearheadError, match="holds no run to resume"):
+        again(tiny, tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(ClearheadError, match="cannot make the run folder"):
+        again(tiny, tmp_path / "file" / "run", resume=False)
+
+
+def test_a_damaged_checkpoint_or_run_json_is_refused(tiny, stopped):
+    path = stopped / "checkpoints" / "step-00000006" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ClearheadError, match=r"model\.safetensors is missing, cut short") as caught:
+        again(tiny, stopped)
+    assert "to resume from step-00000004" in str(caught.value)
+    (stopped / "run.json").write_text("{")
+    with pytest.raises(ClearheadError, match=r"run\.json is damaged"):
+        again(tiny, stopped)
+
+
+def test_batches_that_do_not_fit_the_settings_are_refused_before_anything_is_written(
+    tiny, tmp_path
+):
+    output = tmp_path / "run"
+    with pytest.raises(ClearheadError, match="batches are 3 x 16 tokens"):
+        again(tiny, output, batches=tiny.Batches(size=3), resume=False)
+    with pytest.raises(ClearheadError, match="without document_ids"):
+        again(tiny, output, resume=False, document_masks=True)
+    documents = tiny.Batches()
+    documents.batch = lambda step: {
+        **tiny.Batches().batch(step),
+        "document_ids": torch.zeros(2, 16, dtype=torch.int64),
+    }
+    with pytest.raises(ClearheadError, match="LlamaForCausalLM takes no document_ids"):
+        again(tiny, output, batches=documents, resume=False, document_masks=True)
+    assert not output.exists()
+
+
+def test_it_runs_outside_the_main_thread(tiny, tmp_path):
+    results = []
+    config = tiny.make_config(tokens=32)
+    thread = threading.Thread(
+        target=lambda: results.append(
+            train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
+        )
+    )
+    thread.start()
+    thread.join()
+    assert results[0].steps == 1

@@ -1,0 +1,116 @@
+"""Resume is resume: real processes, really killed."""
+
+import json
+import signal
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+KILL = -signal.SIGKILL
+VARIANTS = {
+    "plain": {},
+    "accumulation and bf16": {"accumulation": 2, "precision": "bf16"},
+}
+
+
+def weights(output):
+    return (output / "final" / "model.safetensors").read_bytes()
+
+
+def steps(output):
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def unbroken(trainer, tmp_path_factory):
+    """The runs never stopped, one a variant."""
+    outputs = {}
+    for number, (name, config) in enumerate(VARIANTS.items()):
+        outputs[name] = tmp_path_factory.mktemp("unbroken") / str(number)
+        assert trainer(outputs[name], config)[0] == 0
+    return outputs
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_twice_and_resumed_is_bit_identical(trainer, unbroken, tmp_path, variant):
+    output = tmp_path / "run"
+    config = VARIANTS[variant]
+    # Between two saves, after step 6; then in the middle of step 11, two steps past a save.
+    middle = 10 * config.get("accumulation", 1) + config.get("accumulation", 1) - 1
+    assert trainer(output, config, signal=[6, signal.SIGKILL])[0] == KILL
+    assert trainer(output, config, resume=True, kill_in_batch=middle)[0] == KILL
+    assert trainer(output, config, resume=True)[0] == 0
+    assert weights(output) == weights(unbroken[variant])
+    untimed = [
+        [{k: v for k, v in line.items() if "second" not in k and k != "run"} for line in steps(o)]
+        for o in (output, unbroken[variant])
+    ]
+    assert untimed[0] == untimed[1]
+    assert [line["step"] for line in steps(output)] == list(range(1, 13))
+    record = json.loads((output / "run.json").read_text())
+    assert [resumed["step"] for resumed in record["resumed"]] == [4, 8]
+
+
+def test_killed_before_the_first_save_and_while_saving(trainer, unbroken, tmp_path):
+    output = tmp_path / "run"
+    assert trainer(output, signal=[2, signal.SIGKILL])[0] == KILL
+    assert not (output / "checkpoints").exists()
+    assert trainer(output, resume=True, kill_in_save=True)[0] == KILL
+    assert [path.name for path in (output / "checkpoints").iterdir()] == [".writing-step-00000004"]
+    assert trainer(output, resume=True)[0] == 0
+    assert weights(output) == weights(unbroken["plain"])
+    names = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert names == ["step-00000008", "step-00000012"]
+
+
+def test_killed_between_the_last_checkpoint_and_the_final_model(trainer, unbroken, tmp_path):
+    output = tmp_path / "run"
+    assert trainer(output)[0] == 0
+    for path in (output / "final").iterdir():
+        path.unlink()
+    (output / "final").rmdir()
+    assert trainer(output, resume=True)[0] == 0
+    assert weights(output) == weights(unbroken["plain"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on(trainer, unbroken, tmp_path, number):
+    output = tmp_path / "run"
+    status, log = trainer(output, signal=[6, number])
+    assert status == 128 + number
+    assert "6 steps, 192 tokens" in log
+    assert f"stopped by {number.name}" in log
+    assert (output / "checkpoints" / "step-00000006").is_dir()
+    assert not (output / "final").exists()
+    assert trainer(output, resume=True)[0] == 0
+    assert weights(output) == weights(unbroken["plain"])
+
+
+def test_a_second_interrupt_stops_at_once(trainer, tmp_path):
+    output = tmp_path / "run"
+    status, log = trainer(output, signal=[6, signal.SIGINT, 2])
+    assert status == 1
+    assert "KeyboardInterrupt" in log
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_the_trained_folder_is_an_ordinary_model(unbroken):
+    model = AutoModelForCausalLM.from_pretrained(unbroken["plain"] / "final")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert sorted(path.name for path in (unbroken["plain"] / "final").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_file_that_cannot_grow_keeps_the_checkpoint_before(trainer, tmp_path):
+    output = tmp_path / "run"
+    assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
+    status, log = trainer(output, resume=True, file_limit=50_000)
+    assert status == 2
+    assert "cannot write checkpoint" in log
+    assert "step-00000004, is whole" in log
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000004"]
+    assert trainer(output, resume=True)[0] == 0

@@ -1,0 +1,151 @@
+"""A model and batches small enough to train in a blink, and a process to be killed.
+
+As a program, it reads one JSON request a line and answers with the exit status of a forked child
+that trains as asked: one start of Python serves all the runs that tests kill.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from clearhead.errors import ClearheadError
+from clearhead.train import Callback, Progress, TrainConfig, train
+
+VOCABULARY = 61
+
+
+def make_model(**overrides):
+    """A Llama of two layers. Dropout makes the random state part of the trajectory."""
+    settings = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(7)
+    return LlamaForCausalLM(LlamaConfig(**{**settings, **overrides}))
+
+
+def make_config(**overrides):
+    """12 steps of 2 windows of 16 tokens."""
+    accumulation = overrides.get("accumulation", 1)
+    settings = {
+        "tokens": 12 * 2 * 16 * accumulation,
+        "sequence_length": 16,
+        "batch_size": 2,
+        "learning_rate": 1e-2,
+        "precision": "fp32",
+        "save_every": 4,
+    }
+    return TrainConfig(**{**settings, **overrides})
+
+
+class Batches:
+    """Random tokens as a pure function of the batch's number."""
+
+    fingerprint = "tiny"
+
+    def __init__(self, size=2, length=16):
+        self.size = size
+        self.length = length
+
+    def batch(self, step):
+        generator = torch.Generator().manual_seed(1000 + step)
+        tokens = torch.randint(0, VOCABULARY, (self.size, self.length), generator=generator)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+class SignalAt(Callback):
+    """Sends this process a signal once a step is done, and so often."""
+
+    def __init__(self, step, number, times=1):
+        self.at = step
+        self.number = number
+        self.times = times
+
+    def step(self, metrics):
+        if metrics.step == self.at:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+class KilledIn(Batches):
+    """Dies while a batch is being read: in the middle of a step."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def batch(self, step):
+        if step == self.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().batch(step)
+
+
+def run(request):
+    """Train as asked, in this process."""
+    ask = SimpleNamespace(
+        **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
+        | request
+    )
+    callbacks = [Progress()]
+    batches = Batches()
+    if ask.signal:
+        callbacks.append(SignalAt(*ask.signal))
+    if ask.kill_in_batch is not None:
+        batches = KilledIn(ask.kill_in_batch)
+    if ask.kill_in_save:
+        # All is written, nothing is published.
+        Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    if ask.file_limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ask.file_limit, ask.file_limit))
+    result = train(
+        make_model(),
+        batches,
+        make_config(**ask.config),
+        output=Path(ask.output),
+        resume=ask.resume,
+        callbacks=callbacks,
+    )
+    return 128 + result.stop_signal if result.interrupted else 0
+
+
+def serve():
+    """Fork a child for each request; answer with its exit status (minus the signal's number)."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            status = 1
+            try:
+                status = run(request)
+            except ClearheadError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 2
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
