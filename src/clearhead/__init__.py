@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clearhead.errors import ClearheadError as ClearheadError
-    from clearhead.models import ClearheadConfig as ClearheadConfig
-    from clearhead.models import ClearheadForCausalLM as ClearheadForCausalLM
-    from clearhead.models import preset as preset
-    from clearhead.models import presets as presets
+    from clearhead.errors import ClearheadError
+    from clearhead.models import ClearheadConfig, ClearheadForCausalLM, preset, presets
 
 _HOME = {
     "ClearheadError": "clearhead.errors",
@@ -27,7 +24,14 @@ _HOME = {
 }
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 (the names are strings)
+__all__ = [
+    "ClearheadConfig",
+    "ClearheadError",
+    "ClearheadForCausalLM",
+    "__version__",
+    "preset",
+    "presets",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -39,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, *_ROOMS, "__version__"])
+    return sorted([*__all__, *_ROOMS])

@@ -1,4 +1,4 @@
-"""Errors that are for people: one line that says what was wrong, what was found, what would work."""
+"""Errors for people: one line that says what was wrong, what was found, what would work."""
 
 import difflib
 import importlib
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class ClearheadError(ValueError):
-    """A request that cannot be met. The message is one line; the command line prints it and exits with 2."""
+    """A request that cannot be met; its one line is all that the command line prints."""
 
 
 def choose(kind: str, word: str, options: Iterable[str]) -> str:

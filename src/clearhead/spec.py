@@ -62,8 +62,8 @@ class Declaration:
         name: the value that selects it, such as "differential".
         summary: one line for tables and help.
         source: the paper and equation it comes from.
-        build: makes the mechanism's module, from a `LayerSpec` (or, for norms, a width and an eps).
-        refuses: the reason why it cannot be in this layer, and which axis to change; None if it can.
+        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps.
+        refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
         cache: numbers kept for each token in generation.

@@ -50,8 +50,9 @@ def test_transformer_is_llama(groups):
     ours.train()
     ours(ids, labels=ids).loss.backward()
     b.loss.backward()
-    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, atol=1e-5), name
+    gradients = {name: q.grad for name, q in theirs.named_parameters()}
+    for name, p in ours.named_parameters():
+        assert torch.allclose(p.grad, gradients[name], atol=2e-5), name
 
 
 def test_gpt2_is_gpt2():

@@ -73,7 +73,7 @@ def test_differential_matches_oracle(groups, sink, affine):
 
 
 def test_differential_keeps_the_difference_in_float32():
-    """λ near 1 and two nearly equal maps: subtracting in bfloat16 would leave rounding noise only."""
+    """Subtracting two nearly equal maps in bfloat16 would leave rounding noise only."""
     q = torch.randn(1, 2, 9, 8, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 2, 9, 8, dtype=torch.bfloat16)
     lam = torch.tensor(0.4)
@@ -108,7 +108,10 @@ def test_linear_cross_entropy(rows, dtype, bound):
     target[::3] = -100
     exact = [x.detach().double().requires_grad_(), weight.detach().to(dtype).double()]
     exact[1].requires_grad_()
-    got, want = linear_cross_entropy(x, weight, target), oracles.linear_cross_entropy(*exact, target)
+    got, want = (
+        linear_cross_entropy(x, weight, target),
+        oracles.linear_cross_entropy(*exact, target),
+    )
     scale = torch.tensor(0.25)
     _close(
         [got, *torch.autograd.grad(got * scale, (x, weight))],

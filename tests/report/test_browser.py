@@ -70,7 +70,8 @@ async function use(page, view) {
   await pause();
   seen.hover = map.querySelector(".hoverlayer").textContent;
   frame.style.width = "700px";
-  await pause();
+  view.dispatchEvent(new view.Event("resize")); // which virtual time does not send by itself
+  for (let i = 0; i < 4; i++) await pause();
   seen.misfits = [...page.querySelectorAll(".plot")].filter((plot) =>
     Math.abs(plot.querySelector("svg.main-svg").clientWidth - plot.clientWidth) > 1).length;
   seen.links = page.querySelectorAll("a").length;

@@ -1,7 +1,7 @@
 """Windows of tokens in an order that is a pure function of (seed, step): nothing is iterated.
 
-Any step can be asked for at any time, in any process, at the cost of its own batch (and, on entering
-an epoch, of its permutation); resuming a run needs no more than the number of the step.
+Any step can be asked for at any time, in any process, at the cost of its own batch (and, on
+entering an epoch, of its permutation); resuming a run needs only the number of the step.
 """
 
 import hashlib

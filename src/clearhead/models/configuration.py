@@ -38,7 +38,7 @@ class ClearheadConfig(PreTrainedConfig):
 
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
     4 × the width otherwise. `rope_parameters` is transformers' dict; here its `rope_type` is
-    "default". `lambda_init` fixes the differential λ_init for every layer; None is the depth-wise one.
+    "default". `lambda_init` fixes differential attention's λ_init; None is the depth-wise one.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -95,7 +95,9 @@ class ClearheadConfig(PreTrainedConfig):
 
     def layer(self, index: int) -> LayerSpec:
         """The description of layer `index`, from 0."""
-        assert self.num_key_value_heads and self.head_dim and self.intermediate_size
+        assert self.num_key_value_heads is not None
+        assert self.head_dim is not None
+        assert self.intermediate_size is not None
         return LayerSpec(
             index=index,
             depth=self.num_hidden_layers,
@@ -139,7 +141,7 @@ class ClearheadConfig(PreTrainedConfig):
         unknown = set(given) - {"rope_type", "rope_theta"}
         if given.get("rope_type", "default") != "default" or unknown:
             raise ClearheadError(
-                f"rope_parameters {given} are not supported: give rope_type='default' and rope_theta"
+                f"rope_parameters {given} are not supported: give rope_type='default', rope_theta"
             )
         self.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0, **given}
 

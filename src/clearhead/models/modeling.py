@@ -125,7 +125,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"found {implementation!r}: call model.set_attn_implementation('eager')"
                 )
 
-            def recording(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
                 weights = oracles.weights(q, k, **options)
                 maps.append(module.maps.effective(weights).to(q.dtype))  # type: ignore[operator]
                 return _eager(module, q, k, v, **options)
@@ -144,6 +144,22 @@ class ClearheadModel(ClearheadPreTrainedModel):
             )
 
 
+class NextTokenLoss(nn.Module):
+    """The mean loss of the next token. A module, so that it can be compiled as a layer is."""
+
+    compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
+
+    def forward(
+        self, x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, count: Tensor | int | None
+    ) -> Tensor:
+        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number."""
+        target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+        total = ops.linear_cross_entropy(
+            x_BTC.flatten(0, 1), weight_VC, target.flatten(), ignore_index=IGNORED
+        )
+        return total / ((target != IGNORED).sum() if count is None else count)
+
+
 class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     """A causal language model; the head shares the embedding's weight unless told otherwise."""
 
@@ -153,6 +169,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss = NextTokenLoss()
         self.post_init()
 
     def forward(
@@ -189,7 +206,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         x = out.last_hidden_state
         loss = None
         if labels is not None:
-            loss = self._loss(x, labels, num_items_in_batch)
+            loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
@@ -201,14 +218,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             attentions=out.attentions,
         )
         return result.to_tuple() if return_dict is False else result
-
-    def _loss(self, x_BTC: Tensor, labels_BT: Tensor, count: Tensor | int | None) -> Tensor:
-        target = torch.nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        total = ops.linear_cross_entropy(
-            x_BTC.flatten(0, 1), self.lm_head.weight, target.flatten(), ignore_index=IGNORED
-        )
-        return total / ((target != IGNORED).sum() if count is None else count)
-
 
 def _stock(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return ops.attend(q, k, v, **options)

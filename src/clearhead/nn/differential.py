@@ -26,15 +26,17 @@ class Differential(nn.Module):
         super().__init__()
         fixed = layer.lambda_init
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer.index) if fixed is None else fixed
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            setattr(self, name, nn.Parameter(torch.empty(layer.head_dim)))
+        self.lambda_q1 = nn.Parameter(torch.empty(layer.head_dim))
+        self.lambda_k1 = nn.Parameter(torch.empty(layer.head_dim))
+        self.lambda_q2 = nn.Parameter(torch.empty(layer.head_dim))
+        self.lambda_k2 = nn.Parameter(torch.empty(layer.head_dim))
         self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
         self.norm_eps = layer.norm_eps
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            nn.init.normal_(getattr(self, name), std=0.1)
+        for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+            nn.init.normal_(vector, std=0.1)
         nn.init.ones_(self.norm_weight)
 
     def weight_of_second_map(self) -> Tensor:
@@ -61,7 +63,7 @@ class Differential(nn.Module):
         )
 
     def effective(self, weights_BHTS: Tensor) -> Tensor:
-        """The signed difference map [B, H/2, T, S]; `attend` gets all first maps, then all second."""
+        """The signed difference [B, H/2, T, S]; `attend` gets all first maps, then all second."""
         first, second = weights_BHTS.chunk(2, 1)
         return first - self.weight_of_second_map().to(first.dtype) * second
 

@@ -92,5 +92,3 @@ NONE = Declaration(
 def longest(layer: LayerSpec) -> int | None:
     """The number of positions a layer can tell apart; None where there is no limit."""
     return layer.max_position_embeddings if layer.position == "learned" else None
-
-

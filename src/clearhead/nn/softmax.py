@@ -1,4 +1,4 @@
-"""Softmax: every row of weights sums to 1, so a head that finds nothing must still look somewhere."""
+"""Softmax: a row of weights sums to 1, so a head that finds nothing must still look somewhere."""
 
 from torch import Tensor, nn
 

@@ -73,7 +73,7 @@ def attend(
 
 
 def _kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Options) -> Any:
-    """The module whose `forward` and `backward` compute this request: stock where it can, or tiles."""
+    """The module whose `forward` and `backward` compute this: stock where it can, or tiles."""
     short = k_BGSD.shape[2] <= LONGEST_COMPILED_TILES
     if torch.compiler.is_compiling() and q_BHTD.device.type == "cpu" and short:
         return tiles
@@ -126,16 +126,17 @@ def _check(
     groups, keys = k.shape[1], k.shape[2]
     if k.shape[0] != batch or k.shape[3] != width or v.shape[:3] != k.shape[:3]:
         found = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        raise ClearheadError(f"q [B,H,T,D], k [B,G,S,D] and v [B,G,S,V] do not fit; found {found}")
+        raise ClearheadError(f"q [B,H,T,D], k [B,G,S,D], v [B,G,S,V] do not fit; found {found}")
     if heads % groups:
-        raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: choose a divisor")
+        raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
-        raise ClearheadError(f"causal attention needs at least as many keys as its {queries} queries")
+        raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
     if isinstance(sink, Tensor) and sink.shape != (heads,):
-        raise ClearheadError(f"sink must have one logit a head, [{heads}]; found {tuple(sink.shape)}")
+        raise ClearheadError(
+            f"sink must have one logit a head [{heads}]; found {tuple(sink.shape)}"
+        )
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         found = f"{key_mask.dtype} {tuple(key_mask.shape)}"
         raise ClearheadError(f"key_mask must be bool [{batch}, {keys}]; found {found}")
     if segments is not None and segments.shape != (batch, keys):
-        found = tuple(segments.shape)
-        raise ClearheadError(f"segments must be [{batch}, {keys}]; found {found}")
+        raise ClearheadError(f"segments must be [{batch}, {keys}]; found {tuple(segments.shape)}")

@@ -1,4 +1,4 @@
-"""Differential attention, V1: the difference of two softmax maps over one value of twice the width."""
+"""Differential attention, V1: the difference of two maps over one value of twice the width."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def differential(
     attend: object = _attend,
     **options: object,
 ) -> Tensor:
-    """gain · RMSNorm(softmax(q1 k1ᵀ) v − λ softmax(q2 k2ᵀ) v), a head (arXiv 2410.05258, eqs. 1, 3).
+    """gain · RMSNorm(softmax(q1 k1ᵀ) v − λ softmax(q2 k2ᵀ) v) (arXiv 2410.05258, eqs. 1 and 3).
 
     Heads come as the baseline has them and are paired by neighbours: head i owns queries 2i and
     2i+1; kv-pair g owns keys 2g and 2g+1 and, as the halves of one value of width 2D, values 2g and

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def rotary_table(positions_BT: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · theta^(−2j/width), float32 [B, 1, T, width/2] (arXiv 2104.09864)."""
+    """cos, sin of position · theta^(−2j/width), float32 [B, 1, T, width/2] (arXiv 2104.09864)."""
     exponent = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32) / width
     angle = positions_BT[:, None, :, None].float() * theta**-exponent
     return angle.cos(), angle.sin()

@@ -2,7 +2,7 @@
 
 | device | dtype | kernel |
 | --- | --- | --- |
-| CPU | float64, float32, bfloat16, float16 | flash for CPU: grouped queries and key padding built in |
+| CPU | all | flash for CPU: grouped queries and key padding built in |
 | CUDA | bfloat16, float16 | flash, unpadded |
 | CUDA | float32 | memory-efficient, unpadded |
 
@@ -78,7 +78,7 @@ def backward(
     key_mask: Tensor | None,
     segments: None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; with softmax-1's (o, lse) in place of softmax's, those of softmax-1."""
+    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, key_mask)
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -117,7 +117,11 @@ def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:
 
 
 def _repeat(x_BGSD: Tensor, heads: int) -> Tensor:
-    return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], 1) if x_BGSD.shape[1] != heads else x_BGSD
+    return (
+        x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], 1)
+        if x_BGSD.shape[1] != heads
+        else x_BGSD
+    )
 
 
 def _sum_groups(x_BHSD: Tensor, groups: int) -> Tensor:

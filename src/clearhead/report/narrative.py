@@ -41,9 +41,9 @@ def lead(records: Records) -> str:
         what = f"One language model, {presets[0]}, was trained and measured"
     else:
         number = in_words(len(presets)).capitalize()
-        what = (
-            f"{number} language models, {enumerate_words(presets)}, were trained on the same text"
-        )
+        shared = all(_same_data(records.labelled(label)) for label in records.labels())
+        what = f"{number} language models, {enumerate_words(presets)}, were trained"
+        what += " on the same text" if shared else ""
     found = [
         (f"in {'this run' if not label else f'“{label}”'} ", outcome)
         for label in records.labels()
@@ -58,6 +58,12 @@ def findings(records: Records) -> str:
     """A few sentences with the numbers of one label."""
     parts = (_budget(records), _perplexities(records), _sink(records))
     return " ".join(filter(None, parts))
+
+
+def _same_data(records: Records) -> bool:
+    """Whether all runs describe the same data."""
+    described = [run.header.get("data") for run in records.runs]
+    return described[0] is not None and all(one == described[0] for one in described)
 
 
 def _verdicts(records: Records) -> dict[str, Verdict]:
@@ -87,14 +93,14 @@ def _decided(records: Records) -> str:
     if not verdicts:
         return ""
     if all(verdict is Verdict.ONE_SEED for verdict in verdicts.values()):
-        return "a single seed cannot say which predicts it better"
+        return "a single seed cannot say which predicts unseen text better"
     baseline = records.presets()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
         named = [preset for preset, verdict in verdicts.items() if verdict is wanted]
         if named:
             verb = "predicts" if len(named) == 1 else "predict"
-            parts.append(f"{enumerate_words(named)} {verb} it {word} than {baseline}")
+            parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {baseline}")
     if not parts:
         return f"no difference to {baseline} exceeds the spread of the seeds"
     return enumerate_words(parts)
@@ -110,7 +116,7 @@ def _budget(records: Records) -> str:
     who = "Each model" if several else "The model"
     if not amounts:
         return f"{who} was trained with {seeds}."
-    same = "the same " if several and len(amounts) == 1 else ""
+    same = "the same " if several and len(amounts) == 1 and _same_data(records) else ""
     tokens = " to ".join(dict.fromkeys(style.count(amount) for amount in (amounts[0], amounts[-1])))
     return f"{who} read {same}{tokens} tokens, with {seeds}."
 

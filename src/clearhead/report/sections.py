@@ -279,6 +279,8 @@ def _facts(records: Records) -> str:
         for name, values in _facts_of(run).items():
             known = facts.setdefault(name, [])
             known.extend(value for value in values if value and value not in known)
+    if facts:
+        facts["seeds"] = [", ".join(facts["seeds"])]
     items = "".join(
         f"<dt>{html.escape(name)}</dt>"
         + "".join(f"<dd>{_value(name, value)}</dd>" for value in values)

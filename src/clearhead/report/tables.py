@@ -253,7 +253,8 @@ def _row_html(row: Row, table: Table, looks: dict[str, style.Look]) -> str:
     )
     role = "baseline, " if row.preset == table.baseline else ""
     return (
-        f'<tr><th scope="row">{swatch(looks[row.preset])}{html.escape(row.preset)}'
+        f'<tr><th scope="row">{swatch(looks[row.preset])}'
+        f'<span class="name" title="{html.escape(row.preset)}">{html.escape(row.preset)}</span>'
         f'<span class="unit">{role}{row.seeds}</span></th>{cells}</tr>'
     )
 

@@ -31,7 +31,7 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     """Run the body with the decoder layers of `model` compiled in place.
 
     Layers are compiled one by one because they share one graph: the first one's compilation serves
-    all. Modules are not wrapped, so parameter names stay; afterwards the layers are eager again, so
+    all. A module that sets `compile_like_a_layer`, as clearhead's loss does, joins them. Modules are not wrapped, so parameter names stay; afterwards the layers are eager again, so
     that hooks and other lengths cost no recompilation.
 
     Raises:
@@ -41,6 +41,7 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
         yield
         return
     layers = decoder_layers(model)
+    layers += [m for m in model.modules() if getattr(m, "compile_like_a_layer", False)]
     for layer in layers:
         layer.compile()
     try:

@@ -42,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-# The width at which an MLP of two matrices, with GPT-2's biases and positions, matches the baseline.
+# The MLP width at which GPT-2's two matrices, biases and positions match the baseline.
 _MATCHED_WIDTH = {("gpt2", "tiny"): 736, ("gpt2", "small"): 2016}
 
 

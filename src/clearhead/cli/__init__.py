@@ -1,0 +1,63 @@
+"""The command line: verbs only. Nothing heavy is imported until a verb is chosen."""
+
+import importlib
+import sys
+
+from clearhead.errors import ClearheadError, choose
+
+# verb -> (module that has its `run`, one line of help)
+VERBS = {
+    "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
+    "train": ("clearhead.cli.train", "train one model"),
+    "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
+    "generate": ("clearhead.cli.generate", "continue a text"),
+    "report": ("clearhead.cli.report", "records to a page that opens offline"),
+    "plan": ("clearhead.cli.plan", "parameters, FLOPs and cache bytes of presets"),
+    "bench": ("clearhead.cli.bench", "speed, as ratios to named peers in one run"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb; exits with 0, or with 2 and one line on a request that cannot be met."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        raise SystemExit(0 if words else 2)
+    if words[0] == "--version":
+        from clearhead import __version__
+
+        print(f"clearhead {__version__}")
+        return
+    try:
+        module, _ = VERBS[choose("verb", words[0], VERBS)]
+        code = importlib.import_module(module).run(words[1:])
+    except ClearheadError as error:
+        code = _fail(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            code = 0  # the reader, such as `head`, had enough
+        else:
+            named = f"{error.filename}: " if error.filename else ""
+            code = _fail(f"{named}{error.strerror or error}")
+    except KeyboardInterrupt:
+        code = _fail("interrupted", code=130)
+    raise SystemExit(code or 0)
+
+
+def _fail(message: str, *, code: int = 2) -> int:
+    print(f"clearhead: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    return "\n".join(
+        [
+            "clearhead: four repairs of the Transformer, to build, train, measure and compare",
+            "",
+            "usage: clearhead VERB [options]     (clearhead VERB --help lists a verb's options)",
+            "",
+            *lines,
+        ]
+    )

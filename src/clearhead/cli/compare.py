@@ -1,0 +1,42 @@
+"""clearhead compare: the main job."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead.cli.options import parse
+from clearhead.cli.report import publish
+from clearhead.experiments.compare import RECORDS, CompareConfig, InterruptedRun, compare
+from clearhead.report import load
+from clearhead.train import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(CompareConfig):
+    """A comparison and its report."""
+
+    beside: tuple[Path, ...] = ()
+    """Records shown beside those of this run, each under its own label."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="compare",
+        description="Train presets on the same tokens in the same order, measure them alike, "
+        "print a table, and write records and a report.",
+    )
+    load(command.beside)  # a file that cannot be read is better known before the training
+    try:
+        compare(command, say=_say, callbacks=lambda: [Progress()])
+    except InterruptedRun as stop:
+        _say("stopped and saved: the same command goes on from here")
+        return stop.code
+    page = command.output / "report.html"
+    publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,63 @@
+"""clearhead generate: continue a text."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tyro.conf import Positional
+
+from clearhead.cli.models import load_model
+from clearhead.cli.options import parse
+from clearhead.errors import ClearheadError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to continue, and how."""
+
+    model: Positional[str]
+    """A checkpoint's folder (RUN/final), or a hub name."""
+    prompt: Positional[str] = ""
+    """The text to continue; empty starts a document."""
+    tokens: int = 100
+    """New tokens at the most."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time."""
+    top_p: float = 0.95
+    """Sample from the likeliest tokens that hold this share of the probability."""
+    seed: int = 0
+    """Of the sampling."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(Command, words, verb="generate", description="Continue a text.")
+    if command.tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
+        raise ClearheadError(
+            "tokens must be at least 1, temperature at least 0, top_p above 0 and at most 1; found "
+            f"{command.tokens}, {command.temperature}, {command.top_p}"
+        )
+    model, tokenizer = load_model(command.model)
+    ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
+    if tokenizer.bos_token_id is not None:
+        ids = [tokenizer.bos_token_id, *ids]
+    if not ids:
+        raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
+    torch.manual_seed(command.seed)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if command.temperature > 0:
+        sampling = {
+            "do_sample": True,
+            "temperature": command.temperature,
+            "top_p": command.top_p,
+            "top_k": 0,
+        }
+    prompt = torch.tensor([ids], device=model.device)
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=command.tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        **sampling,
+    )
+    print(tokenizer.decode(out[0], skip_special_tokens=True))
+    return 0

@@ -1,0 +1,36 @@
+"""Loading a checkpoint that the user names."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clearhead.models  # registers our model type with transformers  # noqa: F401
+from clearhead.errors import ClearheadError
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """A causal language model in eval mode on the best device, and its tokenizer.
+
+    Only safetensors are read, and no code that a checkpoint brings is run.
+
+    Raises:
+        ClearheadError: where there is no such model, or its files are damaged.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if Path(name, "final").is_dir():
+        name = str(Path(name, "final"))  # a run folder: its finished model is meant
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except ClearheadError:
+        raise
+    except Exception as error:  # transformers, safetensors and the hub each raise their own
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise ClearheadError(
+            f"cannot load a model from {name!r} ({reason}): give a folder with config.json, "
+            "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
+        ) from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer

@@ -1,0 +1,19 @@
+"""What a trained model does inside: where attention goes, and how its activations spread.
+
+Probes ride on transformers' AttentionInterface and on forward hooks, so they enter any causal
+language model without changing its outputs, and hold at most a tile of attention weights.
+"""
+
+from clearhead.diagnose.attention import AttentionStatistics, attention_maps, attention_statistics
+from clearhead.diagnose.hidden import HiddenStatistics, hidden_statistics, kurtosis
+from clearhead.diagnose.measure import measure
+
+__all__ = [
+    "AttentionStatistics",
+    "HiddenStatistics",
+    "attention_maps",
+    "attention_statistics",
+    "hidden_statistics",
+    "kurtosis",
+    "measure",
+]

@@ -1,0 +1,116 @@
+"""Attention weights by tiles of query rows, as the probes see them.
+
+Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+# A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever
+# the batch and the length; the few copies that statistics make of it bound a probe's memory.
+ROWS = 128
+WEIGHTS = 1 << 22
+
+
+class Tile(NamedTuple):
+    """Rows `start` to `start + R` of the maps, and the first of their keys; those left out are 0.
+
+    Attributes:
+        start: the first of its queries.
+        weights: [B, H, R, S], float32 (float64 for float64 queries), 0 where hidden.
+        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+        null: [B, H, R], the weight of the sink, on no key; None where there is no sink.
+    """
+
+    start: int
+    weights: Tensor
+    visible: Tensor
+    null: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """What one layer's attention was asked for.
+
+    Attributes:
+        module: the attention module.
+        layer: the index of the decoder layer that it is in.
+        q, k: queries [B, H, T, D] and keys [B, G, S, D] as they are compared (rotated).
+        scale: of the products.
+        causal: query i of T sees the keys up to S − T + i.
+        sink: the logit beside every row's, a number or [H]; None for plain softmax.
+        key_mask: bool [B, S], False for padding. segments: int [B, S]; a query sees its own.
+        mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
+        bias: added to the scores, [B or 1, H, T, S].
+        softcap: scores are c · tanh(score / c).
+    """
+
+    module: nn.Module
+    layer: int
+    q: Tensor
+    k: Tensor
+    scale: float
+    causal: bool
+    sink: float | Tensor | None = None
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+
+    def tiles(self) -> Iterator[Tile]:
+        """The maps in float32 at least, a tile at a time."""
+        batch, heads, queries, _ = self.q.shape
+        keys = self.k.shape[2]
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        k = self.k.to(wide).repeat_interleave(heads // self.k.shape[1], dim=1)
+        rows = max(1, min(ROWS, WEIGHTS // (batch * heads * keys)))
+        for start in range(0, queries, rows):
+            stop = min(start + rows, queries)
+            end = keys - queries + stop if self.causal else keys
+            score = self.q[:, :, start:stop].to(wide) @ k[:, :, :end].mT * self.scale
+            if self.softcap is not None:
+                score = self.softcap * torch.tanh(score / self.softcap)
+            for added in (self.bias, self.mask):
+                if added is not None and added.dtype != torch.bool:
+                    score = score + added[:, :, start:stop, :end]
+            visible = self._visible(start, stop, end)
+            weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
+            yield Tile(start, weights, visible, null)
+
+    def _visible(self, start: int, stop: int, end: int) -> Tensor:
+        device = self.q.device
+        before = self.k.shape[2] - self.q.shape[2]
+        visible = torch.ones(1, 1, stop - start, end, dtype=torch.bool, device=device)
+        if self.causal:
+            row = torch.arange(before + start, before + stop, device=device)[:, None]
+            visible = visible & (torch.arange(end, device=device) <= row)
+        if self.key_mask is not None:
+            visible = visible & self.key_mask[:, None, None, :end]
+        if self.segments is not None:
+            own = self.segments[:, None, before + start : before + stop, None]
+            visible = visible & (own == self.segments[:, None, None, :end])
+        if self.mask is not None:
+            part = self.mask[:, :, start:stop, :end]
+            # Models hide a key by the least number of their dtype, or by −inf.
+            shown = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
+            visible = visible & shown
+        return visible
+
+
+def _normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """exp(s) / (exp(sink) + Σ exp(s)), and exp(sink) over the same; rows that see no key are 0."""
+    top = score_BHRS.amax(-1, keepdim=True)
+    if sink is None:
+        weight = torch.exp(score_BHRS - top.nan_to_num(neginf=0.0))
+        total = weight.sum(-1, keepdim=True)
+        return weight / torch.where(total == 0, 1.0, total), None
+    sink_1H11 = torch.as_tensor(sink, dtype=top.dtype, device=top.device).reshape(1, -1, 1, 1)
+    top = torch.maximum(top, sink_1H11)
+    weight, null = torch.exp(score_BHRS - top), torch.exp(sink_1H11 - top)
+    total = weight.sum(-1, keepdim=True) + null
+    return weight / total, (null / total).squeeze(-1)
