@@ -6,7 +6,7 @@ language model without changing its outputs, and hold at most a tile of attentio
 
 from clearhead.diagnose.attention import AttentionStatistics, attention_maps, attention_statistics
 from clearhead.diagnose.hidden import HiddenStatistics, hidden_statistics, kurtosis
-from clearhead.diagnose.measure import measure
+from clearhead.diagnose.measurement import measure
 
 __all__ = [
     "AttentionStatistics",

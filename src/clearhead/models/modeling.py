@@ -219,6 +219,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         )
         return result.to_tuple() if return_dict is False else result
 
+
 def _stock(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return ops.attend(q, k, v, **options)
 

@@ -31,8 +31,9 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     """Run the body with the decoder layers of `model` compiled in place.
 
     Layers are compiled one by one because they share one graph: the first one's compilation serves
-    all. A module that sets `compile_like_a_layer`, as clearhead's loss does, joins them. Modules are not wrapped, so parameter names stay; afterwards the layers are eager again, so
-    that hooks and other lengths cost no recompilation.
+    all. A module that sets `compile_like_a_layer`, as clearhead's loss does, joins them. Modules
+    are not wrapped, so parameter names stay; afterwards they are eager again, so that hooks and
+    other lengths cost no recompilation.
 
     Raises:
         ClearheadError: where the compiler does not work.

@@ -1,0 +1,35 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both make .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench gpu clean
+
+demo: $(VENV)/.installed
+	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
+	@echo "open demo/report.html"
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/pre-commit run --all-files
+
+bench: $(VENV)/.installed
+	$(BIN)/clearhead bench --output results/bench.jsonl
+
+# On a machine with a GPU and its own torch; no .venv, nothing is installed.
+gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+# torch first and by its exact version: a range would let pip take a newer build.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clearhead needs Python 3.11 or later: make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo build

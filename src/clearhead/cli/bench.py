@@ -1,0 +1,50 @@
+"""clearhead bench: speed, as ratios."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from clearhead.cli.options import parse
+from clearhead.errors import ClearheadError
+from clearhead.experiments.bench import BENCHES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Which figures to measure."""
+
+    names: Positional[tuple[Literal["training-step", "attention", "demo"], ...]] = (
+        "training-step",
+        "attention",
+    )
+    """Benchmarks."""
+    rounds: int = 9
+    """Turns that each side takes."""
+    output: Path | None = None
+    """Append the results to this file, one JSON line each."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="bench",
+        description="Measure in turns with a named peer, in one run; the ratio counts.",
+    )
+    if command.rounds < 1:
+        raise ClearheadError(f"rounds must be at least 1; found {command.rounds}")
+    for name in command.names:
+        for found in BENCHES[name](command.rounds):
+            verdict = "reached" if found.ratio <= found.bound else "NOT reached"
+            print(
+                f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer} "
+                f"(aim: at most {found.bound} ×: {verdict})",
+                flush=True,
+            )
+            if command.output is not None:
+                with command.output.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(found.record()) + "\n")
+    return 0

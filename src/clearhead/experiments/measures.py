@@ -1,0 +1,38 @@
+"""What every model of a comparison is asked, as the payloads of its records."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from clearhead.data import Corpus, windows
+from clearhead.diagnose import attention_maps
+from clearhead.diagnose import measure as diagnose
+from clearhead.eval import lengths as perplexity_by_length
+
+DIAGNOSED_WINDOWS = 32
+HEAT_MAP_TOKENS = 48
+TOKENS_IN_A_BATCH = 4096
+
+
+def measure(
+    model: Any, corpus: Corpus, *, lengths: Sequence[int], tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Perplexity by length; attention and hidden states at the first of the lengths.
+
+    Args:
+        lengths: window lengths in tokens, the training length among them and shortest.
+        tokens: validation tokens read at each length.
+    """
+    yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
+    length = min(lengths)
+    texts = windows(corpus, length=length, count=DIAGNOSED_WINDOWS)
+    yield from diagnose(model, texts, batch_size=max(1, TOKENS_IN_A_BATCH // length))
+
+
+def attention_records(model: Any, corpus: Corpus) -> Iterator[dict[str, Any]]:
+    """Heat-maps of one validation text, with its tokens spelt out."""
+    text = next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1)))
+    spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
+    for found in attention_maps(model, torch.as_tensor(text)):
+        yield {**found, "text": spelt}

@@ -1,0 +1,118 @@
+"""Kurtosis and largest activations, by hand and in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import ClearheadError
+from clearhead.diagnose import HiddenStatistics, hidden_statistics, kurtosis
+
+
+def _kurtosis64(x: Tensor) -> Tensor:
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    return centred.pow(4).mean(-1) / centred.pow(2).mean(-1).square()
+
+
+@pytest.mark.parametrize("width", [2, 3, 17, 512])
+def test_kurtosis_of_one_hot_is_the_largest_there_is(width):
+    x = torch.zeros(width)
+    x[width // 2] = 5.0
+    expected = width - 2 + 1 / (width - 1)
+    for scale, shift in ((1.0, 0.0), (-1e30, 0.0), (1e-30, 0.0), (1.0, 3.0)):
+        assert kurtosis(x * scale + shift).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_kurtosis_of_a_gaussian_is_three():
+    assert kurtosis(torch.randn(50_001)).item() == pytest.approx(3.0, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_kurtosis_against_float64(dtype):
+    x = (torch.randn(3, 7, 33).pow(3) + 10).to(dtype)
+    found = kurtosis(x)
+    assert found.dtype == (dtype if dtype == torch.float64 else torch.float32)
+    assert torch.allclose(found.double(), _kurtosis64(x), rtol=1e-4)
+
+
+def test_kurtosis_is_undefined_in_constant_and_non_finite_rows():
+    rows = torch.stack(
+        [
+            torch.zeros(7),
+            torch.full((7,), 0.1),  # its mean is not exactly 0.1
+            torch.full((7,), 1e30),
+            torch.tensor([torch.inf, 1, 2, 3, 4, 5, 6]),
+            torch.tensor([torch.nan, 1, 2, 3, 4, 5, 6]),
+        ]
+    )
+    assert kurtosis(rows).isnan().all()
+    assert kurtosis(torch.ones(1)).isnan()
+
+
+def test_first_and_rest_by_hand():
+    x = torch.zeros(2, 3, 5)
+    x[0, 0, 1], x[1, 0, 4] = 7.0, -9.0  # first tokens: one-hot
+    x[0, 1] = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])  # 34/5 / 2² = 1.7
+    x[0, 2] = 4.0  # constant
+    x[1, 1] = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
+    x[1, 2] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    statistics = HiddenStatistics()
+    for sample in x:  # in two batches
+        statistics.observe(0, sample[None])
+    one_hot = 5 - 2 + 1 / 4
+    assert statistics.value("kurtosis", "first", 0) == pytest.approx(one_hot)
+    assert statistics.value("kurtosis", "rest", 0) == pytest.approx((1.7 + 2 * one_hot) / 3)
+    assert statistics.value("largest_activation", "first", 0) == 8.0
+    assert statistics.value("largest_activation", "rest", 0) == (2 + 4 + 1 + 1) / 4
+    assert statistics.value("maximum_activation", "first", 0) == 9.0
+    assert statistics.value("maximum_activation", "rest") == 4.0
+    assert statistics.value("undefined_kurtosis", "first") == 0
+    assert statistics.value("undefined_kurtosis", "rest", 0) == 1
+    # A second layer, all constant: no kurtosis of its own, and the mean over layers says so.
+    statistics.observe(1, torch.ones(1, 3, 5))
+    assert torch.tensor(statistics.value("kurtosis", "rest", 1)).isnan()
+    assert statistics.value("kurtosis", "first") == pytest.approx(one_hot)
+    assert statistics.value("largest_activation", "first") == (8.0 + 1.0) / 2
+    lines = [line for line in statistics.measures() if line["metric"] == "kurtosis"]
+    assert [(line["tokens"], line.get("layer"), line.get("undefined")) for line in lines] == [
+        ("first", None, 1),
+        ("first", 0, None),
+        ("first", 1, 1),
+        ("rest", None, 3),
+        ("rest", 0, 1),
+        ("rest", 1, 2),
+    ]
+
+
+def test_windows_of_one_token_have_no_rest():
+    statistics = HiddenStatistics()
+    statistics.observe(0, torch.randn(2, 1, 5))
+    for metric in ("kurtosis", "largest_activation", "maximum_activation"):
+        assert torch.tensor(statistics.value(metric, "rest")).isnan()
+
+
+@pytest.mark.parametrize("name", ["transformer", "differential", "Llama", "GPT-2"])
+def test_layers_of_a_model_against_float64(tiny, name):
+    model, ids = tiny.make(name), torch.stack(tiny.windows(3))
+    with torch.no_grad(), hidden_statistics(model) as statistics:
+        hidden = model(ids, output_hidden_states=True).hidden_states
+    # The last entry that transformers gives is after the final norm; the others are block outputs.
+    for layer, x in enumerate(hidden[1:-1]):
+        largest, shape = x.double().abs().amax(-1), _kurtosis64(x)
+        for tokens, part in (("first", slice(0, 1)), ("rest", slice(1, None))):
+            expected = shape[:, part].mean().item()
+            assert statistics.value("kurtosis", tokens, layer) == pytest.approx(expected, rel=1e-4)
+            expected = largest[:, part].mean().item()
+            found = statistics.value("largest_activation", tokens, layer)
+            assert found == pytest.approx(expected, rel=1e-6)
+            found = statistics.value("maximum_activation", tokens, layer)
+            assert found == pytest.approx(largest[:, part].amax().item(), rel=1e-6)
+    assert statistics.layers() == [0, 1, 2]
+    by_layer = [statistics.value("kurtosis", "rest", layer) for layer in range(3)]
+    assert statistics.value("kurtosis", "rest") == pytest.approx(sum(by_layer) / 3)
+
+
+def test_unknown_names():
+    with pytest.raises(ClearheadError, match="did you mean kurtosis"):
+        HiddenStatistics().value("kurtosi", "first")
+    with pytest.raises(ClearheadError, match="choose one of first, rest"):
+        HiddenStatistics().value("kurtosis", "second")

@@ -1,0 +1,83 @@
+"""Everything at once, as `compare` calls it."""
+
+import math
+
+import pytest
+import torch
+
+from clearhead import ClearheadError
+from clearhead.diagnose import measure
+
+
+def _by_place(lines: list[dict]) -> dict[tuple, float]:
+    return {tuple((k, v) for k, v in line.items() if k != "value"): line["value"] for line in lines}
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "softmax1", "differential", "gpt2", "Llama", "GPT-2"]
+)
+def test_results_do_not_depend_on_the_batch_size(tiny, name):
+    model, windows = tiny.make(name), tiny.windows(5)
+    one, two = (_by_place(measure(model, windows, batch_size=size)) for size in (1, 3))
+    assert one.keys() == two.keys()
+    assert len(one) == len(measure(model, iter(windows), batch_size=2))
+    for place, value in one.items():
+        assert two[place] == pytest.approx(value, rel=1e-4, abs=1e-6), place
+    assert _by_place(measure(model, windows, batch_size=1)) == one
+
+
+def test_names_and_values(tiny):
+    lines = measure(tiny.make("softmax1"), tiny.windows(), batch_size=5)
+    assert all(math.isfinite(line["value"]) for line in lines)
+    assert {line["metric"] for line in lines} == {
+        "first_token_argmax_share",
+        "first_token_mass",
+        "null_mass",
+        "chance_floor",
+        "kurtosis",
+        "largest_activation",
+        "maximum_activation",
+    }
+    whole = [line for line in lines if "layer" not in line]
+    assert [(line["metric"], line.get("map"), line.get("tokens")) for line in whole] == [
+        ("first_token_argmax_share", "softmax", None),
+        ("first_token_mass", "softmax", None),
+        ("null_mass", "softmax", None),
+        ("chance_floor", None, None),
+        ("kurtosis", None, "first"),
+        ("kurtosis", None, "rest"),
+        ("largest_activation", None, "first"),
+        ("largest_activation", None, "rest"),
+        ("maximum_activation", None, "first"),
+        ("maximum_activation", None, "rest"),
+    ]
+
+
+def test_mode_and_implementation_are_left_as_they_were(tiny):
+    model = tiny.make("GPT-2")
+    model.train()
+    model.transformer.h[1].eval()  # dropout would make each measurement another
+    before = [module.training for module in model.modules()]
+    first, second = (measure(model, tiny.windows(2), batch_size=1) for _ in range(2))
+    assert [line.keys() for line in first] == [line.keys() for line in second]
+    assert [module.training for module in model.modules()] == before
+    assert model.config._attn_implementation == "sdpa"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(ClearheadError):
+        measure(model, [torch.zeros(3, 3, dtype=torch.long)], batch_size=1)
+    assert [module.training for module in model.modules()] == before
+
+
+def test_refuses(tiny):
+    model = tiny.make("GPT-2")
+    cases = [
+        ([], "no windows"),
+        ([torch.zeros(33, dtype=torch.long)], "32 learned positions, too few for 33 tokens"),
+        ([torch.full((3,), 61)], "token ids from 61 to 61, and the model knows 0 to 60"),
+        ([torch.zeros(3, dtype=torch.long), torch.zeros(4, dtype=torch.long)], "of one length"),
+    ]
+    for windows, message in cases:
+        with pytest.raises(ClearheadError, match=message):
+            measure(model, windows, batch_size=2)
+    with pytest.raises(ClearheadError, match="batch_size is 0"):
+        measure(model, tiny.windows(1), batch_size=0)

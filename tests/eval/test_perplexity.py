@@ -1,0 +1,226 @@
+"""Perplexity against the cross-entropy of whole logits, and at lengths that do not fit."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.data import Corpus, TokenStream
+from clearhead.eval import lengths, likelihood, perplexity
+
+VOCABULARY, LONGEST = 61, 32
+SHAPE = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST,
+    "initializer_range": 0.4,
+}
+
+
+def _make(name: str) -> nn.Module:
+    if name == "Llama":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    if name == "Cohere":  # its logits are scaled after the head
+        return CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25, pad_token_id=None)).eval()
+    if name == "GPT-2":
+        return GPT2LMHeadModel(
+            GPT2Config(
+                n_embd=24,
+                n_layer=2,
+                n_head=4,
+                n_positions=LONGEST,
+                vocab_size=VOCABULARY,
+                initializer_range=0.4,
+            )
+        ).eval()
+    return ClearheadForCausalLM(preset(name, **SHAPE)).eval()
+
+
+def _windows(count: int, length: int) -> list[Tensor]:
+    return list(torch.randint(0, VOCABULARY, (count, length)))
+
+
+def _by_hand(model: nn.Module, windows: list[Tensor]) -> float:
+    ids = torch.stack(windows)
+    with torch.no_grad():
+        logits = model(ids).logits.double()[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+
+
+@pytest.fixture
+def small_parts(monkeypatch) -> None:
+    """Five rows of logits at a time."""
+    monkeypatch.setattr(likelihood, "LOGITS", 5 * VOCABULARY + 3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["transformer", "differential", "softmax1", "gpt2", "Llama", "GPT-2", "Cohere"]
+)
+def test_is_exp_of_the_mean_cross_entropy(small_parts, name, batch_size):
+    model, windows = _make(name), _windows(4, 13)
+    expected = _by_hand(model, windows)
+    result = perplexity(model, iter(windows), length=13, batch_size=batch_size)
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    assert result.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
+    assert (result.length, result.tokens, result.reason) == (13, 4 * 12, None)
+
+
+def test_float64_models_keep_their_digits(small_parts):
+    model, windows = _make("transformer").double(), _windows(3, 11)
+    result = perplexity(model, windows, length=11, batch_size=2)
+    assert result.loss == pytest.approx(_by_hand(model, windows), rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "by_parts"), [("Llama", True), ("GPT-2", True), ("Cohere", False)]
+)
+def test_only_plain_heads_are_called_by_parts(small_parts, name, by_parts):
+    model, rows = _make(name), []
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, out: rows.append(out[..., 0].numel()))
+    perplexity(model, _windows(2, LONGEST), length=LONGEST, batch_size=2)
+    if by_parts:  # after the trial on 16 tokens
+        assert rows[:2] == [16, 16]
+        assert max(rows[2:]) == 5
+        assert sum(rows[2:]) == 2 * (LONGEST - 1)
+    else:
+        assert rows[2:] == [2 * LONGEST]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "GPT-2"])
+def test_learned_positions_end(name):
+    model = _make(name)
+    inside = perplexity(model, _windows(1, LONGEST), length=LONGEST, batch_size=1)
+    assert inside.loss is not None
+    beyond = perplexity(model, _windows(1, LONGEST + 1), length=LONGEST + 1, batch_size=1)
+    assert (beyond.loss, beyond.perplexity, beyond.tokens) == (None, None, 0)
+    assert beyond.reason == "the model has 32 learned positions, too few for 33 tokens"
+
+
+@pytest.mark.parametrize("name", ["transformer", "Llama"])
+def test_rotary_positions_do_not_end(name):
+    result = perplexity(_make(name), _windows(1, 3 * LONGEST), length=3 * LONGEST, batch_size=1)
+    assert result.loss is not None
+
+
+@pytest.mark.parametrize("error", [IndexError, ClearheadError])
+def test_a_limit_that_only_the_model_knows(monkeypatch, error):
+    model = _make("Llama")
+
+    def forward(**arguments: Tensor) -> None:
+        raise error("position 32 is out of range")
+
+    monkeypatch.setattr(model, "forward", forward)
+    beyond = perplexity(model, _windows(1, LONGEST + 1), length=LONGEST + 1, batch_size=1)
+    assert beyond.reason == "position 32 is out of range"
+    with pytest.raises(error):  # within the limit it is another defect
+        perplexity(model, _windows(1, LONGEST), length=LONGEST, batch_size=1)
+
+
+def test_mode_is_evaluation_and_then_restored():
+    model, windows = _make("GPT-2"), _windows(2, 9)
+    expected = perplexity(model, windows, length=9, batch_size=1).loss
+    model.train()
+    model.transformer.h[0].eval()
+    before = [module.training for module in model.modules()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert perplexity(model, windows, length=9, batch_size=1).loss == expected
+    assert [module.training for module in model.modules()] == before
+
+
+def test_hopeless_and_broken_models_have_numbers_too():
+    model = _make("Llama")
+    model.lm_head.weight.data.mul_(1e5)
+    result = perplexity(model, _windows(1, 9), length=9, batch_size=1)
+    assert math.isfinite(result.loss)
+    assert result.perplexity == math.inf
+    model.lm_head.weight.data.fill_(torch.nan)
+    assert math.isnan(perplexity(model, _windows(1, 9), length=9, batch_size=1).perplexity)
+
+
+def test_refuses():
+    model = _make("Llama")
+    cases = [
+        (_windows(1, 9), 8, "length is 8, but the windows have 9"),
+        (_windows(1, 1), 1, "predicting a token takes at least 2"),
+        ([], 9, "no windows"),
+        ([torch.full((9,), -1)], 9, "token ids from -1 to -1"),
+        ([torch.full((9,), VOCABULARY)], 9, "use the tokenizer that the model was trained with"),
+    ]
+    for windows, length, message in cases:
+        with pytest.raises(ClearheadError, match=message):
+            perplexity(model, windows, length=length, batch_size=2)
+
+
+def _corpus(*sizes: int) -> Corpus:
+    draw = np.random.default_rng(0)
+    streams = tuple(
+        TokenStream(
+            spec=f"source {number}",
+            weight=None,
+            tokens=draw.integers(0, VOCABULARY, size).astype(np.uint16),
+            starts=np.zeros(1, dtype=np.int64),
+        )
+        for number, size in enumerate(sizes)
+    )
+    return Corpus(
+        tokenizer=None,
+        vocabulary_size=VOCABULARY,
+        content="",
+        streams={"train": streams, "validation": streams},
+        description={},
+    )
+
+
+def _cut(corpus: Corpus, length: int, count: int) -> Iterator[Tensor]:
+    tokens = corpus.split("validation")[0].tokens.astype(np.int64)
+    return (torch.from_numpy(tokens[i * length : (i + 1) * length]) for i in range(count))
+
+
+def test_lengths_read_the_same_text():
+    model, corpus = _make("transformer"), _corpus(205)
+    lines = lengths(model, corpus, lengths=(8, 16, 32, 64), tokens=10_000)
+    # 205 tokens hold three windows of 64: 192 tokens at every length.
+    assert [line["length"] for line in lines] == [8, 8, 16, 16, 32, 32, 64, 64]
+    for loss, power in zip(lines[0::2], lines[1::2], strict=True):
+        length = loss["length"]
+        expected = _by_hand(model, list(_cut(corpus, length, 192 // length)))
+        assert (loss["metric"], power["metric"]) == ("loss", "perplexity")
+        assert loss["value"] == pytest.approx(expected, rel=1e-6)
+        assert power["value"] == pytest.approx(math.exp(expected), rel=1e-5)
+        assert loss["predicted_tokens"] == 192 // length * (length - 1)
+        assert loss["split"] == "validation"
+        assert "reason" not in loss
+
+
+@pytest.mark.parametrize(("tokens", "windows"), [(129, 2), (128, 2), (127, 1), (64, 1)])
+def test_the_budget_of_tokens(tokens, windows):
+    lines = lengths(_make("Llama"), _corpus(500, 90), lengths=(16, 64), tokens=tokens)
+    assert lines[0]["predicted_tokens"] == 4 * windows * 15
+    assert lines[2]["predicted_tokens"] == windows * 63
+
+
+def test_lengths_that_cannot_be_measured():
+    lines = lengths(_make("gpt2"), _corpus(100), lengths=(16, 64, 128), tokens=10_000)
+    assert [line["value"] is None for line in lines] == [False] * 2 + [True] * 4
+    assert lines[2]["reason"] == "the model has 32 learned positions, too few for 64 tokens"
+    assert "100 in the validation split hold no window of 128" in lines[5]["reason"]
+    lines = lengths(_make("gpt2"), _corpus(100), lengths=(16, 64), tokens=15)
+    assert all("15 tokens of 100" in line["reason"] for line in lines)
