@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from types import ModuleType
 
 
-class ClearheadError(ValueError):
-    """A request that cannot be met; its one line is all that the command line prints."""
+class ClearheadError(Exception):
+    """A request that cannot be met; its one line is all that the command line prints.
+
+    Not a ValueError: parsers catch those, and would bury the line in a message of their own.
+    """
 
 
 def choose(kind: str, word: str, options: Iterable[str]) -> str:

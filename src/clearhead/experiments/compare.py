@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clearhead.experiments.measures import attention_records, measure
 
 from clearhead.data import Batches, Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
+from clearhead.experiments.measures import attention_records, measure
 from clearhead.models import ClearheadForCausalLM, plan, preset
 from clearhead.report.records import Records, load
 from clearhead.train import Callback, TrainConfig, TrainResult, is_finished, train
@@ -191,7 +191,14 @@ def _run(
         value = measures.get(metric)
         reason = {} if value is not None else {"reason": measures["reason"]}
         yield {"kind": "measure", "run": name, "metric": metric, "value": value, **reason}
-    for found in measure(model, corpus, lengths=header["lengths"], tokens=config.evaluation_tokens):
+    measured = measure(
+        model,
+        corpus,
+        length=settings.sequence_length,
+        lengths=header["lengths"],
+        tokens=config.evaluation_tokens,
+    )
+    for found in measured:
         yield {"kind": "measure", "run": name, **found}
     if seed == config.seeds[0]:
         for found in attention_records(model, corpus):

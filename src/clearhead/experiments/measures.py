@@ -16,16 +16,16 @@ TOKENS_IN_A_BATCH = 4096
 
 
 def measure(
-    model: Any, corpus: Corpus, *, lengths: Sequence[int], tokens: int
+    model: Any, corpus: Corpus, *, length: int, lengths: Sequence[int], tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Perplexity by length; attention and hidden states at the first of the lengths.
+    """Perplexity by length; attention and hidden states at the training length.
 
     Args:
-        lengths: window lengths in tokens, the training length among them and shortest.
+        length: the training length in tokens.
+        lengths: window lengths of the perplexities.
         tokens: validation tokens read at each length.
     """
     yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
-    length = min(lengths)
     texts = windows(corpus, length=length, count=DIAGNOSED_WINDOWS)
     yield from diagnose(model, texts, batch_size=max(1, TOKENS_IN_A_BATCH // length))
 

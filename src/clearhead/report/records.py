@@ -176,7 +176,7 @@ def _load_file(path: Path) -> list[Run]:
             continue
         try:
             _add(runs, _parse(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ClearheadError, ValueError, KeyError, TypeError) as error:
             if number == len(lines):  # no newline after it: torn by an interruption
                 break
             detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,1 @@
+"""Whole jobs: comparisons and benchmarks. Everything below is wired together here."""

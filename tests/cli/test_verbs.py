@@ -1,0 +1,155 @@
+"""The command line as a person uses it: what it answers, and how it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from clearhead.cli import VERBS, main
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a refused request prints; nothing else, and exit code 2."""
+    assert _call(*words) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("clearhead: ")
+    assert "Traceback" not in "".join(lines)
+    return lines[-1]
+
+
+def test_help_imports_nothing_heavy():
+    code = """
+import sys
+from clearhead.cli import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    assert stop.code == 0
+heavy = {"torch", "transformers", "tyro", "rich", "numpy", "plotly", "datasets"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    for verb in VERBS:
+        assert f"  {verb} " in out.stdout
+
+
+def test_version_and_empty_call(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("clearhead 0.")
+    assert _call() == 2
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb, capsys):
+    assert _call(verb, "--help") == 0
+    assert f"clearhead {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "did you mean train?"),
+        (["train", "diferential"], "did you mean differential?"),
+        (["train", "transformer", "--size", "tinny"], "did you mean tiny?"),
+        (["train", "--set", "maps=diferential"], "did you mean differential?"),
+        (["train", "--set", "maps"], "is not KEY=VALUE"),
+        (["train", "--set", "lambda_init=0.5"], "no effect with maps='single'"),
+        (["train", "--train.tokens", "100"], "less than one step of 2048"),
+        (["train", "--train.learning-rate", "-1"], "learning_rate is -1.0"),
+        (["train", "--data.data", "missing.txt"], "missing.txt"),
+        (["compare", "--presets", "transformer", "softmx1"], "did you mean softmax1?"),
+        (["compare", "--presets", "gpt2", "gpt2"], "each once"),
+        (["compare", "--rates", "gpt2", "0.1"], "which is not compared"),
+        (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
+        (["report", "missing.jsonl"], "missing.jsonl"),
+        (["eval", "nowhere/model"], "cannot load a model from 'nowhere/model'"),
+        (["eval", "nowhere/model", "--lengths", "1"], "must be at least 2"),
+        (["generate", "nowhere/model"], "cannot load a model"),
+        (["generate", "nowhere/model", "--temperature", "-1"], "temperature at least 0"),
+        (["bench", "--rounds", "0"], "rounds must be at least 1"),
+        (["plan", "transfomer"], "did you mean transformer?"),
+        (["plan", "--set", "num_attention_heads=5"], "is odd"),
+    ],
+)
+def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert message in _refusal(capsys, *words)
+    assert list(tmp_path.iterdir()) == [], "a refused request leaves nothing behind"
+
+
+def test_binary_data_is_refused(capsys, tmp_path, settings):
+    path = tmp_path / "noise.txt"
+    path.write_bytes(bytes(range(128, 256)) * 50)
+    words = [*settings, "--data.data", str(path), "--output", str(tmp_path / "run")]
+    assert "noise.txt" in _refusal(capsys, "train", *words)
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
+    words = [*settings, "--train.batch-size", "100000", "--train.tokens", "10000000"]
+    assert "batch" in _refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))
+
+
+def test_plan_prints_counts(capsys):
+    assert _call("plan", "transformer", "differential") == 0
+    out = capsys.readouterr().out
+    assert "2,557,632" in out
+    assert "2,558,400" in out
+
+
+def test_train_resume_eval_generate(capsys, tmp_path, settings):
+    run = tmp_path / "run"
+    words = ["train", "softmax1", "--output", str(run), *settings]
+    assert _call(*words) == 0
+    assert (run / "final" / "model.safetensors").exists()
+    assert "already holds a run" in _refusal(capsys, *words)
+
+    assert _call("generate", str(run), "attention", "--tokens", "5") == 0
+    assert capsys.readouterr().out.startswith("attention")
+    assert _call("generate", str(run), "attention", "--tokens", "5", "--temperature", "0") == 0
+
+    data = settings[: settings.index("--train.tokens")]
+    records = tmp_path / "eval.jsonl"
+    options = ["--lengths", "16", "32", "--tokens", "64", "--records", str(records)]
+    assert _call("eval", str(run), *options, *data) == 0
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [(x.get("metric"), x.get("length")) for x in lines if x["kind"] == "measure"] == [
+        ("loss", 16),
+        ("perplexity", 16),
+        ("loss", 32),
+        ("perplexity", 32),
+    ]
+
+
+def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
+    run = tmp_path / "run"
+    assert _call("train", "transformer", "--output", str(run), *settings) == 0
+    weights = run / "final" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "cannot load a model" in _refusal(capsys, "generate", str(run), "x")
+
+
+def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
+    from clearhead.experiments import bench
+
+    monkeypatch.setattr(bench, "BATCH", 1)
+    monkeypatch.setattr(bench, "LENGTH", 16)
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "attention", "--rounds", "2", "--output", str(out)) == 0
+    (line,) = [json.loads(text) for text in out.read_text().splitlines()]
+    assert line["bound"] == 1.1
+    assert line["ratio"] > 0
+    assert all(len(times) == 2 for times in line["seconds"].values())
+    assert "softmax-1" in capsys.readouterr().out
+
+
+def test_module_runs_as_a_program():
+    ran = subprocess.run([sys.executable, "-m", "clearhead", "--help"], capture_output=True)
+    assert ran.returncode == 0
