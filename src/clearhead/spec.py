@@ -26,7 +26,8 @@ class LayerSpec:
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
 
     `maps="differential"` pairs those heads, so that it has half as many, each with a value of
-    width 2 × head_dim; parameters and cache stay those of the baseline.
+    width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
+    as many queries as the baseline, and its keys and values.
     """
 
     index: int
@@ -62,11 +63,13 @@ class Declaration:
         name: the value that selects it, such as "differential".
         summary: one line for tables and help.
         source: the paper and equation it comes from.
-        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps.
+        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
+            normalizers, from the number of maps.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
         cache: numbers kept for each token in generation.
+        query_heads: of maps: how many queries a token has, each making one map.
         shards: the tensor dimension its parameters may be split along ("heads", "channels"),
             or None where every device needs them whole.
     """
@@ -79,6 +82,7 @@ class Declaration:
     refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
+    query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     shards: str | None = None
 
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.ops import (
     differential,
+    differential_v2,
     linear_cross_entropy,
     oracles,
     rms_norm,
@@ -70,6 +72,36 @@ def test_differential_matches_oracle(groups, sink, affine):
         [want, *torch.autograd.grad(want, inputs, grad)],
         1e-10,
     )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+def test_differential_v2_matches_oracle(groups, sink):
+    q = torch.randn(2, 8, 19, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    lam = torch.rand(2, 4, 19, 1, dtype=torch.float64, requires_grad=True)
+    inputs = [q, k, v, lam]
+    if sink == "learned":
+        sink = torch.randn(8, dtype=torch.float64, requires_grad=True)
+        inputs.append(sink)
+    mask = torch.arange(19).expand(2, -1) >= torch.tensor([[4], [0]])
+    options = {"sink": sink, "causal": True, "key_mask": mask}
+    got = differential_v2(q, k, v, lam, **options)
+    want = oracles.differential_v2(q, k, v, lam, **options)
+    grad = torch.randn_like(want)
+    _close(
+        [got, *torch.autograd.grad(got, inputs, grad)],
+        [want, *torch.autograd.grad(want, inputs, grad)],
+        1e-10,
+    )
+
+
+@pytest.mark.parametrize("groups", [8, 3])
+def test_differential_v2_refuses_a_pair_on_two_keys(groups):
+    q, k = torch.randn(1, 8, 5, 4), torch.randn(1, groups, 5, 4)
+    with pytest.raises(ClearheadError, match="an even number of queries to each key head"):
+        differential_v2(q, k, k, torch.zeros(1, 4, 5, 1))
 
 
 def test_differential_keeps_the_difference_in_float32():

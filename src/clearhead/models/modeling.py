@@ -125,10 +125,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"found {implementation!r}: call model.set_attn_implementation('eager')"
                 )
 
-            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-                weights = oracles.weights(q, k, **options)
-                maps.append(module.maps.effective(weights).to(q.dtype))  # type: ignore[operator]
-                return _eager(module, q, k, v, **options)
+            def recording(
+                module: Any, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+            ) -> Tensor:
+                effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
+                maps.append(effective.to(q.dtype))
+                return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
         if implementation in _IMPLEMENTATIONS:
@@ -220,11 +222,15 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return result.to_tuple() if return_dict is False else result
 
 
-def _stock(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _stock(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+) -> Tensor:
     return ops.attend(q, k, v, **options)
 
 
-def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+) -> Tensor:
     return oracles.attend(q, k, v, **options).to(v.dtype)
 
 
@@ -234,8 +240,9 @@ _IMPLEMENTATIONS = {"sdpa": _stock, "eager": _eager}
 def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal; and, for differential
-    attention, all first maps and then all second, with values of twice the width.
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal, and coefficients, by
+    which `module.maps.effective` combines the maps. For differential attention V1 it gets all first
+    maps and then all second, with values of twice the width; for V2 the two maps of a head in turn.
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

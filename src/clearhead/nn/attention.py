@@ -13,22 +13,23 @@ from clearhead.spec import LayerSpec
 class Attention(nn.Module):
     """Projections around the mechanisms that the layer's axes name.
 
-    The projections have the baseline's widths for every choice of `maps`: differential attention
-    pairs neighbouring heads of queries, keys and values instead of adding any.
+    Differential attention pairs neighbouring heads of the baseline's queries, keys and values
+    instead of adding any; V2 has twice its queries. The output is as wide for every choice.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         self.layer = layer
-        queries, groups = layer.num_attention_heads, layer.num_key_value_heads
+        maps = REGISTRY.find("maps", layer.maps)
+        queries, groups = maps.query_heads(layer), layer.num_key_value_heads
         width = layer.head_dim
         self.q_proj = nn.Linear(layer.hidden_size, queries * width, bias=layer.bias)
         self.k_proj = nn.Linear(layer.hidden_size, groups * width, bias=layer.bias)
         self.v_proj = nn.Linear(layer.hidden_size, groups * width, bias=layer.bias)
-        self.o_proj = residual_output(layer, queries * width)
+        self.o_proj = residual_output(layer, layer.num_attention_heads * width)
         self.prepare = REGISTRY.find("position", layer.position).build.prepare  # type: ignore[attr-defined]
-        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(layer)
-        self.maps = REGISTRY.find("maps", layer.maps).build(layer)
+        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
+        self.maps = maps.build(layer)
 
     def forward(
         self,
@@ -44,7 +45,8 @@ class Attention(nn.Module):
 
         Args:
             table: what the position module made for these positions.
-            attend: a function with the signature of `ops.attend`, with this module before it.
+            attend: a function with the signature of `ops.attend`, with this module before it, and
+                a keyword `coefficients`, what `maps` combines its maps by.
             cache: a transformers Cache; keys are kept as prepared, S = past + T.
             key_mask: bool [B, S]. segments: int [B, S].
         """
@@ -56,11 +58,13 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, self.layer.index)
 
+        coefficients = self.maps.coefficients(x_BTC)
+
         def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, **options)
+            return attend(self, *tensors, coefficients=coefficients, **options)
 
         o_BHTD = self.maps(
-            *(q, k, v),
+            *(q, k, v, coefficients),
             attend=bound,
             sink=self.normalizer.sink(),
             causal=True,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.single import attention_flops, key_value_numbers
+from clearhead.nn.single import attention_flops, numbers_per_group
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -39,22 +39,29 @@ class Differential(nn.Module):
             nn.init.normal_(vector, std=0.1)
         nn.init.ones_(self.norm_weight)
 
-    def weight_of_second_map(self) -> Tensor:
-        """λ, a float32 scalar."""
+    def coefficients(self, x_BTC: Tensor | None = None) -> Tensor:
+        """λ, a float32 scalar, whatever the input."""
         with torch.autocast(self.lambda_q1.device.type, enabled=False):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
             return first - second + self.lambda_init
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, attend: Any, **options: Any
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        coefficients: Tensor,
+        *,
+        attend: Any,
+        **options: Any,
     ) -> Tensor:
         """[B, H/2, T, 2D]."""
         return ops.differential(
             q_BHTD,
             k_BGSD,
             v_BGSD,
-            self.weight_of_second_map(),
+            coefficients,
             norm_weight=self.norm_weight,
             norm_eps=self.norm_eps,
             gain=1 - self.lambda_init,
@@ -62,10 +69,14 @@ class Differential(nn.Module):
             **options,
         )
 
-    def effective(self, weights_BHTS: Tensor) -> Tensor:
-        """The signed difference [B, H/2, T, S]; `attend` gets all first maps, then all second."""
-        first, second = weights_BHTS.chunk(2, 1)
-        return first - self.weight_of_second_map().to(first.dtype) * second
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
+        """First and second maps: `attend` gets all the first ones, then all the second."""
+        return heads_BH.chunk(2, 1)
+
+    def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+        """The signed difference [B, H/2, T, S]."""
+        first, second = self.split(weights_BHTS)
+        return first - coefficients.to(first.dtype) * second
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -87,6 +98,6 @@ DECLARATION = Declaration(
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    cache=key_value_numbers,
+    cache=numbers_per_group,
     shards="heads",
 )

@@ -6,8 +6,16 @@ queries and keys, V width of values, N rows.
 
 from clearhead.ops.attention import attend
 from clearhead.ops.cross_entropy import linear_cross_entropy
-from clearhead.ops.differential import differential
+from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.rope import rotary_table, rotate
 
-__all__ = ["attend", "differential", "linear_cross_entropy", "rms_norm", "rotary_table", "rotate"]
+__all__ = [
+    "attend",
+    "differential",
+    "differential_v2",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rotary_table",
+    "rotate",
+]

@@ -104,6 +104,29 @@ def differential(
     return gain * (o if norm_weight is None else o * norm_weight.double())
 
 
+def differential_v2(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, lam: Tensor, **options: object
+) -> Tensor:
+    """Differential attention V2, float64 [B, H/2, T, D]: maps 2i and 2i+1 make head i.
+
+    With r = H/2 / G heads a group, both read keys and values of group i // r. lam: [B, H/2, T, 1].
+    """
+    heads = q_BHTD.shape[1] // 2
+    outputs = []
+    for head in range(heads):
+        group = [head * k_BGSD.shape[1] // heads]
+        first, second = (
+            weights(
+                q_BHTD[:, [2 * head + m]],
+                k_BGSD[:, group],
+                **_for_head(options, 2 * head + m),  # type: ignore[arg-type]
+            )
+            for m in (0, 1)
+        )
+        outputs.append((first - lam[:, [head]].double() * second) @ v_BGSD[:, group].double())
+    return torch.cat(outputs, 1)
+
+
 def _for_head(options: dict[str, object], head: int) -> dict[str, object]:
     sink = options.get("sink")
     return {**options, "sink": sink[head]} if isinstance(sink, Tensor) and sink.ndim else options
