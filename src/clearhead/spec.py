@@ -42,6 +42,7 @@ class LayerSpec:
     rope_theta: float = 10_000.0
     max_position_embeddings: int = 2048
     lambda_init: float | None = None
+    head_norm: str = "affine"
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"

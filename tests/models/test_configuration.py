@@ -23,6 +23,8 @@ from clearhead.spec import AXES
         ),
         ({"maps": "differential", "lambda_init": 1.5}, "outside"),
         ({"lambda_init": 0.8}, "lambda_init has no effect with maps='single'"),
+        ({"head_norm": "none"}, "head_norm has no effect with maps='single'"),
+        ({"maps": "differential", "head_norm": "layer"}, "none of affine, plain, none"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         ({"num_key_value_heads": 4}, "does not divide"),
         ({"position": "none", "rope_parameters": {"rope_theta": 5.0}}, "have no effect"),

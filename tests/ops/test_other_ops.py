@@ -48,15 +48,15 @@ def test_rotation_depends_on_distance_only():
 
 @pytest.mark.parametrize("groups", [2, 4, 8])
 @pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
-@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-def test_differential_matches_oracle(groups, sink, affine):
+@pytest.mark.parametrize("head_norm", ["affine", "plain", "none"])
+def test_differential_matches_oracle(groups, sink, head_norm):
     q = torch.randn(2, 8, 19, 6, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
     lam = torch.tensor(0.37, dtype=torch.float64, requires_grad=True)
     inputs = [q, k, v, lam]
     weight = None
-    if affine:
+    if head_norm == "affine":
         weight = torch.randn(12, dtype=torch.float64, requires_grad=True)
         inputs.append(weight)
     if sink == "learned":
@@ -65,6 +65,8 @@ def test_differential_matches_oracle(groups, sink, affine):
     mask = torch.arange(19).expand(2, -1) >= torch.tensor([[4], [0]])
     options = {"norm_weight": weight, "norm_eps": 1e-5, "gain": 0.63, "sink": sink}
     options |= {"causal": True, "key_mask": mask}
+    if head_norm == "none":
+        options["norm_eps"] = None
     got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
     grad = torch.randn_like(want)
     _close(

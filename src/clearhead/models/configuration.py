@@ -39,6 +39,7 @@ class ClearheadConfig(PreTrainedConfig):
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
     4 × the width otherwise. `rope_parameters` is transformers' dict; here its `rope_type` is
     "default". `lambda_init` fixes differential attention's λ_init; None is the depth-wise one.
+    `head_norm` is its norm of each head: "affine", "plain" (no gain) or "none".
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -58,6 +59,7 @@ class ClearheadConfig(PreTrainedConfig):
     max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
     lambda_init: float | None = None
+    head_norm: str = "affine"
     bias: bool = False
     norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -111,6 +113,7 @@ class ClearheadConfig(PreTrainedConfig):
             rope_theta=(self.rope_parameters or {}).get("rope_theta", 10_000.0),
             max_position_embeddings=self.max_position_embeddings,
             lambda_init=self.lambda_init,
+            head_norm=self.head_norm,
             **{axis: getattr(self, axis) for axis in AXES},
         )
 
@@ -149,9 +152,10 @@ class ClearheadConfig(PreTrainedConfig):
         if self.num_hidden_layers < 1 or self.vocab_size < 1:
             found = f"num_hidden_layers={self.num_hidden_layers}, vocab_size={self.vocab_size}"
             raise ClearheadError(f"a model needs at least one layer and one token; found {found}")
-        if self.lambda_init is not None and self.maps != "differential":
-            raise ClearheadError(
-                f"lambda_init has no effect with maps={self.maps!r}: choose maps='differential'"
-            )
+        for key, default in (("lambda_init", None), ("head_norm", "affine")):
+            if getattr(self, key) != default and self.maps != "differential":
+                raise ClearheadError(
+                    f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
+                )
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))

@@ -10,6 +10,8 @@ from clearhead import ops
 from clearhead.nn.single import attention_flops, numbers_per_group
 from clearhead.spec import Declaration, LayerSpec
 
+HEAD_NORMS = ("affine", "plain", "none")
+
 
 class Differential(nn.Module):
     """λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
@@ -17,7 +19,8 @@ class Differential(nn.Module):
     λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
     the two exponentials to bfloat16 before subtracting would cost up to 0.012.
     λ_init = 0.8 − 0.6 exp(−0.3 · layer), layer from 0, unless the configuration fixes it.
-    The four vectors start as N(0, 0.1²), the norm's gain as 1.
+    The four vectors start as N(0, 0.1²), the norm's gain as 1. head_norm: "affine" has the gain,
+    "plain" none; "none" (an ablation of the paper) leaves the norm out and keeps 1 − λ_init.
     """
 
     maps = ("map 1", "map 2")
@@ -30,14 +33,17 @@ class Differential(nn.Module):
         self.lambda_k1 = nn.Parameter(torch.empty(layer.head_dim))
         self.lambda_q2 = nn.Parameter(torch.empty(layer.head_dim))
         self.lambda_k2 = nn.Parameter(torch.empty(layer.head_dim))
-        self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
+        self.head_norm = layer.head_norm
+        if self.head_norm == "affine":
+            self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
         self.norm_eps = layer.norm_eps
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             nn.init.normal_(vector, std=0.1)
-        nn.init.ones_(self.norm_weight)
+        if self.head_norm == "affine":
+            nn.init.ones_(self.norm_weight)
 
     def coefficients(self, x_BTC: Tensor | None = None) -> Tensor:
         """λ, a float32 scalar, whatever the input."""
@@ -62,8 +68,8 @@ class Differential(nn.Module):
             k_BGSD,
             v_BGSD,
             coefficients,
-            norm_weight=self.norm_weight,
-            norm_eps=self.norm_eps,
+            norm_weight=self.norm_weight if self.head_norm == "affine" else None,
+            norm_eps=None if self.head_norm == "none" else self.norm_eps,
             gain=1 - self.lambda_init,
             attend=attend,
             **options,
@@ -86,6 +92,8 @@ def _refuses(layer: LayerSpec) -> str | None:
             return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
     if layer.lambda_init is not None and not 0 < layer.lambda_init < 1:
         return f"lambda_init={layer.lambda_init} is outside (0, 1); the paper uses 0.2 to 0.8"
+    if layer.head_norm not in HEAD_NORMS:
+        return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"
     return None
 
 

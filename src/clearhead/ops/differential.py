@@ -15,7 +15,7 @@ def differential(
     lam: Tensor,
     *,
     norm_weight: Tensor | None,
-    norm_eps: float,
+    norm_eps: float | None,
     gain: float,
     sink: float | Tensor | None = None,
     attend: object = _attend,
@@ -31,7 +31,7 @@ def differential(
         q_BHTD, k_BGSD, v_BGSD: H and G even.
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
-        norm_eps: added to the mean square.
+        norm_eps: added to the mean square; None leaves the norm out.
         gain: 1 − λ_init.
         sink: as in `attend`; a tensor has one logit for each of the H maps.
         attend: what computes the maps, with `ops.attend`'s signature.
@@ -47,7 +47,9 @@ def differential(
     o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
     first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
     difference = first - lam.to(first.dtype) * second
-    return (rms_norm(difference, norm_weight, norm_eps) * gain).to(v.dtype)
+    if norm_eps is not None:
+        difference = rms_norm(difference, norm_weight, norm_eps)
+    return (difference * gain).to(v.dtype)
 
 
 def _by_map(x_BHTD: Tensor) -> Tensor:

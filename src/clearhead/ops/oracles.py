@@ -75,7 +75,7 @@ def differential(
     lam: Tensor,
     *,
     norm_weight: Tensor | None,
-    norm_eps: float,
+    norm_eps: float | None,
     gain: float,
     **options: object,
 ) -> Tensor:
@@ -100,6 +100,8 @@ def differential(
         value = torch.cat([v_BGSD[:, [2 * group]], v_BGSD[:, [2 * group + 1]]], -1).double()
         outputs.append((first - lam.double() * second) @ value)
     o = torch.cat(outputs, 1)
+    if norm_eps is None:
+        return gain * o
     o = o / torch.sqrt(o.pow(2).mean(-1, keepdim=True) + norm_eps)
     return gain * (o if norm_weight is None else o * norm_weight.double())
 
