@@ -12,6 +12,7 @@ from transformers import (
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS
+from clearhead.nn.positions import Part
 
 SHAPE = {
     "hidden_size": 32,
@@ -263,7 +264,7 @@ def test_differential_v2_by_hand():
     lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
     o = o.transpose(1, 2)
     want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
-    context = {"table": None, "attend": _implementation}
+    context = {"parts": (Part(),), "attend": _implementation}
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 

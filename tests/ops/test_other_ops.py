@@ -8,12 +8,15 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import (
     differential,
     differential_v2,
+    frequencies,
     linear_cross_entropy,
     oracles,
     rms_norm,
     rotary_table,
     rotate,
 )
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
@@ -25,7 +28,8 @@ def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 def test_rotation_matches_complex_multiplication():
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64, requires_grad=True)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 0, 1, 2, 100, 101, 4000]])
-    got = rotate(x, rotary_table(positions, 10, 10_000.0))
+    frequency, _ = frequencies(ROPE, 10, x.device)
+    got = rotate(x, rotary_table(positions, frequency))
     want = oracles.rotate(x, positions, 10_000.0)
     grad = torch.randn_like(want)
     _close(
@@ -33,7 +37,7 @@ def test_rotation_matches_complex_multiplication():
         [want, *torch.autograd.grad(want, x, grad)],
         2e-4,  # the angles are float32: 4000 radians keep four digits
     )
-    assert rotate(x.bfloat16(), rotary_table(positions, 10, 1e4)).dtype == torch.bfloat16
+    assert rotate(x.bfloat16(), rotary_table(positions, frequency)).dtype == torch.bfloat16
 
 
 def test_rotation_depends_on_distance_only():

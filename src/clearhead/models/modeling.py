@@ -44,7 +44,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         super().__init__(config)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = REGISTRY.find("position", config.position).build(first)
+        heads = REGISTRY.find("maps", config.maps).heads(first)
+        self.position = REGISTRY.find("position", config.position).build(first, heads)
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
@@ -82,7 +83,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
         positions = _positions(position_ids, key_mask, x, past)
         self._check_length(past + x.shape[1])
@@ -95,10 +96,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
             maps = []
         attend = self._attend(maps)
         x = self.position.embed(x, positions)
+        keys = positions
+        if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
+            keys = _key_positions(positions, key_mask, past)
         context = {
-            "table": self.position.table(positions),
+            "parts": self.position.parts(positions, keys),
             "attend": attend,
             "cache": past_key_values,
+            "past": past,
             "key_mask": key_mask,
             "segments": document_ids,
         }
@@ -246,7 +251,7 @@ def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        out, _ = function(module, q, k, v, None, scaling=q.shape[-1] ** -0.5, **options)
+        out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)
         return out.transpose(1, 2)
 
     return attend
@@ -268,6 +273,19 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None  # the unpadded kernels are faster
     return mask
+
+
+def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> Tensor:
+    """Positions of cached and new keys, [B, S]: the cached ones count back from the first new one.
+
+    So they need not be kept. A padded row counts its own tokens, on whichever side the padding is.
+    """
+    if key_mask is None:
+        earlier = torch.arange(-past, 0, device=positions_BT.device)[None]
+    else:
+        count = key_mask.long().cumsum(-1)
+        earlier = count[:, :past] - count[:, past : past + 1]
+    return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
 
 
 def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:

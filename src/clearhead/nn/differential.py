@@ -103,6 +103,7 @@ DECLARATION = Declaration(
     summary="the difference of two maps a head, over a value of twice the width (V1)",
     source="arXiv 2410.05258, eqs. 1 to 3",
     build=Differential,
+    heads=lambda layer: layer.num_attention_heads // 2,
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),

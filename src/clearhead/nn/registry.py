@@ -1,11 +1,15 @@
 """Every mechanism of the house, one line each. To add one: write its file, add its line."""
 
 from clearhead.nn import (
+    alibi,
     differential,
     differential_v2,
+    direction,
     mlps,
     norms,
     positions,
+    rotary,
+    scores,
     single,
     sink,
     softmax,
@@ -15,16 +19,24 @@ from clearhead.spec import Registry
 
 REGISTRY = Registry(
     [
-        single.DOT,
+        scores.DOT,
+        scores.EXACT,
+        scores.STRICT,
+        scores.SLACK,
         softmax.DECLARATION,
         softmax1.DECLARATION,
         sink.DECLARATION,
         single.DECLARATION,
         differential.DECLARATION,
         differential_v2.DECLARATION,
-        positions.ROPE,
+        rotary.ROPE,
+        rotary.XPOS,
+        alibi.DECLARATION,
         positions.LEARNED,
+        positions.SINUSOIDAL,
         positions.NONE,
+        direction.CAUSAL,
+        direction.BIDIRECTIONAL,
         norms.RMSNORM,
         norms.RMSNORM_SINGLE,
         norms.LAYERNORM,

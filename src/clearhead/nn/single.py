@@ -1,4 +1,4 @@
-"""Plain attention: one map a head. And dot-product scores, which every mechanism here uses."""
+"""Plain attention: one map a head."""
 
 from typing import Any
 
@@ -42,8 +42,9 @@ class Single(nn.Module):
 
 
 def attention_flops(layer: LayerSpec, length: int) -> float:
-    """q kᵀ and p v for each token, over the average of (length + 1) / 2 visible keys."""
-    return 4.0 * layer.num_attention_heads * layer.head_dim * (length + 1) / 2
+    """q kᵀ and p v for each token, over its visible keys: causally (length + 1) / 2 on average."""
+    visible = (length + 1) / 2 if layer.direction == "causal" else length
+    return 4.0 * layer.num_attention_heads * layer.head_dim * visible
 
 
 def numbers_per_group(layer: LayerSpec) -> int:
@@ -60,12 +61,4 @@ DECLARATION = Declaration(
     flops=attention_flops,
     cache=numbers_per_group,
     shards="heads",
-)
-DOT = Declaration(
-    axis="scores",
-    name="dot",
-    summary="q · k / √d",
-    source="arXiv 1706.03762",
-    build=lambda layer: None,
-    cache=numbers_per_group,
 )
