@@ -81,6 +81,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
             raise ClearheadError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if self.config.direction != "causal":
+            if past_key_values is not None:
+                raise ClearheadError(
+                    "a key-value cache needs direction='causal': with "
+                    f"{self.config.direction!r} every token changes when one is added"
+                )
+            use_cache = False
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache()
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
@@ -173,6 +180,11 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig) -> None:
+        if config.direction != "causal":
+            raise ClearheadError(
+                f"with direction={config.direction!r} a token would see the one that it predicts: "
+                "choose direction='causal', or build ClearheadModel, which has no head"
+            )
         super().__init__(config)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
