@@ -191,6 +191,11 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         self.loss = NextTokenLoss()
         self.post_init()
 
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
+        """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
+        return attention_mask
+
     def forward(
         self,
         input_ids: Tensor | None = None,
