@@ -21,10 +21,12 @@ ATTENTION = ("scores", "normalizer", "maps", "position")
 
 
 def config(**keys: Any) -> ClearheadConfig | None:
-    """The configuration, or None where it is refused."""
+    """The configuration, or None where it is refused, in one line."""
     try:
         return ClearheadConfig(**SHAPE | keys)
-    except ClearheadError:
+    except ClearheadError as error:
+        if "\n" in str(error):
+            raise
         return None
 
 

@@ -1,18 +1,12 @@
 """Cached and uncached logits agree for every attention there is, and greedy tokens are the same."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-
-_spec = importlib.util.spec_from_file_location("space", Path(__file__).with_name("space.py"))
-space = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(space)
 
 POINTS = space.attentions()
 PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
