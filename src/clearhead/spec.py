@@ -6,7 +6,7 @@ table, `clearhead plan` and the documentation read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -16,6 +16,7 @@ AXES: Mapping[str, str] = {
     "normalizer": "how a row of scores becomes weights",
     "maps": "how attention maps are combined into one",
     "position": "how order enters",
+    "direction": "which keys a query may see",
     "norm": "what is normalised, and by which gain",
     "mlp": "the position-wise network",
 }
@@ -26,7 +27,8 @@ class LayerSpec:
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
 
     `maps="differential"` pairs those heads, so that it has half as many, each with a value of
-    width 2 × head_dim; parameters and cache stay those of the baseline.
+    width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
+    as many queries as the baseline, and its keys and values.
     """
 
     index: int
@@ -38,13 +40,18 @@ class LayerSpec:
     head_dim: int
     norm_eps: float = 1e-5
     bias: bool = False
-    rope_theta: float = 10_000.0
+    initializer_range: float = 0.02
+    rope_parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10_000.0}
+    )
     max_position_embeddings: int = 2048
     lambda_init: float | None = None
+    head_norm: str = "affine"
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"
     position: str = "rope"
+    direction: str = "causal"
     norm: str = "rmsnorm"
     mlp: str = "swiglu"
 
@@ -62,11 +69,16 @@ class Declaration:
         name: the value that selects it, such as "differential".
         summary: one line for tables and help.
         source: the paper and equation it comes from.
-        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps.
+        build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
+            normalizers, from the number of maps; for positions, from a spec and the number of
+            heads; for scores, from the position's `prepare`.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
         cache: numbers kept for each token in generation.
+        heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
+            making one map.
+        query_width, key_width: of scores: how wide a head's query and key are, as projected.
         shards: the tensor dimension its parameters may be split along ("heads", "channels"),
             or None where every device needs them whole.
     """
@@ -79,6 +91,10 @@ class Declaration:
     refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
+    heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
+    query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
+    query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
+    key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     shards: str | None = None
 
 

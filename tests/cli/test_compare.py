@@ -55,7 +55,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
                 continue
             dimensions = [line.get(key) for key in ("length", "map", "tokens")]
             found[(line["metric"], *(d for d in dimensions if d is not None))] = line
-        maps = ["map 1", "map 2", "difference"] if name == "differential" else ["softmax"]
+        maps = ["map 1", "map 2", "difference"] if "differential" in name else ["softmax"]
         for key in (
             ("perplexity", 16),
             ("tokens_per_second",),
@@ -72,7 +72,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
             ),
         ):
             assert found[key]["value"] is not None, (name, key)
-        assert (("null_mass", "softmax") in found) == (name == "softmax1")
+        assert (("null_mass", "softmax") in found) == (name in ("softmax1", "sink"))
     assert {x["map"] for x in lines if x["kind"] == "attention"} == {
         "softmax",
         "map 1",

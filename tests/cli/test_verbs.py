@@ -56,9 +56,9 @@ def test_every_verb_has_help(verb, capsys):
     ("words", "message"),
     [
         (["trian"], "did you mean train?"),
-        (["train", "diferential"], "did you mean differential?"),
+        (["train", "diferential"], "did you mean differential or differential-v2?"),
         (["train", "transformer", "--size", "tinny"], "did you mean tiny?"),
-        (["train", "--set", "maps=diferential"], "did you mean differential?"),
+        (["train", "--set", "maps=diferential"], "did you mean differential or differential-v2?"),
         (["train", "--set", "maps"], "is not KEY=VALUE"),
         (["train", "--set", "lambda_init=0.5"], "no effect with maps='single'"),
         (["train", "--train.tokens", "100"], "less than one step of 2048"),

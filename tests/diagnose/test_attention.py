@@ -110,7 +110,7 @@ def test_differential_maps_and_their_difference(tiny, monkeypatch, normalizer):
         weights = oracles.weights(call.q, call.k, sink=sink)
         first.append(weights[:, :2])  # 4 baseline heads are 2 pairs
         second.append(weights[:, 2:])
-        lam = call.module.maps.weight_of_second_map().double()
+        lam = call.module.maps.coefficients().double()
         difference.append(first[-1] - lam * second[-1])
     _check(statistics, "map 1", tuple(first))
     _check(statistics, "map 2", tuple(second))
@@ -121,12 +121,20 @@ def test_differential_maps_and_their_difference(tiny, monkeypatch, normalizer):
     assert (statistics.pooled("null_mass", "map 2") is None) == (sink is None)
 
 
+def test_differential_v2_has_its_own_weight_for_each_token(tiny):
+    model = tiny.ours("differential-v2")
+    ids = torch.stack(tiny.windows(4, T))
+    statistics = _run(model, ids)
+    assert statistics.maps() == ["map 1", "map 2", "difference"]
+    _check(statistics, "difference", _own_attentions(model, ids))
+
+
 def test_the_signed_argmax_ignores_hidden_keys(tiny, monkeypatch):
     """With λ = 3 nearly every signed weight is below 0, the weight of a hidden key."""
     model = tiny.ours("differential")
     for layer in model.model.layers:
         maps = layer.self_attn.maps
-        monkeypatch.setattr(maps, "weight_of_second_map", lambda: torch.tensor(3.0))
+        monkeypatch.setattr(maps, "coefficients", lambda x: torch.tensor(3.0))
         layer.self_attn.q_proj.weight.data.zero_()
     statistics = _run(model, torch.stack(tiny.windows(2, T)))
     # Uniform maps: all visible weights of a row are equal, (1 − 3) / (i + 1).
@@ -212,7 +220,7 @@ def test_differential_attention_maps(tiny):
     }
     assert len(maps) == 3 * 2 * 3
     for layer, head in ((0, 0), (2, 1)):
-        lam = model.model.layers[layer].self_attn.maps.weight_of_second_map().item()
+        lam = model.model.layers[layer].self_attn.maps.coefficients().item()
         expected = maps[layer, head, "map 1"] - lam * maps[layer, head, "map 2"]
         assert torch.allclose(maps[layer, head, "difference"], expected, atol=2e-4)
         assert (maps[layer, head, "difference"] < 0).any()

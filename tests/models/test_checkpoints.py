@@ -3,14 +3,20 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import clearhead
 from clearhead import ClearheadForCausalLM, preset
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
+
+# The clearhead under test, which need not be the one installed.
+SOURCE = str(Path(clearhead.__file__).parents[1])
+ENVIRONMENT = {"PATH": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": SOURCE}
 
 READ = """
 import sys, torch
@@ -44,7 +50,7 @@ def test_a_clean_process_gives_the_same_bits(first, options, name, tmp_path):
     code = READ.format(
         first=first, folder=str(folder), options=options, out=str(tmp_path / "out.safetensors")
     )
-    environment = {"HF_HOME": str(tmp_path / "hub"), "PATH": "", "HF_HUB_OFFLINE": "1"}
+    environment = {"HF_HOME": str(tmp_path / "hub"), **ENVIRONMENT}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     torch.manual_seed(7)
     ids = torch.randint(0, 61, (2, 9))
@@ -65,7 +71,7 @@ sys.meta_path.insert(0, Hidden())
 from transformers import AutoModelForCausalLM
 AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True)
 """
-    environment = {"HF_HOME": str(tmp_path / "hub"), "PATH": "", "HF_HUB_OFFLINE": "1"}
+    environment = {"HF_HOME": str(tmp_path / "hub"), **ENVIRONMENT}
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )

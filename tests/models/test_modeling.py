@@ -4,16 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS
+from clearhead.nn.positions import Part
 
 SHAPE = {
     "hidden_size": 32,
@@ -80,29 +79,6 @@ def test_gpt2_is_gpt2():
     theirs.load_state_dict(state)
     ids = _ids()
     assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=2e-5)
-
-
-@pytest.mark.parametrize("groups", [2, 4])
-def test_differential_is_diffllama(groups):
-    """transformers pairs halves (i, i + H/2), we pair neighbours: permute the heads."""
-    ours = _model("differential", num_key_value_heads=groups)
-    theirs = DiffLlamaForCausalLM(
-        DiffLlamaConfig(
-            **SHAPE, num_key_value_heads=groups, tie_word_embeddings=True, rms_norm_eps=1e-5
-        )
-    ).eval()
-    state = {}
-    for name, value in ours.state_dict().items():
-        if "maps.lambda" in name:
-            state[name.replace("maps.", "")] = value
-        elif any(part in name for part in ("q_proj", "k_proj", "v_proj")):
-            heads = value.view(-1, 2, 8, 32)  # pairs, map, channel
-            state[name] = heads.transpose(0, 1).reshape(value.shape)
-        elif "norm_weight" not in name:  # theirs has no gain, and ours starts at 1
-            state[name] = value
-    theirs.load_state_dict(state)
-    ids = _ids()
-    assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -203,7 +179,9 @@ def test_gradient_checkpointing_changes_nothing(name):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("name", "heads"), [("transformer", 4), ("differential", 2)])
+@pytest.mark.parametrize(
+    ("name", "heads"), [("transformer", 4), ("differential", 2), ("differential-v2", 4)]
+)
 def test_output_attentions_are_what_multiplies_the_values(name, heads):
     model, ids = _model(name), _ids()
     with pytest.raises(ClearheadError, match="attn_implementation='eager'"):
@@ -212,8 +190,11 @@ def test_output_attentions_are_what_multiplies_the_values(name, heads):
     out = model(ids, output_attentions=True, output_hidden_states=True)
     assert [tuple(a.shape) for a in out.attentions] == [(2, heads, 13, 13)] * 2
     sums = out.attentions[0].sum(-1)
-    lam = model.model.layers[0].self_attn.maps
-    want = 1 - lam.weight_of_second_map() if name == "differential" else torch.tensor(1.0)
+    first = model.model.layers[0]
+    x = first.input_layernorm(model.model.embed_tokens(ids))
+    lam = first.self_attn.maps.coefficients(x)
+    want = torch.tensor(1.0) if lam is None else 1 - lam
+    want = want[..., 0] if want.ndim else want
     assert torch.allclose(sums, want.expand_as(sums), atol=1e-5)
     assert len(out.hidden_states) == 3
     assert torch.equal(out.hidden_states[-1] @ model.lm_head.weight.T, out.logits)
@@ -255,6 +236,40 @@ def test_misfits_are_refused(arguments, message):
 def test_learned_positions_end():
     with pytest.raises(ClearheadError, match="64 learned positions"):
         _model("gpt2")(_ids(length=65))
+
+
+@pytest.mark.parametrize(
+    ("maps", "sinks"), [("single", 4), ("differential", 4), ("differential-v2", 8)]
+)
+def test_a_sink_starts_as_softmax1_and_learns_one_logit_a_map(maps, sinks):
+    learned, fixed = (_model("transformer", maps=maps, normalizer=n) for n in ("sink", "softmax1"))
+    learned.load_state_dict(fixed.state_dict(), strict=False)
+    ids = _ids()
+    assert torch.equal(learned(ids).logits, fixed(ids).logits)
+    learned.train()
+    learned(ids, labels=ids).loss.backward()
+    for layer in learned.model.layers:
+        gradient = layer.self_attn.normalizer.logit.grad
+        assert gradient.shape == (sinks,)
+        assert (gradient != 0).all()
+
+
+def test_differential_v2_by_hand():
+    """The authors' layer: one attention over 2h queries, pairs 2i and 2i+1, λ from the input."""
+    layer = _model("differential-v2", num_key_value_heads=2, position="none").model.layers[0]
+    attention, x = layer.self_attn, torch.randn(2, 7, 32)
+    q = attention.q_proj(x).view(2, 7, 8, 8).transpose(1, 2)
+    k, v = (p(x).view(2, 7, 2, 8).transpose(1, 2) for p in (attention.k_proj, attention.v_proj))
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
+    o = o.transpose(1, 2)
+    want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
+    context = {"parts": (Part(),), "attend": _implementation}
+    assert torch.allclose(attention(x, **context), want, atol=1e-5)
+
+
+def _implementation(module, q, k, v, *, coefficients, **options):
+    return ops.attend(q, k, v, **options)
 
 
 def test_flash_attention_is_refused():

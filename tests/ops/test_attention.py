@@ -92,6 +92,12 @@ def test_value_width_unlike_key_width(value, groups):
     _compare(_inputs(groups=groups, queries=37, value=value), 0.0)
 
 
+@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+def test_value_narrower_than_key_on_both_kernels(kernel, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(_inputs(queries=37, width=16, value=8), 0.0)
+
+
 @pytest.mark.parametrize("queries", [1, 3, 130])
 def test_queries_are_the_last_of_the_keys(queries):
     _compare(_inputs(queries=queries, keys=queries + 11), 0.0, causal=True)

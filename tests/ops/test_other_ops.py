@@ -4,14 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.ops import (
     differential,
+    differential_v2,
+    frequencies,
     linear_cross_entropy,
     oracles,
     rms_norm,
     rotary_table,
     rotate,
 )
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
@@ -23,7 +28,8 @@ def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 def test_rotation_matches_complex_multiplication():
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64, requires_grad=True)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 0, 1, 2, 100, 101, 4000]])
-    got = rotate(x, rotary_table(positions, 10, 10_000.0))
+    frequency, _ = frequencies(ROPE, 10, x.device)
+    got = rotate(x, rotary_table(positions, frequency))
     want = oracles.rotate(x, positions, 10_000.0)
     grad = torch.randn_like(want)
     _close(
@@ -31,7 +37,7 @@ def test_rotation_matches_complex_multiplication():
         [want, *torch.autograd.grad(want, x, grad)],
         2e-4,  # the angles are float32: 4000 radians keep four digits
     )
-    assert rotate(x.bfloat16(), rotary_table(positions, 10, 1e4)).dtype == torch.bfloat16
+    assert rotate(x.bfloat16(), rotary_table(positions, frequency)).dtype == torch.bfloat16
 
 
 def test_rotation_depends_on_distance_only():
@@ -46,15 +52,15 @@ def test_rotation_depends_on_distance_only():
 
 @pytest.mark.parametrize("groups", [2, 4, 8])
 @pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
-@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-def test_differential_matches_oracle(groups, sink, affine):
+@pytest.mark.parametrize("head_norm", ["affine", "plain", "none"])
+def test_differential_matches_oracle(groups, sink, head_norm):
     q = torch.randn(2, 8, 19, 6, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
     lam = torch.tensor(0.37, dtype=torch.float64, requires_grad=True)
     inputs = [q, k, v, lam]
     weight = None
-    if affine:
+    if head_norm == "affine":
         weight = torch.randn(12, dtype=torch.float64, requires_grad=True)
         inputs.append(weight)
     if sink == "learned":
@@ -63,6 +69,8 @@ def test_differential_matches_oracle(groups, sink, affine):
     mask = torch.arange(19).expand(2, -1) >= torch.tensor([[4], [0]])
     options = {"norm_weight": weight, "norm_eps": 1e-5, "gain": 0.63, "sink": sink}
     options |= {"causal": True, "key_mask": mask}
+    if head_norm == "none":
+        options["norm_eps"] = None
     got, want = differential(q, k, v, lam, **options), oracles.differential(q, k, v, lam, **options)
     grad = torch.randn_like(want)
     _close(
@@ -70,6 +78,36 @@ def test_differential_matches_oracle(groups, sink, affine):
         [want, *torch.autograd.grad(want, inputs, grad)],
         1e-10,
     )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+def test_differential_v2_matches_oracle(groups, sink):
+    q = torch.randn(2, 8, 19, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, groups, 19, 6, dtype=torch.float64, requires_grad=True)
+    lam = torch.rand(2, 4, 19, 1, dtype=torch.float64, requires_grad=True)
+    inputs = [q, k, v, lam]
+    if sink == "learned":
+        sink = torch.randn(8, dtype=torch.float64, requires_grad=True)
+        inputs.append(sink)
+    mask = torch.arange(19).expand(2, -1) >= torch.tensor([[4], [0]])
+    options = {"sink": sink, "causal": True, "key_mask": mask}
+    got = differential_v2(q, k, v, lam, **options)
+    want = oracles.differential_v2(q, k, v, lam, **options)
+    grad = torch.randn_like(want)
+    _close(
+        [got, *torch.autograd.grad(got, inputs, grad)],
+        [want, *torch.autograd.grad(want, inputs, grad)],
+        1e-10,
+    )
+
+
+@pytest.mark.parametrize("groups", [8, 3])
+def test_differential_v2_refuses_a_pair_on_two_keys(groups):
+    q, k = torch.randn(1, 8, 5, 4), torch.randn(1, groups, 5, 4)
+    with pytest.raises(ClearheadError, match="an even number of queries to each key head"):
+        differential_v2(q, k, k, torch.zeros(1, 4, 5, 1))
 
 
 def test_differential_keeps_the_difference_in_float32():

@@ -173,11 +173,16 @@ def named_maps(call: AttentionCall, tile: Tile) -> Iterator[tuple[str, Tensor, T
     """
     combine = call.module.maps if isinstance(call.module, Attention) else None
     names = (PLAIN,) if combine is None else combine.maps
-    parts = tile.weights.chunk(len(names), 1)
-    nulls = [None] * len(names) if tile.null is None else tile.null.chunk(len(names), 1)
+    parts = (tile.weights,) if combine is None else combine.split(tile.weights)
+    nulls: Sequence[Tensor | None] = [None] * len(names)
+    if tile.null is not None:
+        nulls = [tile.null] if combine is None else combine.split(tile.null)
     yield from zip(names, parts, nulls, strict=True)
-    if combine is not None and len(names) > 1:
-        yield DIFFERENCE, combine.effective(tile.weights), None
+    by = call.coefficients
+    if combine is not None and by is not None:
+        if by.ndim > 2:  # one for each token
+            by = by[:, :, tile.start : tile.start + tile.weights.shape[2]]
+        yield DIFFERENCE, combine.effective(tile.weights, by), None
 
 
 def _of_rows(weights_BHRS: Tensor, visible: Tensor, null_BHR: Tensor | None) -> dict[str, Tensor]:

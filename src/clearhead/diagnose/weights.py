@@ -47,6 +47,8 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
+        coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
+            scalar.
     """
 
     module: nn.Module
@@ -61,6 +63,7 @@ class AttentionCall:
     mask: Tensor | None = None
     bias: Tensor | None = None
     softcap: float | None = None
+    coefficients: Tensor | None = None
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""

@@ -9,6 +9,7 @@ from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.modeling import ClearheadForCausalLM, ClearheadModel
 from clearhead.models.plan import Plan, plan
+from clearhead.models.scaling import with_rope_scaling
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -25,4 +26,5 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "with_rope_scaling",
 ]

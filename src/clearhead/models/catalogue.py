@@ -12,14 +12,28 @@ PRESETS: dict[str, dict[str, Any]] = {
     "transformer": {},
     "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
     "differential": {"maps": "differential"},
+    "differential-v2": {"maps": "differential-v2"},
+    "coca": {"scores": "collinear"},
+    "coca-strict": {"scores": "collinear-strict"},
+    "coca-slack": {"scores": "collinear-slack"},
     "softmax1": {"normalizer": "softmax1"},
+    "sink": {"normalizer": "sink"},
+    "alibi": {"position": "alibi"},
+    "xpos": {"position": "xpos"},
 }
 
 SUMMARIES = {
     "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
     "gpt2": "learned positions, LayerNorm, GELU, biases",
     "differential": "the baseline with differential attention (V1)",
+    "differential-v2": "the baseline with differential attention (V2), its MLP narrower",
+    "coca": "the baseline with collinear attention (CoCA, exact), its MLP wider",
+    "coca-strict": "the baseline with CoCA-Strict, its MLP wider",
+    "coca-slack": "the baseline with CoCA-Slack (the authors' code), its MLP wider",
     "softmax1": "the baseline with softmax-1",
+    "sink": "the baseline with a learned sink for each head",
+    "alibi": "the baseline with ALiBi instead of RoPE",
+    "xpos": "the baseline with xPos instead of RoPE",
 }
 
 # `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU.
@@ -42,8 +56,19 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-# The MLP width at which GPT-2's two matrices, biases and positions match the baseline.
-_MATCHED_WIDTH = {("gpt2", "tiny"): 736, ("gpt2", "small"): 2016}
+# The MLP width at which a preset with other matrices beside the MLP matches the baseline.
+_MATCHED_WIDTH = {
+    ("gpt2", "tiny"): 736,
+    ("gpt2", "small"): 2016,
+    ("differential-v2", "tiny"): 448,
+    ("differential-v2", "small"): 1200,
+    ("coca", "tiny"): 544,
+    ("coca", "small"): 1464,
+    ("coca-strict", "tiny"): 576,
+    ("coca-strict", "small"): 1544,
+    ("coca-slack", "tiny"): 544,
+    ("coca-slack", "small"): 1464,
+}
 
 
 def presets() -> dict[str, str]:

@@ -27,18 +27,25 @@ _TRANSFORMERS_KEYS = {
 }
 
 
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
+
+
 class ClearheadConfig(PreTrainedConfig):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
-    `normalizer`, `maps`, `position`, `norm`, `mlp`.
+    `normalizer`, `maps`, `position`, `direction`, `norm`, `mlp`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
 
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
-    4 × the width otherwise. `rope_parameters` is transformers' dict; here its `rope_type` is
-    "default". `lambda_init` fixes differential attention's λ_init; None is the depth-wise one.
+    4 × the width otherwise. `rope_parameters` is transformers' dict, with `rope_type` default,
+    linear, dynamic, yarn, llama3, or dynamic-causal (`clearhead.ops.rope`); the dynamic ones count
+    from `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
+    λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
+    gain) or "none".
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -58,6 +65,7 @@ class ClearheadConfig(PreTrainedConfig):
     max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
     lambda_init: float | None = None
+    head_norm: str = "affine"
     bias: bool = False
     norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -71,6 +79,7 @@ class ClearheadConfig(PreTrainedConfig):
     normalizer: str = "softmax"
     maps: str = "single"
     position: str = "rope"
+    direction: str = "causal"
     norm: str = "rmsnorm"
     mlp: str = "swiglu"
 
@@ -85,7 +94,7 @@ class ClearheadConfig(PreTrainedConfig):
             self.intermediate_size = gated if self.mlp == "swiglu" else 4 * self.hidden_size
         self._settle_rope()
         super().__post_init__(**kwargs)
-        if self.position != "rope":
+        if self.position not in _ROTARY:
             self.rope_parameters = None  # transformers fills in a default of its own
         self.auto_map = {
             "AutoConfig": "modeling_clearhead.ClearheadConfig",
@@ -108,9 +117,11 @@ class ClearheadConfig(PreTrainedConfig):
             head_dim=self.head_dim,
             norm_eps=self.norm_eps,
             bias=self.bias,
-            rope_theta=(self.rope_parameters or {}).get("rope_theta", 10_000.0),
+            initializer_range=self.initializer_range,
+            rope_parameters=dict(self.rope_parameters or _ROPE),
             max_position_embeddings=self.max_position_embeddings,
             lambda_init=self.lambda_init,
+            head_norm=self.head_norm,
             **{axis: getattr(self, axis) for axis in AXES},
         )
 
@@ -130,28 +141,29 @@ class ClearheadConfig(PreTrainedConfig):
                 raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
     def _settle_rope(self) -> None:
-        if self.position != "rope":
+        if self.position not in _ROTARY:
             if self.rope_parameters:
                 raise ClearheadError(
                     f"rope_parameters have no effect with position={self.position!r}: "
                     "leave them out, or choose position='rope'"
                 )
             return
-        given = self.rope_parameters or {}
-        unknown = set(given) - {"rope_type", "rope_theta"}
-        if given.get("rope_type", "default") != "default" or unknown:
-            raise ClearheadError(
-                f"rope_parameters {given} are not supported: give rope_type='default', rope_theta"
-            )
-        self.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0, **given}
+        settled = {**_ROPE, **(self.rope_parameters or {})}
+        if settled["rope_type"] in ("yarn", "llama3"):  # as transformers does
+            settled.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        self.rope_parameters = settled
+        # Before transformers sees them: it warns of what is refused here.
+        for index in range(self.num_hidden_layers):
+            REGISTRY.check(self.layer(index))
 
     def _check(self) -> None:
         if self.num_hidden_layers < 1 or self.vocab_size < 1:
             found = f"num_hidden_layers={self.num_hidden_layers}, vocab_size={self.vocab_size}"
             raise ClearheadError(f"a model needs at least one layer and one token; found {found}")
-        if self.lambda_init is not None and self.maps != "differential":
-            raise ClearheadError(
-                f"lambda_init has no effect with maps={self.maps!r}: choose maps='differential'"
-            )
+        for key, default in (("lambda_init", None), ("head_norm", "affine")):
+            if getattr(self, key) != default and self.maps != "differential":
+                raise ClearheadError(
+                    f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
+                )
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))

@@ -44,7 +44,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         super().__init__(config)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = REGISTRY.find("position", config.position).build(first)
+        heads = REGISTRY.find("maps", config.maps).heads(first)
+        self.position = REGISTRY.find("position", config.position).build(first, heads)
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
@@ -80,9 +81,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
             raise ClearheadError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if self.config.direction != "causal":
+            if past_key_values is not None:
+                raise ClearheadError(
+                    "a key-value cache needs direction='causal': with "
+                    f"{self.config.direction!r} every token changes when one is added"
+                )
+            use_cache = False
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
         positions = _positions(position_ids, key_mask, x, past)
         self._check_length(past + x.shape[1])
@@ -95,10 +103,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
             maps = []
         attend = self._attend(maps)
         x = self.position.embed(x, positions)
+        keys = positions
+        if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
+            keys = _key_positions(positions, key_mask, past)
         context = {
-            "table": self.position.table(positions),
+            "parts": self.position.parts(positions, keys),
             "attend": attend,
             "cache": past_key_values,
+            "past": past,
             "key_mask": key_mask,
             "segments": document_ids,
         }
@@ -125,10 +137,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"found {implementation!r}: call model.set_attn_implementation('eager')"
                 )
 
-            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-                weights = oracles.weights(q, k, **options)
-                maps.append(module.maps.effective(weights).to(q.dtype))  # type: ignore[operator]
-                return _eager(module, q, k, v, **options)
+            def recording(
+                module: Any, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+            ) -> Tensor:
+                effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
+                maps.append(effective.to(q.dtype))
+                return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
         if implementation in _IMPLEMENTATIONS:
@@ -166,11 +180,21 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig) -> None:
+        if config.direction != "causal":
+            raise ClearheadError(
+                f"with direction={config.direction!r} a token would see the one that it predicts: "
+                "choose direction='causal', or build ClearheadModel, which has no head"
+            )
         super().__init__(config)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
         self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
+        """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
+        return attention_mask
 
     def forward(
         self,
@@ -220,11 +244,15 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return result.to_tuple() if return_dict is False else result
 
 
-def _stock(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _stock(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+) -> Tensor:
     return ops.attend(q, k, v, **options)
 
 
-def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+) -> Tensor:
     return oracles.attend(q, k, v, **options).to(v.dtype)
 
 
@@ -234,12 +262,13 @@ _IMPLEMENTATIONS = {"sdpa": _stock, "eager": _eager}
 def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal; and, for differential
-    attention, all first maps and then all second, with values of twice the width.
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal, and coefficients, by
+    which `module.maps.effective` combines the maps. For differential attention V1 it gets all first
+    maps and then all second, with values of twice the width; for V2 the two maps of a head in turn.
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        out, _ = function(module, q, k, v, None, scaling=q.shape[-1] ** -0.5, **options)
+        out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)
         return out.transpose(1, 2)
 
     return attend
@@ -261,6 +290,19 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None  # the unpadded kernels are faster
     return mask
+
+
+def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> Tensor:
+    """Positions of cached and new keys, [B, S]: the cached ones count back from the first new one.
+
+    So they need not be kept. A padded row counts its own tokens, on whichever side the padding is.
+    """
+    if key_mask is None:
+        earlier = torch.arange(-past, 0, device=positions_BT.device)[None]
+    else:
+        count = key_mask.long().cumsum(-1)
+        earlier = count[:, :past] - count[:, past : past + 1]
+    return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
 
 
 def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.modeling import ClearheadForCausalLM
+from clearhead.models.modeling import ClearheadModel
 from clearhead.nn import REGISTRY
 
 
@@ -14,7 +14,7 @@ class Plan:
     """Costs of one model.
 
     Attributes:
-        parameters: all of them, a tied matrix once.
+        parameters: all of them and the head's, a tied matrix once.
         non_embedding_parameters: without the token and position embeddings and the head.
         forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
         cache_bytes: key-value cache of one token, at two bytes a number.
@@ -32,16 +32,16 @@ def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
     """Count on the meta device; `length` defaults to the model's own positions."""
     length = config.max_position_embeddings if length is None else length
     with torch.device("meta"):
-        model = ClearheadForCausalLM(config)
-    model.tie_weights()
-    total = sum(p.numel() for p in model.parameters())
+        model = ClearheadModel(config)  # whatever its direction; a head has vocabulary × width
+    output = config.vocab_size * config.hidden_size
+    head = 0 if config.tie_word_embeddings else output
+    total = head + sum(p.numel() for p in model.parameters())
     embedding = sum(
         module.weight.numel()
         for module in model.modules()
         if isinstance(module, torch.nn.Embedding)
     )
-    head = 0 if config.tie_word_embeddings else model.lm_head.weight.numel()
-    linear = sum(
+    linear = 2.0 * output + sum(
         2.0 * module.weight.numel()
         for module in model.modules()
         if isinstance(module, torch.nn.Linear)

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from clearhead.errors import ClearheadError
 from clearhead.nn.init import residual_output
-from clearhead.nn.positions import Table
+from clearhead.nn.positions import Part
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import LayerSpec
 
@@ -13,58 +15,132 @@ from clearhead.spec import LayerSpec
 class Attention(nn.Module):
     """Projections around the mechanisms that the layer's axes name.
 
-    The projections have the baseline's widths for every choice of `maps`: differential attention
-    pairs neighbouring heads of queries, keys and values instead of adding any.
+    Differential attention pairs neighbouring heads of the baseline's queries, keys and values
+    instead of adding any; V2 has twice its queries. Collinear scores have keys of half the width.
+    The output is as wide for every choice.
+
+    Attributes:
+        late: whether keys are cached as projected and prepared when read, by the positions of all
+            keys; else they are cached as prepared, by the positions of the new ones.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         self.layer = layer
-        queries, groups = layer.num_attention_heads, layer.num_key_value_heads
-        width = layer.head_dim
-        self.q_proj = nn.Linear(layer.hidden_size, queries * width, bias=layer.bias)
-        self.k_proj = nn.Linear(layer.hidden_size, groups * width, bias=layer.bias)
-        self.v_proj = nn.Linear(layer.hidden_size, groups * width, bias=layer.bias)
-        self.o_proj = residual_output(layer, queries * width)
-        self.prepare = REGISTRY.find("position", layer.position).build.prepare  # type: ignore[attr-defined]
-        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(layer)
-        self.maps = REGISTRY.find("maps", layer.maps).build(layer)
+        position = REGISTRY.find("position", layer.position).build
+        scores, maps = REGISTRY.find("scores", layer.scores), REGISTRY.find("maps", layer.maps)
+        queries, groups = maps.query_heads(layer), layer.num_key_value_heads
+        hidden, bias = layer.hidden_size, layer.bias
+        self.q_proj = nn.Linear(hidden, queries * scores.query_width(layer), bias=bias)
+        self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
+        self.v_proj = nn.Linear(hidden, groups * layer.head_dim, bias=bias)
+        self.o_proj = residual_output(layer, layer.num_attention_heads * layer.head_dim)
+        self.scores = scores.build(position.prepare)  # type: ignore[attr-defined]
+        self.late = self.scores.late or position.late(layer)  # type: ignore[attr-defined]
+        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
+        self.maps = maps.build(layer)
+        self.causal: bool = REGISTRY.find("direction", layer.direction).build()
+        self.heads, self.groups = queries, groups
 
     def forward(
         self,
         x_BTC: Tensor,
         *,
-        table: Table,
+        parts: tuple[Part, ...],
         attend: Any,
         cache: Any = None,
+        past: int = 0,
         key_mask: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
         """[B, T, C] → [B, T, C].
 
         Args:
-            table: what the position module made for these positions.
-            attend: a function with the signature of `ops.attend`, with this module before it.
-            cache: a transformers Cache; keys are kept as prepared, S = past + T.
+            parts: what the position module made for these positions.
+            attend: a function with the signature of `ops.attend`, with this module before it, and
+                a keyword `coefficients`, what `maps` combines its maps by.
+            cache: a transformers Cache of `past` tokens; S = past + T.
             key_mask: bool [B, S]. segments: int [B, S].
         """
-        split = (*x_BTC.shape[:2], -1, self.layer.head_dim)
-        q = self.q_proj(x_BTC).view(split).transpose(1, 2)
-        k = self.k_proj(x_BTC).view(split).transpose(1, 2)
-        v = self.v_proj(x_BTC).view(split).transpose(1, 2)
-        q, k = self.prepare(q, k, table)
+        q = _heads(self.q_proj(x_BTC), self.heads)
+        k = _heads(self.k_proj(x_BTC), self.groups)
+        v = _heads(self.v_proj(x_BTC), self.groups)
+        if not self.late:
+            k = self.scores.keys(k, parts[0].keys)
         if cache is not None:
-            k, v = cache.update(k, v, self.layer.index)
+            k, v = self._remembered(cache, k, v, past + k.shape[2])
+        coefficients = self.maps.coefficients(x_BTC)
+        context = {"attend": attend, "key_mask": key_mask, "segments": segments}
+        outputs = [self._part(part, q, k, v, coefficients, **context) for part in parts]
+        o_BHTD = outputs[0] if len(parts) == 1 else _together(parts, outputs, q.shape[2])
+        return self.o_proj(o_BHTD.transpose(1, 2).flatten(2))
+
+    def _part(
+        self,
+        part: Part,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        coefficients: Tensor | None,
+        *,
+        attend: Any,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
+    ) -> Tensor:
+        """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
+        if self.late:
+            k = self.scores.keys(k, part.keys)
+        if part.stop is not None:  # causally, queries are the last of their keys
+            end = k.shape[2] - q.shape[2] + part.stop
+            q, k, v = q[:, :, part.start : part.stop], k[:, :, :end], v[:, :, :end]
+            key_mask = None if key_mask is None else key_mask[:, :end]
+            segments = None if segments is None else segments[:, :end]
+            if coefficients is not None and coefficients.ndim > 2:
+                coefficients = coefficients[:, :, part.start : part.stop]
 
         def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, **options)
+            return attend(self, *tensors, coefficients=coefficients, **options)
 
-        o_BHTD = self.maps(
-            *(q, k, v),
+        return self.maps(
+            *(self.scores.queries(q, part.queries), k, v, coefficients),
             attend=bound,
             sink=self.normalizer.sink(),
-            causal=True,
+            causal=self.causal,
             key_mask=key_mask,
             segments=segments,
+            scale=self.layer.head_dim**-0.5,
         )
-        return self.o_proj(o_BHTD.transpose(1, 2).flatten(2))
+
+    def _remembered(self, cache: Any, k: Tensor, v: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+        """All keys and values so far. A static cache has room for more, which is cut off."""
+        new = k.shape, v.shape
+        try:
+            k, v = cache.update(k, v, self.layer.index)
+        except (RuntimeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise ClearheadError(
+                f"the cache does not fit this model or has no room for {keys} tokens ({reason}): "
+                "start a new one"
+            ) from error
+        for found, given in zip((k.shape, v.shape), new, strict=True):
+            if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < keys:
+                raise ClearheadError(
+                    f"the cache holds {list(found)} where this model keeps {list(given)} a step: "
+                    "it is another model's or another batch's; start a new one"
+                )
+        return k[:, :, :keys], v[:, :, :keys]
+
+
+def _heads(x_BTN: Tensor, heads: int) -> Tensor:
+    return x_BTN.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _together(parts: tuple[Part, ...], outputs: list[Tensor], queries: int) -> Tensor:
+    batch, heads, _, width = outputs[0].shape
+    whole = outputs[0].new_zeros(batch, heads, queries, width)
+    for part, output in zip(parts, outputs, strict=True):
+        place = whole[:, :, part.start : part.stop]
+        if part.rows is not None:
+            output = torch.where(part.rows[:, None, :, None], output, place)
+        whole = torch.cat([whole[:, :, : part.start], output, whole[:, :, part.stop :]], 2)
+    return whole

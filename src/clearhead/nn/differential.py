@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.single import attention_flops, key_value_numbers
+from clearhead.nn.single import attention_flops, numbers_per_group
 from clearhead.spec import Declaration, LayerSpec
+
+HEAD_NORMS = ("affine", "plain", "none")
 
 
 class Differential(nn.Module):
@@ -17,7 +19,8 @@ class Differential(nn.Module):
     λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
     the two exponentials to bfloat16 before subtracting would cost up to 0.012.
     λ_init = 0.8 − 0.6 exp(−0.3 · layer), layer from 0, unless the configuration fixes it.
-    The four vectors start as N(0, 0.1²), the norm's gain as 1.
+    The four vectors start as N(0, 0.1²), the norm's gain as 1. head_norm: "affine" has the gain,
+    "plain" none; "none" (an ablation of the paper) leaves the norm out and keeps 1 − λ_init.
     """
 
     maps = ("map 1", "map 2")
@@ -30,42 +33,56 @@ class Differential(nn.Module):
         self.lambda_k1 = nn.Parameter(torch.empty(layer.head_dim))
         self.lambda_q2 = nn.Parameter(torch.empty(layer.head_dim))
         self.lambda_k2 = nn.Parameter(torch.empty(layer.head_dim))
-        self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
+        self.head_norm = layer.head_norm
+        if self.head_norm == "affine":
+            self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
         self.norm_eps = layer.norm_eps
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             nn.init.normal_(vector, std=0.1)
-        nn.init.ones_(self.norm_weight)
+        if self.head_norm == "affine":
+            nn.init.ones_(self.norm_weight)
 
-    def weight_of_second_map(self) -> Tensor:
-        """λ, a float32 scalar."""
+    def coefficients(self, x_BTC: Tensor | None = None) -> Tensor:
+        """λ, a float32 scalar, whatever the input."""
         with torch.autocast(self.lambda_q1.device.type, enabled=False):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
             return first - second + self.lambda_init
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, attend: Any, **options: Any
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        coefficients: Tensor,
+        *,
+        attend: Any,
+        **options: Any,
     ) -> Tensor:
         """[B, H/2, T, 2D]."""
         return ops.differential(
             q_BHTD,
             k_BGSD,
             v_BGSD,
-            self.weight_of_second_map(),
-            norm_weight=self.norm_weight,
-            norm_eps=self.norm_eps,
+            coefficients,
+            norm_weight=self.norm_weight if self.head_norm == "affine" else None,
+            norm_eps=None if self.head_norm == "none" else self.norm_eps,
             gain=1 - self.lambda_init,
             attend=attend,
             **options,
         )
 
-    def effective(self, weights_BHTS: Tensor) -> Tensor:
-        """The signed difference [B, H/2, T, S]; `attend` gets all first maps, then all second."""
-        first, second = weights_BHTS.chunk(2, 1)
-        return first - self.weight_of_second_map().to(first.dtype) * second
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
+        """First and second maps: `attend` gets all the first ones, then all the second."""
+        return heads_BH.chunk(2, 1)
+
+    def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+        """The signed difference [B, H/2, T, S]."""
+        first, second = self.split(weights_BHTS)
+        return first - coefficients.to(first.dtype) * second
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -75,6 +92,8 @@ def _refuses(layer: LayerSpec) -> str | None:
             return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
     if layer.lambda_init is not None and not 0 < layer.lambda_init < 1:
         return f"lambda_init={layer.lambda_init} is outside (0, 1); the paper uses 0.2 to 0.8"
+    if layer.head_norm not in HEAD_NORMS:
+        return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"
     return None
 
 
@@ -84,9 +103,10 @@ DECLARATION = Declaration(
     summary="the difference of two maps a head, over a value of twice the width (V1)",
     source="arXiv 2410.05258, eqs. 1 to 3",
     build=Differential,
+    heads=lambda layer: layer.num_attention_heads // 2,
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    cache=key_value_numbers,
+    cache=numbers_per_group,
     shards="heads",
 )

@@ -1,84 +1,103 @@
-"""How order enters: at the input (`embed`), or in the queries and keys (`table`, `prepare`)."""
+"""How order enters at the input: learned, sinusoidal, or not at all. The base of all positions.
 
+A position has up to three parts: `embed` adds to the input; `parts` makes, once for all layers,
+what queries and keys need at these positions; `prepare` puts it into them, in every layer.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor, nn
 
-from clearhead.ops import rotary_table, rotate
 from clearhead.spec import Declaration, LayerSpec
 
-Table = tuple[Tensor, Tensor] | None
+
+class Part(NamedTuple):
+    """Some queries, and how they and the keys they read are prepared.
+
+    Attributes:
+        queries, keys: what `prepare` takes beside the queries, and beside the keys.
+        start, stop: these of the queries; None, to the end.
+        rows: bool [B, stop − start], which of them; None for all.
+    """
+
+    queries: Any = None
+    keys: Any = None
+    start: int = 0
+    stop: int | None = None
+    rows: Tensor | None = None
 
 
 class NoPosition(nn.Module):
-    """No position at all: order is known only through the causal mask. The base of the others."""
+    """No position at all: order is known only through the causal mask. The base of the others.
 
-    def __init__(self, layer: LayerSpec) -> None:
+    Positions are built for a layer and its number of heads (a head may have several maps).
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
         self.layer = layer
+        self.heads = heads
+
+    @staticmethod
+    def late(layer: LayerSpec) -> bool:
+        """Whether keys are kept in a cache as they are, and prepared when they are read."""
+        return False
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         """Add what the input should know of its position."""
         return x_BTC
 
-    def table(self, positions_BT: Tensor) -> Table:
-        """What `prepare` needs, computed once for all layers."""
-        return None
+    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+        """Every query once; for positions of the queries, and of the keys that are prepared."""
+        return (Part(),)
 
     @staticmethod
-    def prepare(q_BHTD: Tensor, k_BGTD: Tensor, table: Table) -> tuple[Tensor, Tensor]:
-        """Put position into queries and keys."""
-        return q_BHTD, k_BGTD
-
-
-class Rotary(NoPosition):
-    """Rotary position embedding, a pure function of the positions: no buffers."""
-
-    def table(self, positions_BT: Tensor) -> Table:
-        return rotary_table(positions_BT, self.layer.head_dim, self.layer.rope_theta)
-
-    @staticmethod
-    def prepare(q_BHTD: Tensor, k_BGTD: Tensor, table: Table) -> tuple[Tensor, Tensor]:
-        assert table is not None
-        return rotate(q_BHTD, table), rotate(k_BGTD, table)
+    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+        """Put position into queries, or into keys."""
+        return x_BHTD
 
 
 class Learned(NoPosition):
     """A learned vector for each of `max_position_embeddings` positions, added to the embedding."""
 
-    def __init__(self, layer: LayerSpec) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
         self.weight = nn.Embedding(layer.max_position_embeddings, layer.hidden_size)
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         return x_BTC + self.weight(positions_BT)
 
 
-def _odd_head(layer: LayerSpec) -> str | None:
-    if layer.head_dim % 2:
-        return f"rotation turns pairs of channels, and head_dim={layer.head_dim} is odd"
-    if layer.rope_theta <= 0:
-        return f"rope_theta={layer.rope_theta} is not above 0"
-    return None
+class Sinusoidal(NoPosition):
+    """sin and cos of position · 10000^(−2j/C), added to the embedding, in neighbouring channels.
+
+    Times `initializer_range`, the embeddings' own spread: in the paper embeddings are multiplied by
+    √C, to about 1, and waves of amplitude 1 added; on embeddings of 0.02 those would drown them.
+    """
+
+    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
+        width = x_BTC.shape[-1]
+        even = torch.arange(0, width, 2, device=x_BTC.device, dtype=torch.float32)
+        angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        return x_BTC + (waves * self.layer.initializer_range).to(x_BTC.dtype)
 
 
-def _rotation_flops(layer: LayerSpec, length: int) -> float:
-    return 3.0 * layer.head_dim * (layer.num_attention_heads + layer.num_key_value_heads)
-
-
-ROPE = Declaration(
-    axis="position",
-    name="rope",
-    summary="rotary: queries and keys turned by an angle that grows with position",
-    source="arXiv 2104.09864",
-    build=Rotary,
-    refuses=_odd_head,
-    flops=_rotation_flops,
-)
 LEARNED = Declaration(
     axis="position",
     name="learned",
     summary="a learned vector a position, up to max_position_embeddings",
     source="GPT-2",
     build=Learned,
+)
+SINUSOIDAL = Declaration(
+    axis="position",
+    name="sinusoidal",
+    summary="fixed waves added to the embedding",
+    source="arXiv 1706.03762, section 3.5",
+    build=Sinusoidal,
 )
 NONE = Declaration(
     axis="position",

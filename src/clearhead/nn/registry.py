@@ -1,18 +1,42 @@
 """Every mechanism of the house, one line each. To add one: write its file, add its line."""
 
-from clearhead.nn import differential, mlps, norms, positions, single, softmax, softmax1
+from clearhead.nn import (
+    alibi,
+    differential,
+    differential_v2,
+    direction,
+    mlps,
+    norms,
+    positions,
+    rotary,
+    scores,
+    single,
+    sink,
+    softmax,
+    softmax1,
+)
 from clearhead.spec import Registry
 
 REGISTRY = Registry(
     [
-        single.DOT,
+        scores.DOT,
+        scores.EXACT,
+        scores.STRICT,
+        scores.SLACK,
         softmax.DECLARATION,
         softmax1.DECLARATION,
+        sink.DECLARATION,
         single.DECLARATION,
         differential.DECLARATION,
-        positions.ROPE,
+        differential_v2.DECLARATION,
+        rotary.ROPE,
+        rotary.XPOS,
+        alibi.DECLARATION,
         positions.LEARNED,
+        positions.SINUSOIDAL,
         positions.NONE,
+        direction.CAUSAL,
+        direction.BIDIRECTIONAL,
         norms.RMSNORM,
         norms.RMSNORM_SINGLE,
         norms.LAYERNORM,

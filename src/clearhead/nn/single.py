@@ -1,4 +1,4 @@
-"""Plain attention: one map a head. And dot-product scores, which every mechanism here uses."""
+"""Plain attention: one map a head."""
 
 from typing import Any
 
@@ -15,25 +15,41 @@ class Single(nn.Module):
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
 
+    def coefficients(self, x_BTC: Tensor) -> Tensor | None:
+        """What weighs the maps against each other, from attention's input [B, T, C]."""
+        return None
+
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *, attend: Any, **options: Any
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        coefficients: None,
+        *,
+        attend: Any,
+        **options: Any,
     ) -> Tensor:
-        """[B, heads, T, width] with heads · width = H · D."""
+        """[B, heads, T, width] with heads · width = baseline heads · D."""
         return attend(q_BHTD, k_BGSD, v_BGSD, **options)
 
-    def effective(self, weights_BHTS: Tensor) -> Tensor:
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
+        """Map by map, from what `attend` has for all the queries it gets, [B, H, ...]."""
+        return (heads_BH,)
+
+    def effective(self, weights_BHTS: Tensor, coefficients: None) -> Tensor:
         """The matrix that multiplies the values, from the maps in the order `attend` gets them."""
         return weights_BHTS
 
 
 def attention_flops(layer: LayerSpec, length: int) -> float:
-    """q kᵀ and p v for each token, over the average of (length + 1) / 2 visible keys."""
-    return 4.0 * layer.num_attention_heads * layer.head_dim * (length + 1) / 2
+    """q kᵀ and p v for each token, over its visible keys: causally (length + 1) / 2 on average."""
+    visible = (length + 1) / 2 if layer.direction == "causal" else length
+    return 4.0 * layer.num_attention_heads * layer.head_dim * visible
 
 
-def key_value_numbers(layer: LayerSpec) -> int:
-    """One key and one value for each kv head."""
-    return 2 * layer.num_key_value_heads * layer.head_dim
+def numbers_per_group(layer: LayerSpec) -> int:
+    """One vector of the head's width for each kv head: a token's keys, or its values."""
+    return layer.num_key_value_heads * layer.head_dim
 
 
 DECLARATION = Declaration(
@@ -43,13 +59,6 @@ DECLARATION = Declaration(
     source="arXiv 1706.03762",
     build=Single,
     flops=attention_flops,
-    cache=key_value_numbers,
+    cache=numbers_per_group,
     shards="heads",
-)
-DOT = Declaration(
-    axis="scores",
-    name="dot",
-    summary="q · k / √d",
-    source="arXiv 1706.03762",
-    build=lambda layer: None,
 )

@@ -2,13 +2,16 @@
 
 from torch import Tensor, nn
 
-from clearhead.spec import Declaration, LayerSpec
+from clearhead.spec import Declaration
 
 
 class Softmax(nn.Module):
-    """No sink beside the keys."""
+    """No sink beside the keys.
 
-    def __init__(self, layer: LayerSpec) -> None:
+    Normalizers are built for a number of maps, the queries that a token has.
+    """
+
+    def __init__(self, heads: int) -> None:
         super().__init__()
 
     def sink(self) -> float | Tensor | None:

@@ -4,10 +4,30 @@ Shape suffixes: B batch, H query heads, G key/value heads (groups), T queries, S
 queries and keys, V width of values, N rows.
 """
 
+from clearhead.ops.alibi import alibi_columns, alibi_slopes, with_columns
 from clearhead.ops.attention import attend
+from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
-from clearhead.ops.differential import differential
+from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.norm import rms_norm
-from clearhead.ops.rope import rotary_table, rotate
+from clearhead.ops.rope import dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
+from clearhead.ops.xpos import xpos_tables
 
-__all__ = ["attend", "differential", "linear_cross_entropy", "rms_norm", "rotary_table", "rotate"]
+__all__ = [
+    "alibi_columns",
+    "alibi_slopes",
+    "attend",
+    "coca_keys",
+    "coca_queries",
+    "differential",
+    "differential_v2",
+    "dynamic_theta",
+    "frequencies",
+    "linear_cross_entropy",
+    "ntk_theta",
+    "rms_norm",
+    "rotary_table",
+    "rotate",
+    "with_columns",
+    "xpos_tables",
+]

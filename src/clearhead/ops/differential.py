@@ -1,8 +1,9 @@
-"""Differential attention, V1: the difference of two maps over one value of twice the width."""
+"""Differential attention: V1, over one value of twice the width, and V2, with twice the queries."""
 
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.norm import rms_norm
 
@@ -14,7 +15,7 @@ def differential(
     lam: Tensor,
     *,
     norm_weight: Tensor | None,
-    norm_eps: float,
+    norm_eps: float | None,
     gain: float,
     sink: float | Tensor | None = None,
     attend: object = _attend,
@@ -30,7 +31,7 @@ def differential(
         q_BHTD, k_BGSD, v_BGSD: H and G even.
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
-        norm_eps: added to the mean square.
+        norm_eps: added to the mean square; None leaves the norm out.
         gain: 1 − λ_init.
         sink: as in `attend`; a tensor has one logit for each of the H maps.
         attend: what computes the maps, with `ops.attend`'s signature.
@@ -46,9 +47,48 @@ def differential(
     o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
     first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
     difference = first - lam.to(first.dtype) * second
-    return (rms_norm(difference, norm_weight, norm_eps) * gain).to(v.dtype)
+    if norm_eps is not None:
+        difference = rms_norm(difference, norm_weight, norm_eps)
+    return (difference * gain).to(v.dtype)
 
 
 def _by_map(x_BHTD: Tensor) -> Tensor:
     """The first map of every head, then the second: so that grouped queries keep to their pair."""
     return torch.cat([x_BHTD[:, 0::2], x_BHTD[:, 1::2]], 1)
+
+
+def differential_v2(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    lam: Tensor,
+    *,
+    attend: object = _attend,
+    **options: object,
+) -> Tensor:
+    """softmax(q1 kᵀ) v − λ softmax(q2 kᵀ) v, λ for each token and head (Diff-Transformer-V2).
+
+    Head i owns the neighbouring queries 2i and 2i+1, which read the same key and value: pairs that
+    straddle two groups make training unstable, so such groupings are refused.
+
+    Args:
+        q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
+        lam: λ, float32 [B, H/2, T, 1].
+        attend: what computes the maps, with `ops.attend`'s signature.
+        options: causal, sink, key_mask, segments, scale, as in `attend`.
+
+    Returns:
+        [B, H/2, T, D] in the dtype of v.
+
+    Raises:
+        ClearheadError: where a pair of queries would read two groups.
+    """
+    heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
+    if heads % (2 * groups):
+        raise ClearheadError(
+            f"{heads} queries of differential-v2 over {groups} key heads put a pair's two maps on "
+            "different keys: give an even number of queries to each key head"
+        )
+    o = attend(q_BHTD, k_BGSD, v_BGSD, **options)  # type: ignore[operator]
+    o = o.to(torch.promote_types(o.dtype, torch.float32))
+    return (o[:, 0::2] - lam.to(o.dtype) * o[:, 1::2]).to(v_BGSD.dtype)

@@ -81,7 +81,7 @@ def differential(
     lam: Tensor,
     *,
     norm_weight: Tensor | None,
-    norm_eps: float,
+    norm_eps: float | None,
     gain: float,
     **options: object,
 ) -> Tensor:
@@ -106,8 +106,33 @@ def differential(
         value = torch.cat([v_BGSD[:, [2 * group]], v_BGSD[:, [2 * group + 1]]], -1).double()
         outputs.append((first - lam.double() * second) @ value)
     o = torch.cat(outputs, 1)
+    if norm_eps is None:
+        return gain * o
     o = o / torch.sqrt(o.pow(2).mean(-1, keepdim=True) + norm_eps)
     return gain * (o if norm_weight is None else o * norm_weight.double())
+
+
+def differential_v2(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, lam: Tensor, **options: object
+) -> Tensor:
+    """Differential attention V2, float64 [B, H/2, T, D]: maps 2i and 2i+1 make head i.
+
+    With r = H/2 / G heads a group, both read keys and values of group i // r. lam: [B, H/2, T, 1].
+    """
+    heads = q_BHTD.shape[1] // 2
+    outputs = []
+    for head in range(heads):
+        group = [head * k_BGSD.shape[1] // heads]
+        first, second = (
+            weights(
+                q_BHTD[:, [2 * head + m]],
+                k_BGSD[:, group],
+                **_for_head(options, 2 * head + m),  # type: ignore[arg-type]
+            )
+            for m in (0, 1)
+        )
+        outputs.append((first - lam[:, [head]].double() * second) @ v_BGSD[:, group].double())
+    return torch.cat(outputs, 1)
 
 
 def _for_head(options: dict[str, object], head: int) -> dict[str, object]:
@@ -126,6 +151,62 @@ def rotate(x_BHTD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
     angle = positions_BT.double()[:, None, :, None] * frequency
     z = z * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([z.real, z.imag], -1)
+
+
+def coca_scores(
+    q_BHTD: Tensor,
+    t_BGSE: Tensor,
+    queries_BT: Tensor,
+    keys_BS: Tensor,
+    theta: float,
+    form: str,
+) -> Tensor:
+    """CoCA's scores times √D, float64 [B, H, T, S], from every q_m ∘ t_n: N × N × D numbers.
+
+    Exact and strict are equation 9 of arXiv 2309.08646, Re⟨f(q_m, m), f(q_m, n) ∘ t_n⟩; slack is
+    equation 10, Re⟨f(q_m, m), q_m ∘ f(t_n, n)⟩, without its constraint on q. f turns a vector by
+    its position, t has both halves of a pair alike. A strict q is one half, [B, H, T, D/2].
+    """
+    q, t = q_BHTD.double(), t_BGSE.double().clamp_min(0)
+    q = torch.cat([q, q], -1) if form == "strict" else q
+    t = torch.cat([t, t], -1).repeat_interleave(q.shape[1] // t.shape[1], 1)
+    batch, heads, queries, width = q.shape
+    keys = t.shape[2]
+    q_BHTSD = q[:, :, :, None].expand(batch, heads, queries, keys, width)
+    t_BHTSD = t[:, :, None].expand(batch, heads, queries, keys, width)
+    own = queries_BT[:, :, None].expand(batch, queries, keys)
+    other = keys_BS[:, None].expand(batch, queries, keys)
+
+    def f(x_BHTSD: Tensor, at_BTS: Tensor) -> Tensor:
+        return rotate(x_BHTSD.flatten(2, 3), at_BTS.flatten(1), theta).view_as(x_BHTSD)
+
+    if form == "slack":
+        return (f(q_BHTSD, own) * (q_BHTSD * f(t_BHTSD, other))).sum(-1)
+    return (f(q_BHTSD, own) * (f(q_BHTSD, other) * t_BHTSD)).sum(-1)
+
+
+def alibi_bias(queries_BT: Tensor, keys_BS: Tensor, heads: int) -> Tensor:
+    """−slope_h · (i − j), float64 [B, H, T, S] (arXiv 2108.12409)."""
+    whole = 1 << (heads.bit_length() - 1)
+    ratio, half = 2 ** (-8 / whole), 2 ** (-4 / whole)
+    slopes = [ratio ** (h + 1) for h in range(whole)]
+    slopes += [half ** (2 * h + 1) for h in range(heads - whole)]
+    distance = queries_BT[:, None, :, None].double() - keys_BS[:, None, None, :].double()
+    return -torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
+
+
+def xpos_scores(
+    q_BHTD: Tensor, k_BHSD: Tensor, queries_BT: Tensor, keys_BS: Tensor, theta: float
+) -> Tensor:
+    """Σ_j Re(q_j k̄_j e^(i(m−n)θ_j)) ζ_j^((m−n)/512), float64 [B, H, T, S] (arXiv 2212.10554)."""
+    half = q_BHTD.shape[-1] // 2
+    q = torch.complex(q_BHTD[..., :half].double(), q_BHTD[..., half:].double())[:, :, :, None]
+    k = torch.complex(k_BHSD[..., :half].double(), k_BHSD[..., half:].double())[:, :, None]
+    pair = torch.arange(half, dtype=torch.float64)
+    zeta = (pair / half + 0.4) / 1.4
+    distance = queries_BT[:, None, :, None, None].double() - keys_BS[:, None, None, :, None]
+    turn = torch.polar(zeta ** (distance / 512), distance * theta ** (-pair / half))
+    return (q * k.conj() * turn).real.sum(-1)
 
 
 def linear_cross_entropy(

@@ -1,14 +1,45 @@
-"""Rotary position embedding as a pure function of the positions: no buffers, no state."""
+"""Rotary position embedding as pure functions of positions and lengths: no buffers, no state.
+
+The kinds of scaling and their keys are those of transformers' `rope_parameters`; "dynamic-causal"
+is this house's own.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+# Per kind: the keys that it must have, and those that it may have, beside rope_type and rope_theta.
+KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "dynamic-causal": (("factor",), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "llama3": (
+        ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        (),
+    ),
+}
 
-def rotary_table(positions_BT: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos, sin of position · theta^(−2j/width), float32 [B, 1, T, width/2] (arXiv 2104.09864)."""
-    exponent = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32) / width
-    angle = positions_BT[:, None, :, None].float() * theta**-exponent
-    return angle.cos(), angle.sin()
+
+def rotary_table(
+    positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """cos, sin of position · frequency, float32 [B, 1, T, width/2] (arXiv 2104.09864).
+
+    frequency: [width/2], or [B, width/2] for frequencies of each row's own.
+    attention_factor: multiplies both, and so the scores by its square (YaRN).
+    """
+    frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
+    angle = positions_BT[:, None, :, None].float() * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return (cos, sin) if attention_factor == 1 else (cos * attention_factor, sin * attention_factor)
 
 
 def rotate(x_BHTD: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -20,3 +51,74 @@ def rotate(x_BHTD: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     first, second = x_BHTD.to(torch.promote_types(x_BHTD.dtype, torch.float32)).chunk(2, -1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     return turned.to(x_BHTD.dtype)
+
+
+def ntk_theta(theta: float, factor: float, width: int) -> float:
+    """The base whose slowest wave is `factor` times longer: b · s^(d/(d−2)) (NTK-aware)."""
+    return theta * factor ** (width / (width - 2))
+
+
+def dynamic_theta(theta: float, factor: float, width: int, length: Tensor, trained: int) -> Tensor:
+    """The base for sequences of `length` tokens, float32 of its shape; b up to `trained` tokens.
+
+    b · (s · L / L0 − (s − 1))^(d/(d−2)), as in transformers' "dynamic".
+    """
+    beyond = length.float().clamp_min(trained) / trained
+    return theta * (factor * beyond - (factor - 1)) ** (width / (width - 2))
+
+
+def frequencies(
+    rope: Mapping[str, Any], width: int, device: torch.device, theta: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Each pair's angle for one position, float32 [..., width/2], and the attention factor.
+
+    Args:
+        rope: rope_type, rope_theta and the keys of `KINDS`.
+        theta: a base that replaces rope_theta, float32 [...]; for the dynamic kinds.
+    """
+    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    if theta is not None:
+        return theta[..., None] ** -exponent, 1.0
+    plain = rope["rope_theta"] ** -exponent
+    kind = rope["rope_type"]
+    if kind == "linear":  # position interpolation (arXiv 2306.15595)
+        return plain / rope["factor"], 1.0
+    if kind == "yarn":
+        return _yarn(plain, rope, width)
+    if kind == "llama3":
+        return _llama3(plain, rope), 1.0
+    return plain, 1.0
+
+
+def _yarn(plain: Tensor, rope: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
+    """Fast waves stay, slow ones are interpolated, a ramp between (arXiv 2309.00071)."""
+
+    def pair_that_turns(times: float) -> float:
+        length = rope["original_max_position_embeddings"]
+        wave = math.log(length / (times * 2 * math.pi))
+        return width * wave / (2 * math.log(rope["rope_theta"]))
+
+    low = pair_that_turns(rope.get("beta_fast") or 32)
+    high = pair_that_turns(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    pair = torch.arange(width // 2, device=plain.device, dtype=torch.float32)
+    ramp = ((pair - low) / (high - low or 0.001)).clamp(0, 1)
+    frequency = plain / rope["factor"] * ramp + plain * (1 - ramp)
+
+    def growth(weight: float) -> float:
+        return 1 + 0.1 * weight * math.log(max(rope["factor"], 1))
+
+    given, one, every = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return frequency, given
+    return frequency, growth(one) / growth(every) if one and every else growth(1)
+
+
+def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Waves that turn less than low_freq_factor times in the trained length are interpolated."""
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain / rope["factor"] * (1 - kept) + plain * kept

@@ -6,9 +6,10 @@
 | CUDA | bfloat16, float16 | flash, unpadded |
 | CUDA | float32 | memory-efficient, unpadded |
 
-All of them want V = D; their causal form aligns the first query with the first key, so it serves
-only T = S. Everything else goes to `clearhead.ops.tiles`. The CUDA kernels are not trusted to share
-keys among heads, so those are repeated and their gradients summed.
+All of them want V = D, so narrower values are padded with zeros; their causal form aligns the
+first query with the first key, so it serves only T = S. Everything else goes to
+`clearhead.ops.tiles`. The CUDA kernels are not trusted to share keys among heads, so those are
+repeated and their gradients summed.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ _aten = torch.ops.aten
 
 def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
     """Whether one of the stock kernels computes this request exactly."""
-    if options.segments is not None or v_BGSV.shape[3] != q_BHTD.shape[3]:
+    if options.segments is not None or v_BGSV.shape[3] > q_BHTD.shape[3]:
         return False
     if options.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
         return False
@@ -37,22 +38,25 @@ def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
 def forward(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
-    v_BGSD: Tensor,
+    v_BGSV: Tensor,
     *,
     causal: bool,
     scale: float,
     key_mask: Tensor | None,
     segments: None,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, T, D] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
+    """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
 
     A row that sees no key has output 0 and log-sum-exp 0, the CPU kernel's own convention.
     """
+    width = v_BGSV.shape[3]
+    v_BGSD = _widened(v_BGSV, q_BHTD)
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, key_mask)
-        return _aten._scaled_dot_product_flash_attention_for_cpu(
+        o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale
         )
+        return o[..., :width], lse
     k, v = _repeat(k_BGSD, q_BHTD.shape[1]), _repeat(v_BGSD, q_BHTD.shape[1])
     if q_BHTD.dtype == torch.float32:
         o, lse, *_ = _aten._scaled_dot_product_efficient_attention(
@@ -62,15 +66,15 @@ def forward(
         o, lse, *_ = _aten._scaled_dot_product_flash_attention(
             q_BHTD, k, v, 0.0, causal, False, scale=scale
         )
-    return o, lse[:, :, : q_BHTD.shape[2]]  # the efficient kernel pads its rows
+    return o[..., :width], lse[:, :, : q_BHTD.shape[2]]  # the efficient kernel pads its rows
 
 
 def backward(
-    grad_BHTD: Tensor,
+    grad_BHTV: Tensor,
     q_BHTD: Tensor,
     k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    o_BHTD: Tensor,
+    v_BGSV: Tensor,
+    o_BHTV: Tensor,
     lse_BHT: Tensor,
     *,
     causal: bool,
@@ -79,13 +83,16 @@ def backward(
     segments: None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    width = v_BGSV.shape[3]
+    grad_BHTD, v_BGSD, o_BHTD = (_widened(x, q_BHTD) for x in (grad_BHTV, v_BGSV, o_BHTV))
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, key_mask)
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, causal),
             attn_mask=bias,
             scale=scale,
         )
+        return dq, dk, dv[..., :width]
     heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
     k, v = _repeat(k_BGSD, heads), _repeat(v_BGSD, heads)
     length = q_BHTD.shape[2]
@@ -104,7 +111,12 @@ def backward(
             *(length, k.shape[2], 0.0, causal, seed, offset),
             scale=scale,
         )
-    return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
+    return dq, _sum_groups(dk, groups), _sum_groups(dv[..., :width], groups)
+
+
+def _widened(x_BHSV: Tensor, q_BHTD: Tensor) -> Tensor:
+    extra = q_BHTD.shape[3] - x_BHSV.shape[3]
+    return torch.nn.functional.pad(x_BHSV, (0, extra)) if extra else x_BHSV
 
 
 def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:

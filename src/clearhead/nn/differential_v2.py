@@ -1,0 +1,62 @@
+"""Differential attention V2: twice the queries over the same keys and values, λ by token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.nn.single import attention_flops, numbers_per_group
+from clearhead.spec import Declaration, LayerSpec
+
+
+class DifferentialV2(nn.Module):
+    """λ = σ(x W_λ) for each token and head, from attention's input; no norm, no λ_init.
+
+    At initialisation λ is about 1/2: x is normed and W_λ is N(0, 0.02²).
+    """
+
+    maps = ("map 1", "map 2")
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+        self.lambda_proj = nn.Linear(layer.hidden_size, layer.num_attention_heads, bias=False)
+
+    def coefficients(self, x_BTC: Tensor) -> Tensor:
+        """λ, float32 [B, H/2, T, 1]."""
+        return torch.sigmoid(self.lambda_proj(x_BTC).float()).transpose(1, 2)[..., None]
+
+    def forward(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        coefficients: Tensor,
+        *,
+        attend: Any,
+        **options: Any,
+    ) -> Tensor:
+        """[B, H/2, T, D]; H is twice the baseline's heads."""
+        return ops.differential_v2(q_BHTD, k_BGSD, v_BGSD, coefficients, attend=attend, **options)
+
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second maps, of anything that `attend` has for each of them."""
+        return heads_BH[:, 0::2], heads_BH[:, 1::2]
+
+    def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+        """The signed difference [B, H/2, T, S]."""
+        first, second = self.split(weights_BHTS)
+        return first - coefficients.to(first.dtype) * second
+
+
+DECLARATION = Declaration(
+    axis="maps",
+    name="differential-v2",
+    summary="the difference of two maps a head over the same keys and values, λ by token (V2)",
+    source="microsoft/unilm, Diff-Transformer-V2 (2026-01)",
+    build=DifferentialV2,
+    query_heads=lambda layer: 2 * layer.num_attention_heads,
+    flops=lambda layer, length: 2 * attention_flops(layer, length),
+    cache=numbers_per_group,
+    shards="heads",
+)

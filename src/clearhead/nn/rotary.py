@@ -1,0 +1,151 @@
+"""Rotary positions, with every scaling of their frequencies; and xPos."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import ops
+from clearhead.nn.positions import NoPosition, Part
+from clearhead.ops.rope import KINDS
+from clearhead.spec import Declaration, LayerSpec
+
+# The sequences are then 2^24 times as long as in training.
+BUCKETS = 24
+
+
+class Rotary(NoPosition):
+    """Rotary position embedding, a pure function of the positions: no buffers.
+
+    "dynamic" takes its base from the length of each row, as it is now: keys are kept unrotated, so
+    that a layer is exact given its inputs and no earlier call changes a later one. Across layers
+    cached decoding still differs from a full forward, as earlier tokens' hidden states were
+    computed under earlier bases.
+
+    "dynamic-causal" takes it from the query's own position, rounded up to a power of two times the
+    trained length: what a token computes depends on nothing that comes later, so that cached
+    decoding is the full forward at any depth. Queries of each such base are a part of their own.
+    """
+
+    @staticmethod
+    def late(layer: LayerSpec) -> bool:
+        return layer.rope_parameters["rope_type"] in ("dynamic", "dynamic-causal")
+
+    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+        kind = self.layer.rope_parameters["rope_type"]
+        if kind == "dynamic":
+            length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
+            return (self._part(queries_BT, keys_BS, self._theta(length_B)),)
+        if kind == "dynamic-causal":
+            return tuple(self._by_bucket(queries_BT, keys_BS))
+        return (self._part(queries_BT, keys_BS),)
+
+    @staticmethod
+    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+        return ops.rotate(x_BHTD, table)
+
+    def _theta(self, length: Tensor) -> Tensor:
+        rope, width = self.layer.rope_parameters, self.layer.head_dim
+        trained = self.layer.max_position_embeddings
+        return ops.dynamic_theta(rope["rope_theta"], rope["factor"], width, length, trained)
+
+    def _part(self, queries_BT: Tensor, keys_BS: Tensor, theta: Tensor | None = None) -> Part:
+        frequency, factor = ops.frequencies(
+            self.layer.rope_parameters, self.layer.head_dim, queries_BT.device, theta
+        )
+        queries = ops.rotary_table(queries_BT, frequency, factor)
+        if keys_BS is queries_BT:
+            return Part(queries, queries)
+        return Part(queries, ops.rotary_table(keys_BS, frequency, factor))
+
+    def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[Part]:
+        trained = self.layer.max_position_embeddings
+        lengths = trained * 2 ** torch.arange(BUCKETS, device=queries_BT.device)
+        bucket_BT = torch.bucketize(queries_BT + 1, lengths)  # the first that is long enough
+        parts = []
+        for bucket in bucket_BT.unique().tolist():
+            rows = bucket_BT == bucket
+            columns = rows.any(0).nonzero()
+            start, stop = int(columns.min()), int(columns.max()) + 1
+            rows = rows[:, start:stop]
+            part = self._part(queries_BT[:, start:stop], keys_BS, self._theta(lengths[bucket]))
+            kept = None if bool(rows.all()) else rows
+            parts.append(part._replace(start=start, stop=stop, rows=kept))
+        return parts
+
+
+class XPos(Rotary):
+    """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
+
+    The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
+    """
+
+    @staticmethod
+    def late(layer: LayerSpec) -> bool:
+        return False
+
+    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+        layer = self.layer
+        frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
+        centre = layer.max_position_embeddings // 2
+        return (Part(*ops.xpos_tables(queries_BT, keys_BS, frequency, centre)),)
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    rope = layer.rope_parameters
+    if layer.head_dim % 2:
+        return f"rotation turns pairs of channels, and head_dim={layer.head_dim} is odd"
+    kind = rope["rope_type"]
+    if kind not in KINDS:
+        return f"rope_type={kind!r} is none of {', '.join(KINDS)} (ntk: with_rope_scaling)"
+    needed, optional = KINDS[kind]
+    if missing := [key for key in needed if key not in rope]:
+        return f"rope_type={kind!r} needs {', '.join(missing)} in rope_parameters"
+    if extra := set(rope) - {"rope_type", "rope_theta", *needed, *optional}:
+        return f"{', '.join(sorted(extra))} in rope_parameters has no effect on rope_type={kind!r}"
+    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
+        least = 1 if key == "factor" else 0
+        value = rope.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            return f"{key}={value!r} in rope_parameters must be a number, at least {least}"
+    if rope["rope_theta"] <= 0:
+        return f"rope_theta={rope['rope_theta']} is not above 0"
+    if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
+        return "low_freq_factor must be above 0 and below high_freq_factor"
+    if kind.startswith("dynamic") and layer.head_dim == 2:
+        return f"rope_type={kind!r} needs two waves to stretch: choose head_dim above 2"
+    if kind == "dynamic-causal" and layer.direction != "causal":
+        return "dynamic-causal looks back only: choose rope_type='dynamic', or direction='causal'"
+    return None
+
+
+def _xpos_refuses(layer: LayerSpec) -> str | None:
+    if layer.direction != "causal":
+        return "its scores would grow towards later keys: choose direction='causal' or rope"
+    if layer.rope_parameters["rope_type"] != "default":
+        return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
+    return _refuses(layer)
+
+
+def _rotation_flops(layer: LayerSpec, length: int) -> float:
+    return 3.0 * layer.head_dim * (layer.num_attention_heads + layer.num_key_value_heads)
+
+
+ROPE = Declaration(
+    axis="position",
+    name="rope",
+    summary="rotary: queries and keys turned by an angle that grows with position",
+    source="arXiv 2104.09864",
+    build=Rotary,
+    refuses=_refuses,
+    flops=_rotation_flops,
+)
+XPOS = Declaration(
+    axis="position",
+    name="xpos",
+    summary="rotary, with scores that fade with distance",
+    source="arXiv 2212.10554",
+    build=XPos,
+    refuses=_xpos_refuses,
+    flops=_rotation_flops,
+)

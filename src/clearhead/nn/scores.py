@@ -1,0 +1,94 @@
+"""How a query is compared with a key: the dot product, and CoCA's three collinear forms."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from clearhead import ops
+from clearhead.nn.single import numbers_per_group
+from clearhead.ops.coca import Form
+from clearhead.spec import Declaration, LayerSpec
+
+Prepare = Callable[[Tensor, Any], Tensor]
+
+
+class Dot:
+    """q · k, position put into both by `prepare`, the position's own function."""
+
+    late = False
+
+    def __init__(self, prepare: Prepare) -> None:
+        self.queries = self.keys = prepare
+
+
+class Collinear:
+    """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are kept as t, unrotated."""
+
+    late = True
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+    def queries(self, q_BHTD: Tensor, table: Any) -> Tensor:
+        return ops.coca_queries(q_BHTD, table, self.form)
+
+    def keys(self, t_BGSE: Tensor, table: Any) -> Tensor:
+        return ops.coca_keys(t_BGSE, table, self.form)
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.position not in ("rope", "xpos"):
+        return (
+            "it fixes the angle from which rotation starts, and "
+            f"position={layer.position!r} rotates nothing: choose rope or xpos"
+        )
+    return None
+
+
+def _half(layer: LayerSpec) -> int:
+    return layer.head_dim // 2
+
+
+def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
+    return Declaration(
+        axis="scores",
+        name=name,
+        summary=summary,
+        source=source,
+        build=lambda prepare: Collinear(form),
+        refuses=_refuses,
+        query_width=_half if form == "strict" else lambda layer: layer.head_dim,
+        key_width=_half,
+        flops=lambda layer, length: 3.0 * layer.head_dim * layer.num_attention_heads,
+        cache=lambda layer: numbers_per_group(layer) // 2,
+        shards="heads",
+    )
+
+
+DOT = Declaration(
+    axis="scores",
+    name="dot",
+    summary="q · k / √d",
+    source="arXiv 1706.03762",
+    build=Dot,
+    cache=numbers_per_group,
+)
+EXACT = _collinear(
+    "exact",
+    "collinear",
+    "CoCA as the paper defines it: Σ t_j |q_j|² cos((m−n)θ_j) / √d",
+    "arXiv 2309.08646, eqs. 9 and 17",
+)
+STRICT = _collinear(
+    "strict",
+    "collinear-strict",
+    "CoCA with both halves of q equal",
+    "arXiv 2309.08646, CoCA-Strict",
+)
+SLACK = _collinear(
+    "slack",
+    "collinear-slack",
+    "CoCA as the authors trained it: (q ∘ R_m q) · R_n [t; t] / √d, not a function of distance",
+    "arXiv 2309.08646, CoCA-Slack (eq. 10)",
+)

@@ -1,0 +1,35 @@
+"""A learned sink: softmax-1 with a logit of its own for each head."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.softmax import Softmax
+from clearhead.spec import Declaration
+
+
+class Sink(Softmax):
+    """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map.
+
+    b starts at 0, so that the layer starts as softmax-1 exactly.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.logit = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.logit)
+
+    def sink(self) -> Tensor:
+        return self.logit
+
+
+DECLARATION = Declaration(
+    axis="normalizer",
+    name="sink",
+    summary="exp(s) / (exp(b) + Σ exp(s)), b learned for each head, from 0 (softmax-1)",
+    source="arXiv 2410.17174, section 3.2, with gpt-oss's learned logit",
+    build=Sink,
+    shards="heads",
+)

@@ -1,0 +1,66 @@
+"""ALiBi without a T × T bias: a few more columns of queries and keys carry −slope · (i − j)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Stock CUDA kernels want widths of whole eights: 4 columns for j, 3 for i, and one of zeros.
+COLUMNS = 8
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(−8h/n) for h = 1 … n; where n is no power of two, those of the power of two below it and
+    then every other one of twice that power (arXiv 2108.12409, as its authors' code does).
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    if power < heads:
+        slopes += alibi_slopes(2 * power)[0::2][: heads - power]
+    return slopes
+
+
+def alibi_columns(
+    queries_BT: Tensor, keys_BS: Tensor, slopes: list[float], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8].
+
+    Their product times `scale` is −slope · (i − j): 0 at a token's own key, so that a sink beside
+    the keys is right too, which the usual slope · j would shift.
+
+    Every number has at most 8 significant bits, so that bfloat16 holds it exactly: positions are
+    split in base 256 (two digits: up to 65,535), c = slope / scale is rounded to 16 bits, the
+    sum of two parts, and c · i is the sum of three. Keys carry no head's slope, so that heads may
+    share them.
+    """
+    device = queries_BT.device
+    c_H = torch.tensor(slopes, dtype=torch.float64, device=device) / scale
+    parts_H = _bfloat16_parts(c_H, 2)
+    own_BHT = sum(parts_H)[:, None] * queries_BT[:, None].double()  # type: ignore[index]
+    shape = own_BHT.shape
+    columns = [(256 * digit * part)[None, :, None] for part in parts_H for digit in (1, 1 / 256)]
+    columns += [-part for part in _bfloat16_parts(own_BHT / 256, 3)]
+    columns += [torch.zeros((), dtype=torch.float64, device=device)]
+    q_BHT8 = torch.stack([column.expand(shape) for column in columns], -1)
+    high, low = keys_BS.div(256, rounding_mode="floor"), keys_BS.remainder(256)
+    wide = torch.full_like(keys_BS, 256)
+    k_BS8 = torch.stack([high, low, high, low, wide, wide, wide, torch.zeros_like(wide)], -1)
+    return q_BHT8.float(), k_BS8[:, None].float()
+
+
+def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:
+    """[B, H, T, D + 8]. Heads that share a slope (the maps of one head) are neighbours."""
+    heads = x_BHTD.shape[1]
+    if columns.shape[1] > 1:
+        columns = columns.repeat_interleave(heads // columns.shape[1], 1)
+    batch, _, length, _ = x_BHTD.shape
+    columns = columns.expand(batch, heads, length, COLUMNS)
+    return torch.cat([x_BHTD, columns.to(x_BHTD.dtype)], -1)
+
+
+def _bfloat16_parts(x: Tensor, count: int) -> list[Tensor]:
+    parts = []
+    for _ in range(count):
+        parts.append(x.bfloat16().to(x.dtype))
+        x = x - parts[-1]
+    return parts

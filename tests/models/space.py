@@ -1,0 +1,37 @@
+"""The points of the axes on which attention depends, valid or refused, at a tiny size."""
+
+from itertools import product
+from typing import Any
+
+from clearhead import ClearheadConfig, ClearheadError
+from clearhead.nn import REGISTRY
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "vocab_size": 31,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+}
+ATTENTION = ("scores", "normalizer", "maps", "position")
+
+
+def config(**keys: Any) -> ClearheadConfig | None:
+    """The configuration, or None where it is refused, in one line."""
+    try:
+        return ClearheadConfig(**SHAPE | keys)
+    except ClearheadError as error:
+        if "\n" in str(error):
+            raise
+        return None
+
+
+def attentions() -> list[dict[str, str]]:
+    """Every valid combination of scores, normalizer, maps and position."""
+    points = product(*map(REGISTRY.names, ATTENTION))
+    found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
+    return [point for point in found if config(**point) is not None]

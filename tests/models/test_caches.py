@@ -1,0 +1,140 @@
+"""Cached and uncached logits agree for every attention there is, and greedy tokens are the same."""
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+
+POINTS = space.attentions()
+PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
+LENGTH = 11
+
+
+def _models(scores: str, position: str) -> list[ClearheadForCausalLM]:
+    found = [p for p in POINTS if (p["scores"], p["position"]) == (scores, position)]
+    return [ClearheadForCausalLM(space.config(**point)).eval() for point in found]
+
+
+def _ids(batch: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randint(0, 31, (batch, length))
+
+
+def _close(got: Tensor, want: Tensor) -> None:
+    assert (got - want).abs().max() / want.abs().max() < 1e-5
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+def _caches(model: ClearheadForCausalLM) -> list:
+    return [DynamicCache(), StaticCache(config=model.config, max_cache_len=16)]
+
+
+def test_the_space_is_whole():
+    assert len(POINTS) == 9 * 12
+    assert len(PLACES) == 12
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+@torch.no_grad()
+def test_steps_and_chunks(scores, position):
+    ids = _ids()
+    for model in _models(scores, position):
+        whole = model(ids, use_cache=False).logits
+        for sizes in ([11], [5, 3, 1, 1, 1]):
+            for cache in _caches(model):
+                parts = ids.split(sizes, 1)
+                rows = [model(part, past_key_values=cache).logits for part in parts]
+                _close(torch.cat(rows, 1), whole)
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+@torch.no_grad()
+def test_after_a_crop(scores, position):
+    ids = _ids()
+    for model in _models(scores, position):
+        whole = model(ids, use_cache=False).logits
+        cache = DynamicCache()
+        model(torch.cat([ids[:, :6], _ids(length=3)], 1), past_key_values=cache)
+        cache.crop(-3)
+        _close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+@torch.no_grad()
+def test_rows_of_unequal_length_padded_on_the_left(scores, position):
+    long, short = _ids(1), _ids(1, 7)
+    rows = torch.cat([long, torch.cat([_ids(1, 4), short], 1)])
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :4] = 0
+    for model in _models(scores, position):
+        want = [model(row, use_cache=False).logits[0] for row in (long, short)]
+        for cache in _caches(model):
+            got = []
+            for start, stop in ((0, 5), (5, 10), (10, 11)):
+                part = rows[:, start:stop]
+                out = model(part, attention_mask=mask[:, :stop], past_key_values=cache)
+                got.append(out.logits)
+            got = torch.cat(got, 1)
+            _close(got[0], want[0])
+            _close(got[1, 4:], want[1])
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+def test_generation_of_a_batch_with_either_cache_is_row_by_row_without(scores, position):
+    long, short = _ids(1, 9), _ids(1, 5)
+    rows = torch.cat([long, torch.cat([torch.zeros(1, 4, dtype=torch.long), short], 1)])
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, :4] = 0
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for model in _models(scores, position)[::2]:
+        want = []
+        for row in (long, short):
+            alone = model.generate(
+                row, attention_mask=torch.ones_like(row), use_cache=False, **options
+            )
+            want.append(alone[0, -4:].tolist())
+        for kind in ("dynamic", "static"):
+            got = model.generate(rows, attention_mask=mask, cache_implementation=kind, **options)
+            assert got[:, 9:].tolist() == want
+
+
+def test_a_prefix_padded_on_the_right_can_be_continued():
+    """Positions are counted from the mask, so that the gap between is none."""
+    long, short, new = _ids(1, 6), _ids(1, 4), _ids(2, 3)
+    rows = torch.cat([long, torch.cat([short, _ids(1, 2)], 1)])
+    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 2 + [1] * 3])
+    for name in ("transformer", "coca", "alibi"):
+        model = ClearheadForCausalLM(preset(name, **space.SHAPE)).eval()
+        cache = DynamicCache()
+        with torch.no_grad():
+            model(rows, attention_mask=mask[:, :6], past_key_values=cache)
+            got = model(new, attention_mask=mask, past_key_values=cache).logits
+            for row, prompt in enumerate((long, short)):
+                want = model(torch.cat([prompt, new[row : row + 1]], 1)).logits[0, -3:]
+                _close(got[row], want)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_of_another_model_is_refused(kind):
+    model = ClearheadForCausalLM(preset("transformer", **space.SHAPE)).eval()
+    for other in (
+        {"num_key_value_heads": 4},
+        {"head_dim": 4},
+        {"scores": "collinear"},
+    ):
+        theirs = ClearheadForCausalLM(space.config(**other)).eval()
+        cache = DynamicCache() if kind == "dynamic" else _caches(model)[1]
+        theirs(_ids(), past_key_values=cache)
+        with pytest.raises(ClearheadError, match="start a new one") as error:
+            model(_ids(length=1), past_key_values=cache)
+        assert "\n" not in str(error.value)
+
+
+def test_a_full_static_cache_is_refused():
+    model = ClearheadForCausalLM(preset("transformer", **space.SHAPE)).eval()
+    cache = StaticCache(config=model.config, max_cache_len=8)
+    model(_ids(length=8), past_key_values=cache)
+    with pytest.raises(ClearheadError, match="no room for 9 tokens"):
+        model(_ids(length=1), past_key_values=cache)

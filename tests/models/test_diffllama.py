@@ -1,0 +1,62 @@
+"""Weights to and from transformers' DiffLlama: the same logits in both directions."""
+
+import pytest
+import torch
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models.diffllama import from_diffllama, to_diffllama
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_from_diffllama(groups, tied):
+    config = DiffLlamaConfig(
+        **SHAPE, num_key_value_heads=groups, tie_word_embeddings=tied, rms_norm_eps=1e-3
+    )
+    theirs = DiffLlamaForCausalLM(config).eval()
+    ours = from_diffllama(theirs)
+    ids = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
+        there_and_back = to_diffllama(ours)
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(there_and_back.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_to_diffllama_folds_the_gain_of_the_norm(groups):
+    ours = ClearheadForCausalLM(
+        preset("differential", **SHAPE, num_key_value_heads=groups, head_dim=12)
+    ).eval()
+    for layer in ours.model.layers:
+        torch.nn.init.normal_(layer.self_attn.maps.norm_weight)
+    theirs = to_diffllama(ours)
+    ids = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lambda_init": 0.8}, "only lambda_init=None can be exported"),
+        ({"head_norm": "none"}, "no head_norm='none'"),
+        ({"normalizer": "softmax1"}, "only normalizer='softmax'"),
+    ],
+)
+def test_what_diffllama_does_not_have_is_refused(change, message):
+    with pytest.raises(ClearheadError, match=message):
+        to_diffllama(ClearheadForCausalLM(preset("differential", **SHAPE, **change)))
+    with pytest.raises(ClearheadError, match="attention_bias=True"):
+        from_diffllama(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE, attention_bias=True)))

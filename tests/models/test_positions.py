@@ -1,0 +1,170 @@
+"""Positions in whole models: scaling of a trained one, dynamic bases, shifts, cache bytes."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import with_rope_scaling
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.3,
+}
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+
+
+def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
+    return ClearheadForCausalLM(preset(name, **SHAPE | overrides)).eval()
+
+
+def _ids(batch: int = 2, length: int = 40) -> Tensor:
+    return torch.randint(0, 61, (batch, length))
+
+
+def _by_steps(model: ClearheadForCausalLM, ids: Tensor, chunk: int = 1) -> Tensor:
+    cache, rows = DynamicCache(), []
+    with torch.no_grad():
+        for part in ids.split(chunk, 1):
+            rows.append(model(part, past_key_values=cache).logits)
+    return torch.cat(rows, 1)
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_scaled_model_is_the_scaled_llama(kind):
+    ours = with_rope_scaling(_model(), kind, **SCALINGS[kind])
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **SCALINGS[kind]}
+    theirs = LlamaForCausalLM(
+        LlamaConfig(**SHAPE, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=rope)
+    ).eval()
+    theirs.load_state_dict(ours.state_dict())
+    ids = _ids()
+    with torch.no_grad():
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["transformer", "coca", "coca-slack", "differential"])
+def test_scaling_shares_weights_and_leaves_the_model_as_it_was(name, tmp_path):
+    model, ids = _model(name), _ids()
+    before = model(ids).logits
+    for kind in (*SCALINGS, "dynamic-causal", "ntk"):
+        scaled = with_rope_scaling(model, kind, **SCALINGS.get(kind, {"factor": 4}))
+        assert scaled.model.embed_tokens.weight is model.model.embed_tokens.weight
+        assert scaled.lm_head.weight is scaled.model.embed_tokens.weight
+        long = scaled(ids).logits
+        assert (long - before)[:, -1].abs().max() > 1e-3, kind
+        if kind in ("dynamic", "dynamic-causal"):  # and nothing within the trained length
+            short = ids[:, :16]
+            assert torch.allclose(scaled(short).logits, model(short).logits, atol=1e-5)
+        scaled.save_pretrained(tmp_path / kind)
+        again = ClearheadForCausalLM.from_pretrained(tmp_path / kind).eval()
+        assert torch.equal(again(ids).logits, long)
+    assert torch.equal(model(ids).logits, before)
+    with pytest.raises(ClearheadError, match="no rotary frequencies"):
+        with_rope_scaling(_model("alibi"), "linear", factor=2)
+    with pytest.raises(ClearheadError, match="ntk takes factor"):
+        with_rope_scaling(model, "ntk")
+
+
+@pytest.mark.parametrize("name", ["transformer", "coca", "coca-slack", "differential-v2"])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_dynamic_causal_decoding_is_the_full_forward_at_any_depth(name, chunk):
+    model = with_rope_scaling(_model(name, num_hidden_layers=3), "dynamic-causal", factor=4)
+    ids = _ids(length=70)  # buckets of 16, 32, 64 and 128 tokens
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+    assert torch.allclose(_by_steps(model, ids, chunk), whole, atol=2e-4)
+
+
+def test_dynamic_causal_with_padding_on_the_left():
+    """Rows cross into the next base at different columns."""
+    model = with_rope_scaling(_model(), "dynamic-causal", factor=4)
+    ids, padding = _ids(1, 37), _ids(1, 9)
+    rows = torch.cat([torch.cat([padding, ids], 1), _ids(1, 46)])
+    mask = torch.ones(2, 46, dtype=torch.long)
+    mask[0, :9] = 0
+    with torch.no_grad():
+        got = model(rows, attention_mask=mask).logits[0, 9:]
+        assert torch.allclose(got, model(ids).logits[0], atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["transformer", "coca", "coca-slack"])
+def test_a_dynamic_layer_is_exact_given_its_inputs(name):
+    """With one layer nothing older than the base is in the cache: the last token is exact."""
+    model, ids = _model(name, num_hidden_layers=1), _ids()
+    model = with_rope_scaling(model, "dynamic", factor=4)
+    with torch.no_grad():
+        for length in (10, 17, 40):
+            whole = model(ids[:, :length], use_cache=False).logits
+            steps = _by_steps(model, ids[:, :length])
+            assert torch.allclose(steps[:, -1], whole[:, -1], atol=1e-4)
+
+
+def test_no_call_changes_a_later_one_and_every_row_has_its_own_base():
+    model = with_rope_scaling(_model(), "dynamic", factor=4)
+    long, short = _ids(1, 60), _ids(1, 20)
+    with torch.no_grad():
+        before = model(short).logits
+        model(long)
+        assert torch.equal(model(short).logits, before)
+        rows = torch.cat([long, torch.cat([_ids(1, 40), short], 1)])
+        mask = torch.ones(2, 60, dtype=torch.long)
+        mask[1, :40] = 0
+        together = model(rows, attention_mask=mask).logits
+        assert torch.allclose(together[1, 40:], before[0], atol=1e-4)
+        assert torch.allclose(together[0], model(long).logits[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("transformer", False),
+        ("xpos", False),
+        ("alibi", False),
+        ("coca", False),
+        ("coca-strict", False),
+        ("coca-slack", True),
+    ],
+)
+def test_moving_all_positions(name, moved):
+    model, ids = _model(name), _ids(length=12)
+    at = torch.arange(12).expand(2, -1)
+    with torch.no_grad():
+        here, there = (model(ids, position_ids=at + shift).logits for shift in (0, 37))
+    change = (here - there).abs().max()
+    assert change > 1e-2 if moved else change < 1e-3
+
+
+@pytest.mark.parametrize("name", ["coca", "coca-strict", "coca-slack"])
+def test_coca_caches_half_of_the_key_bytes(name):
+    caches = []
+    for each in ("transformer", name):
+        cache = DynamicCache()
+        _model(each)(_ids(), past_key_values=cache)
+        layers = [(layer.keys.numel(), layer.values.numel()) for layer in cache.layers]
+        caches.append(layers[0])
+    (keys, values), (t, coca_values) = caches
+    assert 2 * t == keys
+    assert coca_values == values
+    assert t + coca_values == 0.75 * (keys + values)
+
+
+def test_sinusoidal_is_the_papers_formula():
+    model = _model("transformer", position="sinusoidal")
+    x, at = torch.zeros(1, 5, 32), torch.tensor([[0, 1, 2, 7, 300]])
+    got = model.model.position.embed(x, at) / 0.3
+    for column in (0, 1, 6, 31):
+        angle = at[0] / 10_000 ** (column // 2 * 2 / 32)
+        want = angle.cos() if column % 2 else angle.sin()
+        assert torch.allclose(got[0, :, column], want, atol=1e-4)

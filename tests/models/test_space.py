@@ -1,0 +1,135 @@
+"""Any point of the axes: refused in one line, or it builds, trains, saves, reloads, generates."""
+
+import tempfile
+from typing import Any
+
+import pytest
+import tests_models_space as space
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead import ClearheadConfig, ClearheadForCausalLM
+from clearhead.models import ClearheadModel, plan
+from clearhead.nn import REGISTRY
+from clearhead.spec import AXES
+
+FACTOR = {"factor": 2.0}
+ROPES = [
+    None,
+    {"rope_type": "default", "rope_theta": 100.0},
+    *({"rope_type": kind, **FACTOR} for kind in ("linear", "dynamic", "dynamic-causal", "yarn")),
+    {"rope_type": "llama3", **FACTOR, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+]
+OPTIONS = {
+    "rope_parameters": st.sampled_from(ROPES),
+    "num_key_value_heads": st.sampled_from([1, 2, 4]),
+    "head_dim": st.sampled_from([4, 8]),
+    "lambda_init": st.sampled_from([None, 0.5, 0.8]),
+    "head_norm": st.sampled_from(["affine", "plain", "none"]),
+    "bias": st.booleans(),
+    "tie_word_embeddings": st.booleans(),
+    # Shorter than the texts, so that scaled positions are at work.
+    "max_position_embeddings": st.sampled_from([8, 24]),
+}
+
+
+def _sensible(point: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that would have no effect: else most points would be refused."""
+    dropped = set()
+    if point["maps"] != "differential":
+        dropped |= {"lambda_init", "head_norm"}
+    if point["position"] != "rope":
+        dropped |= {"rope_parameters"}
+    if point["position"] not in ("rope", "xpos"):
+        dropped |= {"scores"}
+    return {key: value for key, value in point.items() if key not in dropped}
+
+
+DRAWN = st.fixed_dictionaries(
+    {axis: st.sampled_from(REGISTRY.names(axis)) for axis in AXES}, optional=OPTIONS
+)
+POINTS = st.one_of(DRAWN, DRAWN.map(_sensible))
+
+
+def _model(config: ClearheadConfig) -> Any:
+    kind = ClearheadForCausalLM if config.direction == "causal" else ClearheadModel
+    return kind(config)
+
+
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    if isinstance(model, ClearheadForCausalLM):
+        return model(ids, use_cache=False).logits
+    return model(ids).last_hidden_state @ model.embed_tokens.weight.T
+
+
+def _train(model: Any, ids: torch.Tensor) -> None:
+    """Three steps; every gradient finite, and of every parameter one that is not zero."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    moved = set()
+    for _ in range(3):
+        logits = _logits(model, ids)[:, :-1].flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
+        for name, p in model.named_parameters():
+            assert p.grad is not None, name
+            assert p.grad.isfinite().all(), name
+            if (p.grad != 0).any():
+                moved.add(name)
+        optimizer.step()
+        optimizer.zero_grad()
+    still = {name for name, _ in model.named_parameters()} - moved
+    # The same for every key of a row: softmax does not see it, where nothing turns the keys.
+    assert {name for name in still if not name.endswith("k_proj.bias")} == set()
+    model.eval()
+
+
+@pytest.mark.parametrize("scores", REGISTRY.names("scores"))
+def test_every_attention_trains(scores):
+    ids = torch.randint(0, 31, (2, 7))
+    for point in space.attentions():
+        if point["scores"] == scores:
+            _train(_model(space.config(**point)), ids)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(point=POINTS)
+def test_any_point_is_refused_or_lives(point):
+    config = space.config(**point)
+    if config is None:
+        return
+    torch.manual_seed(0)
+    ids = torch.randint(0, 31, (2, 8))
+    model = _model(config)
+    _train(model, ids)
+    with torch.no_grad():
+        before = _logits(model, ids)
+        assert before.isfinite().all()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        again = type(model).from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert torch.equal(_logits(again, ids), before)
+    assert again.config.layer(1) == config.layer(1)
+    assert plan(config).parameters >= sum(p.numel() for p in model.parameters())
+    if config.direction == "causal" and config.position != "learned":
+        out = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert out.shape == (2, 12)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(point=POINTS)
+def test_the_cache_holds_what_the_plan_says(point):
+    config = space.config(**point)
+    if config is None or config.direction != "causal":
+        return
+    cache = ClearheadForCausalLM(config).eval()(torch.zeros(1, 1, dtype=torch.long)).past_key_values
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert plan(config).cache_bytes == 2 * held
+
+
+def test_the_table_of_what_fits():
+    """12 places to compare and count from, times 3 normalizers, times 3 kinds of maps."""
+    assert len(space.attentions()) == 12 * 9
+    assert space.config(direction="bidirectional", scores="collinear") is not None
+    assert space.config(position="alibi", scores="collinear") is None
