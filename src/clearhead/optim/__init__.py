@@ -2,11 +2,13 @@
 
 from clearhead.optim.build import OptimizerConfig, build_optimizer
 from clearhead.optim.groups import decay_groups
+from clearhead.optim.orthoadam import OrthoAdam
 from clearhead.optim.schedule import SCHEDULES, ScheduleConfig, learning_rate
 
 __all__ = [
     "SCHEDULES",
     "OptimizerConfig",
+    "OrthoAdam",
     "ScheduleConfig",
     "build_optimizer",
     "decay_groups",
