@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +181,16 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pytorch_optimizer", None)
     with pytest.raises(ClearheadError, match=r"clearhead\[optimizers\]"):
         build_optimizer(make_model(), TrainConfig(optimizer="lion"))
+
+
+def test_a_copy_of_two_optimizers_together_goes_on_alone():
+    model = make_model()
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
+    both = copy.deepcopy((model, optimizer))
+    for each, its in ((model, optimizer), both):
+        for parameter in each.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        its.step()
+        assert set(its.state) == set(each.parameters())
+    for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -172,6 +172,15 @@ def test_rotations_are_shared_by_size_or_drawn_by_name():
         OrthoAdam(make_parameters().values(), share="parameter")
 
 
+def test_what_rotations_hold_beyond_adamws_state():
+    shapes = [(512, 512)] * 8 + [(1408, 512), (512, 1408)] * 2 + [(4096, 512)]
+    parameters = [nn.Parameter(torch.empty(shape)) for shape in shapes]
+    numbers = sum(p.numel() for p in parameters)
+    assert OrthoAdam(parameters).rotation_numel() < 0.01 * numbers
+    small = OrthoAdam(parameters, rotation="haar", limit=512)
+    assert small.rotation_numel() == 512**2  # once, whoever shares it
+
+
 def test_the_limit_and_sides_leave_axes_as_they_are():
     optimizer = OrthoAdam(
         [nn.Parameter(torch.zeros(4, 8)), nn.Parameter(torch.zeros(1, 4))], limit=7
@@ -354,7 +363,7 @@ def test_a_sparse_gradient_is_refused_by_name():
         ({"limit": 1}, "limit is 1"),
         ({"sides": "lef"}, "did you mean left"),
         ({"share": "name"}, "choose one of parameter, size"),
-        ({"rotation": "haa"}, "did you mean haar"),
+        ({"rotation": "hadamar"}, "did you mean hadamard"),
         ({"rotation": "signs"}, "exactly Adam"),
         ({"rotation": "none"}, "no parameter has an axis to rotate"),
     ],

@@ -135,6 +135,10 @@ class OrthoAdam(torch.optim.Optimizer):
                 update.apply(group, members, rotations)
         return loss
 
+    def rotation_numel(self) -> int:
+        """Float32 numbers that the rotations hold: all the memory kept beyond AdamW's state."""
+        return sum(rotation.numel() for rotation in self._rotations.values())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; as in PyTorch its options (seed and rotation too) replace this one's.
 

@@ -44,6 +44,9 @@ class Rotation(Protocol):
     def to(self, device: torch.device) -> "Rotation":
         """The same matrix on `device`."""
 
+    def numel(self) -> int:
+        """How many numbers it holds."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -54,6 +57,9 @@ class Identity:
 
     def to(self, device: torch.device) -> "Identity":
         return self
+
+    def numel(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +74,9 @@ class Dense:
 
     def to(self, device: torch.device) -> "Dense":
         return Dense(self.matrix.to(device))
+
+    def numel(self) -> int:
+        return self.matrix.numel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +133,9 @@ class Hadamard:
                 for b in self.blocks
             )
         )
+
+    def numel(self) -> int:
+        return sum(part.numel() for b in self.blocks for part in (b.signs, *b.factors))
 
 
 def haar(size: int, generator: torch.Generator) -> torch.Tensor:

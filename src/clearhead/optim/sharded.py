@@ -3,9 +3,9 @@
 An axis can be rotated where every process holds it whole. FSDP2 shards rows, so columns (the right
 side) are rotated where they lie; for rows (the left side) the gradient is first dealt out again by
 columns, an all-to-all, and the update dealt back by rows, another. Each sends a process's own shard
-once, float32, so the pair moves 2·4·numel/W bytes a process, W processes; FSDP itself moves about
-3·numel elements a process in a step. The moments stay by columns: they never travel. gloo has no
-all-to-all, and PyTorch gathers there instead.
+once, float32: the pair moves 2·4·numel/W bytes a process, W processes, 2/(3W) of what FSDP's two
+gatherings and one reduction move in float32. The moments stay by columns: they never travel. gloo
+has no all-to-all, and PyTorch gathers there instead.
 """
 
 from collections.abc import Sequence

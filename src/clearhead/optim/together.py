@@ -17,6 +17,9 @@ class Together(torch.optim.Optimizer):
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._share()
