@@ -16,7 +16,7 @@ from clearhead.experiments.bench import BENCHES
 class Command:
     """Which figures to measure."""
 
-    names: Positional[tuple[Literal["training-step", "attention", "demo"], ...]] = (
+    names: Positional[tuple[Literal["training-step", "attention", "orthoadam", "demo"], ...]] = (
         "training-step",
         "attention",
     )

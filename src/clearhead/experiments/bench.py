@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,7 +24,8 @@ from torch import nn
 
 from clearhead import ops
 from clearhead.models import ClearheadForCausalLM, preset
-from clearhead.optim import build_optimizer
+from clearhead.optim import OrthoAdam, build_optimizer
+from clearhead.optim.rotations import haar
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled
 
@@ -38,6 +39,14 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 BATCH, LENGTH = 8, 512
+
+# The shape of OrthoAdam's figures: 16k tokens a step.
+OPTIMIZER_SHAPE: dict[str, Any] = {
+    **SHAPE,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+}
+OPTIMIZER_BATCH, OPTIMIZER_LENGTH = 32, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +130,83 @@ def attention(rounds: int) -> Iterator[Ratio]:
     yield _faster_paths("attention", "softmax-1", "PyTorch softmax", 1.1, seconds)
 
 
+def orthoadam(rounds: int) -> Iterator[Ratio]:
+    """OrthoAdam: a whole training step, the optimizer's step alone, and the memory it keeps."""
+    model = ClearheadForCausalLM(preset("transformer", **OPTIMIZER_SHAPE))
+    model.to(_device()).train()
+    compiled(model, "blocks").__enter__()  # for the life of this process
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "AdamW": build_optimizer(model, TrainConfig(learning_rate=1e-4)),
+        "OrthoAdam, hadamard": build_optimizer(
+            model, TrainConfig(learning_rate=1e-4, optimizer="orthoadam", rotation="hadamard")
+        ),
+        "OrthoAdam, haar": build_optimizer(
+            model, TrainConfig(learning_rate=1e-4, optimizer="orthoadam", rotation="haar")
+        ),
+        "dense products in Python": DenseOrthoAdam(model.parameters(), lr=1e-4),
+    }
+    ids = torch.randint(
+        0, OPTIMIZER_SHAPE["vocab_size"], (OPTIMIZER_BATCH, OPTIMIZER_LENGTH), device=_device()
+    )
+    names = list(optimizers)[:3]
+    seconds = take_turns(
+        {name: _training_step(model, optimizers[name], ids) for name in names}, rounds
+    )
+    for ours, bound in ((names[1], 1.10), (names[2], 1.20)):
+        yield _ratio("orthoadam-training-step", ours, names[0], bound, seconds)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    seconds = take_turns({name: o.step for name, o in optimizers.items()}, rounds)
+    yield _ratio("orthoadam-optimizer-step", names[1], "dense products in Python", 0.333, seconds)
+    hadamard = optimizers[names[1]]
+    assert isinstance(hadamard, OrthoAdam)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    yield Ratio(
+        name="orthoadam-memory",
+        ours="numbers of hadamard rotations",
+        peer="parameters",
+        ratio=hadamard.rotation_numel() / parameters,
+        bound=0.01,
+        seconds={},
+    )
+
+
+class DenseOrthoAdam(torch.optim.Optimizer):
+    """How others write it: dense products, parameter by parameter, in Python. A peer to time.
+
+    It rotates the axes that ours does: all but the vocabulary's.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        sizes = {n for p in self.param_groups[0]["params"] if p.ndim == 2 for n in p.shape}
+        self.rotations = {
+            n: haar(n, torch.Generator().manual_seed(n)).float().to(_device())
+            for n in sizes - {OPTIMIZER_SHAPE["vocab_size"]}
+        }
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+            state["step"] += 1
+            left, right = (
+                self.rotations.get(n) if p.ndim == 2 else None for n in (p.shape[0], p.shape[-1])
+            )
+            gradient = p.grad
+            gradient = gradient if left is None else left @ gradient
+            gradient = gradient if right is None else gradient @ right.T
+            m = state["m"].mul_(0.9).add_(gradient, alpha=0.1)
+            v = state["v"].mul_(0.95).addcmul_(gradient, gradient, value=0.05)
+            m_hat = m / (1 - 0.9 ** state["step"])
+            update = m_hat / ((v / (1 - 0.95 ** state["step"])).sqrt() + 1e-8)
+            update = update if left is None else left.T @ update
+            update = update if right is None else update @ right
+            p.add_(update, alpha=-self.param_groups[0]["lr"])
+
+
 def demo(rounds: int) -> Iterator[Ratio]:
     """`make demo`'s job, once, after installation: against five minutes and four GiB."""
     clearhead = shutil.which("clearhead", path=str(Path(sys.executable).parent)) or "clearhead"
@@ -143,6 +229,7 @@ def demo(rounds: int) -> Iterator[Ratio]:
 BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "training-step": training_step,
     "attention": attention,
+    "orthoadam": orthoadam,
     "demo": demo,
 }
 
@@ -171,27 +258,39 @@ def _faster_paths(
     def fastest(prefix: str) -> str:
         return min((s for s in medians if s.startswith(f"{prefix}, ")), key=medians.__getitem__)
 
-    a, b = fastest(ours), fastest(peer)
     kept = {side: times for side, times in seconds.items() if side.startswith((ours, peer))}
-    return Ratio(
-        name=name, ours=a, peer=b, ratio=medians[a] / medians[b], bound=bound, seconds=kept
-    )
+    return _ratio(name, fastest(ours), fastest(peer), bound, kept)
+
+
+def _ratio(name: str, ours: str, peer: str, bound: float, seconds: dict[str, list[float]]) -> Ratio:
+    ratio = statistics.median(seconds[ours]) / statistics.median(seconds[peer])
+    return Ratio(name=name, ours=ours, peer=peer, ratio=ratio, bound=bound, seconds=seconds)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _step(model: nn.Module, path: str) -> Callable[[], None]:
-    """One optimizer step under bf16 autocast; ours compiles its layers, a peer the whole model."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device).train()
+    """One optimizer step by AdamW; ours compiles its layers, a peer the whole model."""
+    model.to(_device()).train()
     optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
-    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=device)
+    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=_device())
     if path == "compiled":
         if isinstance(model, ClearheadForCausalLM):
             compiled(model, "blocks").__enter__()  # for the life of this process
         else:
             model.compile()
+    return _training_step(model, optimizer, ids)
+
+
+def _training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor
+) -> Callable[[], None]:
+    """A whole step under bf16 autocast."""
 
     def step() -> None:
-        with precision.autocast("bf16", device):
+        with precision.autocast("bf16", ids.device):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
