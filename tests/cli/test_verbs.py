@@ -81,7 +81,6 @@ def test_every_verb_has_help(verb, capsys):
 )
 def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert message in _refusal(capsys, *words)
     assert list(tmp_path.iterdir()) == [], "a refused request leaves nothing behind"
 
