@@ -137,12 +137,11 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
 
 
 def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
-    from clearhead.experiments import bench
+    from clearhead.experiments.bench import attention
 
-    monkeypatch.setattr(bench, "BATCH", 1)
-    monkeypatch.setattr(bench, "LENGTH", 16)
+    monkeypatch.setattr(attention, "TOKENS", 512)
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "attention", "--rounds", "2", "--output", str(out)) == 0
+    assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
     (line,) = [json.loads(text) for text in out.read_text().splitlines()]
     assert line["bound"] == 1.1
     assert line["ratio"] > 0
@@ -151,7 +150,7 @@ def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
 
 
 def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
-    from clearhead.experiments import bench
+    from clearhead.experiments.bench import optimizer as bench
 
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
     monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.SHAPE, **small})
