@@ -144,4 +144,8 @@ if __name__ == "__main__":
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     main(rank)
+    dist.barrier()
     dist.destroy_process_group()
+    # At once: gloo's threads may still run, and an ordinary exit then aborts now and again.
+    sys.stdout.flush()
+    os._exit(0)
