@@ -1,5 +1,6 @@
 """The command line as a person uses it: what it answers, and how it refuses."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -80,7 +81,6 @@ def test_every_verb_has_help(verb, capsys):
 )
 def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert message in _refusal(capsys, *words)
     assert list(tmp_path.iterdir()) == [], "a refused request leaves nothing behind"
 
@@ -137,17 +137,32 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
 
 
 def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
-    from clearhead.experiments import bench
+    from clearhead.experiments.bench import attention
 
-    monkeypatch.setattr(bench, "BATCH", 1)
-    monkeypatch.setattr(bench, "LENGTH", 16)
+    monkeypatch.setattr(attention, "TOKENS", 512)
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "attention", "--rounds", "2", "--output", str(out)) == 0
+    assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
     (line,) = [json.loads(text) for text in out.read_text().splitlines()]
     assert line["bound"] == 1.1
     assert line["ratio"] > 0
     assert all(len(times) == 2 for times in line["seconds"].values())
     assert "softmax-1" in capsys.readouterr().out
+
+
+def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
+    from clearhead.experiments.bench import optimizer as bench
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.SHAPE, **small})
+    monkeypatch.setattr(bench, "OPTIMIZER_BATCH", 1)
+    monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
+    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "orthoadam", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["bound"] for line in lines] == [1.1, 1.2, 0.333, 0.01]
+    assert all(line["ratio"] > 0 for line in lines)
+    assert "dense products in Python" in capsys.readouterr().out
 
 
 def test_module_runs_as_a_program():

@@ -275,3 +275,17 @@ def _implementation(module, q, k, v, *, coefficients, **options):
 def test_flash_attention_is_refused():
     with pytest.raises(ValueError, match="not support Flash Attention"):
         _model("transformer").set_attn_implementation("flash_attention_2")
+
+
+def test_compiled_layers_and_loss_give_the_eager_gradients():
+    """As `compile="blocks"` compiles them; with a sink, which torch 2.11 once made zeros of."""
+    torch._dynamo.reset()
+    model, ids = _model("differential", normalizer="softmax1").train(), _ids(length=20)
+    parameters = list(model.parameters())
+    eager = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
+    for module in (*model.model.layers, model.loss):
+        module.compile()
+    compiled = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
+    for a, b in zip(compiled, eager, strict=True):
+        assert b.abs().max() > 0
+        assert torch.allclose(a, b, atol=1e-4, rtol=1e-3)

@@ -1,7 +1,11 @@
+import copy
+
+import pytest
 import torch
 from torch import nn
 
-from clearhead.optim import build_optimizer, decay_groups
+from clearhead.errors import ClearheadError
+from clearhead.optim import OrthoAdam, build_optimizer, decay_groups, pattern_groups
 from clearhead.train import TrainConfig
 
 
@@ -75,3 +79,118 @@ def test_the_fused_step_is_the_plain_one():
             optimizer.step()
     for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def names(groups):
+    return [[name for name, _ in group["params"]] for group in groups]
+
+
+def test_the_first_pattern_that_matches_decides():
+    model = nn.ModuleDict({"module": make_model()})  # as DDP names it
+    rules = [("head*", {"rotation": "none"}), ("*.weight", {"lr": 0.5}), ("embed*", {})]
+    with pytest.raises(ClearheadError, match=r"'head\*' decides no parameter"):
+        pattern_groups(model, rules, 0.1)  # the head is the embedding, under its first name
+    with pytest.raises(ClearheadError, match=r"'embed\*' decides no parameter"):
+        pattern_groups(model, rules[1:], 0.1)
+    groups = pattern_groups(model, [("embed*", {"rotation": "none"}), ("*.weight", {"lr": 0.5})], 1)
+    assert names(groups) == [
+        ["module.embedding.weight"],
+        ["module.projection.weight"],
+        ["module.norm.weight"],
+        ["module.lambda_q", "module.projection.bias", "module.norm.bias"],
+    ]
+    options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    assert options == [
+        {"rotation": "none", "weight_decay": 1},
+        {"lr": 0.5, "weight_decay": 1},
+        {"lr": 0.5, "weight_decay": 0.0},
+        {"weight_decay": 0.0},
+    ]
+    optimizer = OrthoAdam(groups)
+    assert [[len(axes) for axes in group] for group in optimizer._axes] == [[0], [2], [0], [0] * 3]
+
+
+def kinds(optimizer):
+    """What steps each parameter, by name."""
+    return {
+        name: (type(part).__name__, group.get("rotation"), group.get("sides"))
+        for part in getattr(optimizer, "_parts", [optimizer])
+        for group in part.param_groups
+        for name in group["param_names"]
+    }
+
+
+def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
+    model = make_model()
+    model.other = nn.Linear(4, 4, bias=False)
+    config = TrainConfig(optimizer="orthoadam", rotation="haar", adamw_patterns=("other*",), seed=3)
+    optimizer = build_optimizer(model, config)
+    found = kinds(optimizer)
+    assert found["embedding.weight"] == ("OrthoAdam", "haar", "right")
+    assert found["projection.weight"] == ("OrthoAdam", "haar", "both")
+    assert found["other.weight"] == ("OrthoAdam", "none", "both")
+    assert {draw.seed for draw, _ in optimizer._rotations} == {3}
+    left = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_sides="left"))
+    assert kinds(left)["embedding.weight"][1] == "none"
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_some_step_hidden_matrices_only_and_adamw_the_rest(name):
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    model = make_model()
+    model.other = nn.Linear(4, 4, bias=False)
+    config = TrainConfig(optimizer=name, adamw_patterns=("other*",))
+    found = {key: kind for key, (kind, *_) in kinds(build_optimizer(model, config)).items()}
+    assert found.pop("projection.weight").lower() == name
+    assert set(found.values()) == {"AdamW"}
+    assert set(found) == {key for key, _ in model.named_parameters()} - {"projection.weight"}
+    with pytest.raises(ClearheadError, match=f"no matrix is left for {name}"):
+        build_optimizer(model, TrainConfig(optimizer=name, adamw_patterns=("*",)))
+    with pytest.raises(ClearheadError, match="decides no parameter: names are like"):
+        build_optimizer(model, TrainConfig(optimizer=name, adamw_patterns=("othr*",)))
+
+
+OPTIMIZERS = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_learns_at_the_rate_it_is_given(name):
+    if name in ("soap", "lion"):
+        pytest.importorskip("pytorch_optimizer")
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = build_optimizer(model, TrainConfig(optimizer=name, learning_rate=0.02))
+    x, y = torch.randn(32, 5), torch.randn(32, 2)
+    losses = []
+    for step in range(30):
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 29:
+            before = [p.detach().clone() for p in model.parameters()]
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0]
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pytorch_optimizer", None)
+    with pytest.raises(ClearheadError, match=r"clearhead\[optimizers\]"):
+        build_optimizer(make_model(), TrainConfig(optimizer="lion"))
+
+
+def test_a_copy_of_two_optimizers_together_goes_on_alone():
+    model = make_model()
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
+    both = copy.deepcopy((model, optimizer))
+    for each, its in ((model, optimizer), both):
+        for parameter in each.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        its.step()
+        assert set(its.state) == set(each.parameters())
+    for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -43,6 +43,10 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
         ("precision", "bf61", "did you mean bf16"),
         ("precision", None, "auto"),
         ("compile", "all", "blocks"),
+        ("optimizer", "orthadam", "did you mean orthoadam"),
+        ("momentum", 0.9, "choose muon or rmsprop or sgd"),
+        ("rotation", "haar", "choose orthoadam"),
+        ("adamw_patterns", ("*.bias",), "leave it out"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, value, wanted):
@@ -52,6 +56,21 @@ def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, 
     assert wanted in message
     assert str(value).split(" ")[0].strip("(),") in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "orthoadam", "rotation": "har"}, "did you mean haar"),
+        ({"optimizer": "orthoadam", "rotation_sides": "top"}, "choose one of both, left, right"),
+        ({"optimizer": "orthoadam", "adamw_patterns": "*.bias"}, "give patterns such as"),
+        ({"optimizer": "sgd", "momentum": 1.0}, "momentum is 1.0"),
+        ({"optimizer": "lion", "momentum": 0.5}, "lion does not read it"),
+    ],
+)
+def test_bad_settings_of_an_optimizer(settings, message):
+    with pytest.raises(ClearheadError, match=message):
+        TrainConfig(**settings)
 
 
 def test_a_budget_below_one_step_says_what_a_step_takes():

@@ -1,5 +1,6 @@
 """Resume is resume: real processes, really killed."""
 
+import importlib.util
 import json
 import signal
 
@@ -10,7 +11,15 @@ KILL = -signal.SIGKILL
 VARIANTS = {
     "plain": {},
     "accumulation and bf16": {"accumulation": 2, "precision": "bf16"},
+    "orthoadam": {"optimizer": "orthoadam"},
+    "orthoadam by haar": {"optimizer": "orthoadam", "rotation": "haar", "rotation_sides": "right"},
+    "muon": {"optimizer": "muon", "adamw_patterns": ["*.o_proj.*"]},
+    "sgd": {"optimizer": "sgd"},
+    "rmsprop": {"optimizer": "rmsprop"},
+    "adafactor": {"optimizer": "adafactor"},
 }
+if importlib.util.find_spec("pytorch_optimizer"):
+    VARIANTS |= {"soap": {"optimizer": "soap"}, "lion": {"optimizer": "lion"}}
 
 
 def weights(output):

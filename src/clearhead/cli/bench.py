@@ -16,10 +16,9 @@ from clearhead.experiments.bench import BENCHES
 class Command:
     """Which figures to measure."""
 
-    names: Positional[tuple[Literal["training-step", "attention", "demo"], ...]] = (
-        "training-step",
-        "attention",
-    )
+    names: Positional[
+        tuple[Literal["training-step", "kernel", "attention", "memory", "orthoadam", "demo"], ...]
+    ] = ("training-step", "kernel")
     """Benchmarks."""
     rounds: int = 9
     """Turns that each side takes."""

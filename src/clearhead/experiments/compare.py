@@ -39,8 +39,8 @@ class CompareConfig:
     """A learning rate of its own for a preset, where one was tuned."""
     label: str = ""
     """Names the records on a report that shows several sets; empty for a run just made."""
-    train: TrainConfig = field(default_factory=TrainConfig)
-    """Training, the same for every preset."""
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
+    """Training, the same for every preset; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
 

@@ -250,9 +250,10 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return result.to_tuple() if return_dict is False else result
 
 
-def _stock(
+def stock_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
 ) -> Tensor:
+    """What `attn_implementation="sdpa"` means: `ops.attend`."""
     return ops.attend(q, k, v, **options)
 
 
@@ -262,7 +263,7 @@ def _eager(
     return oracles.attend(q, k, v, **options).to(v.dtype)
 
 
-_IMPLEMENTATIONS = {"sdpa": _stock, "eager": _eager}
+_IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
 
 
 def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:

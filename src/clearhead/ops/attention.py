@@ -89,9 +89,11 @@ class _Attend(torch.autograd.Function):
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = kernel.forward(q, k, v, **options._asdict())
-            if sink is not None:
-                lse1 = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
-                o, lse = (o * torch.exp(lse - lse1)[..., None]).to(o.dtype), lse1
+        if sink is not None:
+            lse1 = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
+            o1 = o * torch.exp(lse - lse1)[..., None]
+            # Not a cast that casts nothing: torch 2.11 compiles that into gradients of zero.
+            o, lse = o1 if o1.dtype == o.dtype else o1.to(o.dtype), lse1
         ctx.save_for_backward(q, k, v, o, lse, sink, options.key_mask, options.segments)
         ctx.causal, ctx.scale, ctx.kernel = options.causal, options.scale, kernel
         return o

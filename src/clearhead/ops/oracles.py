@@ -16,12 +16,13 @@ def visible(
     causal: bool,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Which key each query may see, as bool [B or 1, 1, T, S]; queries are the last of the keys."""
-    position = torch.arange(queries)[:, None] + (keys - queries)
-    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    position = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
     if causal:
-        allowed = allowed & (torch.arange(keys)[None, :] <= position)
+        allowed = allowed & (torch.arange(keys, device=device)[None, :] <= position)
     if key_mask is not None:
         allowed = allowed & key_mask.bool()[:, None, None, :]
     if segments is not None:
@@ -48,8 +49,13 @@ def weights(
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     allowed = visible(
-        q.shape[2], k.shape[2], causal=causal, key_mask=key_mask, segments=segments
-    ).to(q.device)
+        q.shape[2],
+        k.shape[2],
+        causal=causal,
+        key_mask=key_mask,
+        segments=segments,
+        device=q.device,
+    )
     scores = scores.masked_fill(~allowed, -torch.inf)
     if sink is None:
         shift = scores.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)

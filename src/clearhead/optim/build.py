@@ -1,19 +1,37 @@
 """From a config to an optimizer: the one place that later optimizers join."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from clearhead.optim.groups import decay_groups
+from clearhead.errors import ClearheadError, choose, require
+from clearhead.optim.groups import decay_groups, named_groups, split_named
+from clearhead.optim.orthoadam import OrthoAdam
+from clearhead.optim.together import Together
 
 # One kernel per step instead of one per operation. Elementwise, so its results do not depend on
 # the order of threads; other devices take PyTorch's own default.
 FUSED_DEVICES = ("cpu", "cuda")
 
+LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
+
+# Settings that not every optimizer reads, and which do.
+READERS = {
+    "momentum": ("muon", "rmsprop", "sgd"),
+    "rotation": ("orthoadam",),
+    "rotation_sides": ("orthoadam",),
+    "adamw_patterns": ("muon", "orthoadam", "soap"),
+}
+
 
 class OptimizerConfig(Protocol):
     """What `build_optimizer` reads; `clearhead.train.TrainConfig` has it all."""
+
+    @property
+    def optimizer(self) -> str:
+        """One of `OPTIMIZERS`."""
 
     @property
     def learning_rate(self) -> float:
@@ -21,7 +39,7 @@ class OptimizerConfig(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """Decoupled decay of the matrices (see `decay_groups`)."""
+        """Decay of the matrices (see `decay_groups`)."""
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -31,17 +49,168 @@ class OptimizerConfig(Protocol):
     def epsilon(self) -> float:
         """Added to the root of the second moment."""
 
+    @property
+    def momentum(self) -> float | None:
+        """Of those that have one (`READERS`); None is the optimizer's own."""
+
+    @property
+    def rotation(self) -> str | None:
+        """OrthoAdam's rotation; None is its default."""
+
+    @property
+    def rotation_sides(self) -> str | None:
+        """The sides that OrthoAdam rotates; None is its default."""
+
+    @property
+    def adamw_patterns(self) -> tuple[str, ...]:
+        """Names of parameters that plain AdamW steps."""
+
+    @property
+    def seed(self) -> int:
+        """Draws OrthoAdam's rotations."""
+
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over `decay_groups(model)`, fused where the device has it.
+    """The optimizer that `config` names, over the trainable parameters of `model`.
 
-    The state must be made of tensors, one set per parameter: that is what a checkpoint stores.
+    Raises:
+        ClearheadError: for an unknown name, a pattern that matches nothing, or a library that is
+            not installed.
     """
-    device = next(model.parameters()).device
+    return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
+
+
+def _adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    return _adamw_of(decay_groups(model, config.weight_decay), config)
+
+
+def _adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    first = groups[0]["params"][0]
+    device = (first[1] if isinstance(first, tuple) else first).device
     return torch.optim.AdamW(
-        decay_groups(model, config.weight_decay),
+        groups,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
         fused=True if device.type in FUSED_DEVICES else None,
     )
+
+
+def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    plain, rotated = split_named(model, config.adamw_patterns)
+    tables = _tables(model)
+    hidden = [(name, p) for name, p in rotated if p not in tables]
+    vocabulary = [(name, p) for name, p in rotated if p in tables]
+    sides = config.rotation_sides or "both"
+    groups = named_groups(hidden, config.weight_decay)
+    # A vocabulary has no basis to mix: its axis holds the tokens, whatever its size.
+    for group in named_groups(vocabulary, config.weight_decay):
+        groups.append(
+            {**group, **({"rotation": "none"} if sides == "left" else {"sides": "right"})}
+        )
+    for group in named_groups(plain, config.weight_decay):
+        groups.append({**group, "rotation": "none"})
+    return OrthoAdam(
+        groups,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        rotation=config.rotation or "hadamard",
+        sides=sides,
+        seed=config.seed,
+    )
+
+
+def _sgd(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        decay_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        momentum=0.9 if config.momentum is None else config.momentum,
+    )
+
+
+def _rmsprop(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(
+        decay_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        alpha=config.betas[1],
+        eps=config.epsilon,
+        momentum=config.momentum or 0.0,
+    )
+
+
+def _adafactor(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(decay_groups(model, config.weight_decay), lr=config.learning_rate)
+
+
+def _muon(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Muon for the hidden matrices at AdamW's scale of updates; AdamW for all else."""
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.Muon(
+            groups,
+            lr=config.learning_rate,
+            momentum=0.95 if config.momentum is None else config.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+
+    return _beside_adamw(model, config, make)
+
+
+def _soap(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """SOAP for the hidden matrices; AdamW for all else."""
+    library = require(LIBRARY, EXTRA)
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return library.SOAP(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon)
+
+    return _beside_adamw(model, config, make)
+
+
+def _lion(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    library = require(LIBRARY, EXTRA)
+    return library.Lion(
+        decay_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
+    )
+
+
+def _beside_adamw(
+    model: nn.Module,
+    config: OptimizerConfig,
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+) -> torch.optim.Optimizer:
+    """`make` over the hidden matrices that no pattern gives to AdamW, and AdamW over the rest."""
+    tables = _tables(model)
+    plain, others = split_named(model, config.adamw_patterns)
+    own = [(name, p) for name, p in others if p.ndim == 2 and p not in tables]
+    if not own:
+        raise ClearheadError(
+            f"no matrix is left for {config.optimizer}: it steps hidden matrices, AdamW the rest; "
+            "give fewer adamw_patterns, or choose adamw"
+        )
+    plain += [(name, p) for name, p in others if p.ndim != 2 or p in tables]
+    parts = [make(named_groups(own, config.weight_decay))]
+    if plain:
+        parts.append(_adamw_of(named_groups(plain, config.weight_decay), config))
+    return Together(*parts)
+
+
+def _tables(model: nn.Module) -> set[nn.Parameter]:
+    """Matrices with a row a token: embeddings and the output head."""
+    modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    head: Any = getattr(model, "get_output_embeddings", None)  # a Hugging Face model's
+    if head is not None:
+        modules.append(head())
+    return {module.weight for module in modules if module is not None}
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "orthoadam": _orthoadam,
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+    "adafactor": _adafactor,
+    "muon": _muon,
+    "soap": _soap,
+    "lion": _lion,
+}

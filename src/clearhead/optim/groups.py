@@ -1,8 +1,15 @@
-"""Which parameters decay: matrices do, everything else does not."""
+"""Which parameters decay, and which options a parameter gets by its name."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+
+from clearhead.errors import ClearheadError
+from clearhead.optim.rotations import plain_name
+
+Named = tuple[str, nn.Parameter]
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -23,3 +30,77 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def pattern_groups(
+    model: nn.Module, rules: Sequence[tuple[str, Mapping[str, Any]]], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Group the trainable parameters by the first rule whose pattern matches the name.
+
+    Within each rule matrices decay and the rest does not, as in `decay_groups`. For example, plain
+    AdamW for the embeddings in `OrthoAdam`:
+    `pattern_groups(model, [("*embed*", {"rotation": "none"})], 0.1)`.
+
+    Args:
+        rules: (pattern, options) pairs. A pattern is a shell's, `*`, `?` and `[…]`, matched against
+            the whole name, from which the prefixes of wrappers (`module.`, `_orig_mod.`, …) are
+            taken off. What matches none keeps the optimizer's own options.
+
+    Returns:
+        Groups of named parameters as `torch.optim` takes them.
+
+    Raises:
+        ClearheadError: for a pattern that decides nothing.
+    """
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    chosen: list[list[Named]] = [[] for _ in (*rules, None)]
+    for name, parameter in trainable:
+        matches = (i for i, (pattern, _) in enumerate(rules) if matched(name, (pattern,)))
+        chosen[next(matches, -1)].append((name, parameter))
+    for (pattern, _), named in zip(rules, chosen, strict=False):
+        if not named:
+            raise _idle(pattern, trainable)
+    groups = [
+        {**options, **group}
+        for (_, options), named in zip((*rules, ("*", {})), chosen, strict=True)
+        for group in named_groups(named, weight_decay)
+    ]
+    return groups
+
+
+def named_groups(named: Iterable[Named], weight_decay: float) -> list[dict[str, Any]]:
+    """`decay_groups` of the given parameters, which keep their names."""
+    named = list(named)
+    groups = [
+        {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def matched(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of `patterns` matches the whole name, wrappers' prefixes aside."""
+    return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
+
+
+def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named], list[Named]]:
+    """The trainable parameters that match one of `patterns`, and the others.
+
+    Raises:
+        ClearheadError: for a pattern that matches nothing.
+    """
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for pattern in patterns:
+        if not any(matched(name, (pattern,)) for name, _ in trainable):
+            raise _idle(pattern, trainable)
+    chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
+    others = [(name, p) for name, p in trainable if not matched(name, patterns)]
+    return chosen, others
+
+
+def _idle(pattern: str, named: Sequence[Named]) -> ClearheadError:
+    return ClearheadError(
+        f"the pattern {pattern!r} decides no parameter: names are like "
+        f"{plain_name(named[len(named) // 2][0]) if named else 'none (all are frozen)'}, and an "
+        "earlier pattern wins"
+    )

@@ -74,7 +74,7 @@ def comparison(records: Records) -> Table:
     rows = [
         Row(
             preset=preset,
-            seeds=seeds_in_words(len(records.of(preset))),
+            seeds=_seeds(preset, baseline, len(records.of(preset))),
             cells=tuple(_entries(records, preset, column, baseline) for column in columns),
         )
         for preset in presets
@@ -84,6 +84,11 @@ def comparison(records: Records) -> Table:
 
 def seeds_in_words(n: int) -> str:
     return "1 seed" if n == 1 else f"{n} seeds"
+
+
+def _seeds(preset: str, baseline: str, n: int) -> str:
+    """With one seed no difference of the row is decided: said once, not in every cell."""
+    return str(Verdict.ONE_SEED) if n == 1 and preset != baseline else seeds_in_words(n)
 
 
 def chance_floor(records: Records) -> float | None:
@@ -220,7 +225,9 @@ def _values(
 
 
 def verdict_in_words(difference: Difference) -> str:
-    """`lower by 1.2`, `undecided` or `one seed: undecided`."""
+    """`lower by 1.2`, `undecided`, or nothing where one seed leaves the whole row undecided."""
+    if difference.verdict == Verdict.ONE_SEED:
+        return ""
     if difference.verdict in (Verdict.LOWER, Verdict.HIGHER) and difference.summary is not None:
         return f"{difference.verdict} by {style.number(abs(difference.summary.mean), 2)}"
     return str(difference.verdict)
@@ -262,11 +269,11 @@ def _row_html(row: Row, table: Table, looks: dict[str, style.Look]) -> str:
 def _entry_html(entry: Entry) -> str:
     name = f'<span class="map">{html.escape(entry.name)}</span>' if entry.name else ""
     verdict = ""
-    if entry.difference is not None:
+    words = "" if entry.difference is None else verdict_in_words(entry.difference)
+    if entry.difference is not None and words:
         decided = entry.difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
         verdict = (
-            f'<span class="verdict{" decided" if decided else ""}">'
-            f"{html.escape(verdict_in_words(entry.difference))}</span>"
+            f'<span class="verdict{" decided" if decided else ""}">{html.escape(words)}</span>'
         )
     elif entry.text == "none":
         verdict = f'<span class="verdict">{html.escape(entry.detail)}</span>'
@@ -308,6 +315,6 @@ def to_console(table: Table) -> "Group":
 
 def _entry_text(entry: Entry) -> str:
     text = f"{entry.name}: {entry.text}" if entry.name else entry.text
-    if entry.difference is not None:
-        return f"{text}\n{verdict_in_words(entry.difference)}"
+    if entry.difference is not None and (words := verdict_in_words(entry.difference)):
+        return f"{text}\n{words}"
     return f"{text}\n{entry.detail}" if entry.text == "none" else text

@@ -4,7 +4,8 @@ OUTPUT/checkpoints/step-00000100/
     config.json, model.safetensors, …   what save_pretrained writes: loads with AutoModel
     tokenizer.json, …                   where a tokenizer was given
     optimizer.safetensors               optimizer state by parameter name, random state
-    trainer.json                        step, settings, fingerprints, SHA-256 of each file
+    trainer.json                        step, settings, fingerprints, what of the optimizer is not
+                                        a tensor, SHA-256 of each file
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from clearhead.errors import ClearheadError
+from clearhead.train import optimizer_state
 from clearhead.train.atomic import publish_folder, write_json
 
 if TYPE_CHECKING:
@@ -63,11 +65,12 @@ def save(
     try:
         with publish_folder(target) as folder:
             save_pretrained(model, tokenizer, folder)
-            save_file(_state_tensors(model, optimizer), folder / OPTIMIZER_FILE)
+            tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
+            save_file({**tensors, **_random_state(model.device)}, folder / OPTIMIZER_FILE)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
             # Through JSON and back, so that the digest is of what a reader will see.
-            sealed = json.loads(json.dumps({**record, "files": hashes}))
+            sealed = json.loads(json.dumps({**record, "optimizer": outline, "files": hashes}))
             write_json(folder / TRAINER_FILE, {**sealed, "sha256": _digest(sealed)})
     except WRITE_ERRORS as error:
         safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
@@ -120,39 +123,17 @@ def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optim
         )
     model.load_state_dict(stored.state_dict())
     tensors = load_file(folder / OPTIMIZER_FILE)
-    names = _parameter_names(model)
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    index = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            prefix = f"optimizer/{names[parameter]}/"
-            state[index] = {
-                # A copy: the tensors of load_file may lie in the file's own mapped pages.
-                key.removeprefix(prefix): tensor.clone()
-                for key, tensor in tensors.items()
-                if key.startswith(prefix)
-            }
-            index += 1
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
+    optimizer_state.unpack(_parameter_names(model), optimizer, tensors, record["optimizer"])
     torch.set_rng_state(tensors["random/cpu"].clone())
     if model.device.type == "cuda" and "random/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random/cuda"].clone(), model.device)
 
 
-def _state_tensors(
-    model: "PreTrainedModel", optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    names = _parameter_names(model)
-    tensors = {
-        f"optimizer/{names[parameter]}/{key}": value
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-    }
-    tensors["random/cpu"] = torch.get_rng_state()
-    if model.device.type == "cuda":
-        tensors["random/cuda"] = torch.cuda.get_rng_state(model.device)
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    tensors = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["random/cuda"] = torch.cuda.get_rng_state(device)
     return tensors
 
 

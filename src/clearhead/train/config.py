@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.optim import SCHEDULES
+from clearhead.optim import OPTIMIZERS, READERS, SCHEDULES
 
 PRECISIONS = ("auto", "bf16", "fp32")
 COMPILES = ("none", "blocks")
+ROTATIONS = ("hadamard", "haar")
+SIDES = ("left", "right", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,25 @@ class TrainConfig:
     """Length of the linear warmup, as a fraction of the steps."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate falls after the warmup."""
+    optimizer: Literal[
+        "adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"
+    ] = "adamw"
+    """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
     weight_decay: float = 0.1
-    """Decoupled decay of the matrices; norms, biases and gains have none."""
+    """Decay of the matrices; norms, biases and gains have none. Part of the gradient in SGD and
+    RMSprop, decoupled elsewhere."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay of the first and second moment."""
+    """Decay of the first and second moment; RMSprop reads the second, SGD and Adafactor neither."""
     epsilon: float = 1e-8
-    """AdamW's epsilon."""
+    """Added to the root of the second moment."""
+    momentum: float | None = None
+    """Of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
+    rotation: Literal["hadamard", "haar"] | None = None
+    """OrthoAdam's rotation; hadamard where not given."""
+    rotation_sides: Literal["left", "right", "both"] | None = None
+    """The sides that OrthoAdam rotates, rows (left) or columns; both where not given."""
+    adamw_patterns: tuple[str, ...] = ()
+    """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: float = 1.0
     """Largest global norm of the gradient; 0 clips nothing."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -48,7 +63,7 @@ class TrainConfig:
     compile: Literal["none", "blocks"] = "none"
     """"blocks" compiles each decoder layer with torch.compile."""
     seed: int = 0
-    """Seeds what is random during training (dropout)."""
+    """Seeds what is random during training: dropout, and OrthoAdam's rotations."""
     save_every: int = 0
     """Steps between checkpoints; 0 saves at the end only."""
     keep: int = 2
@@ -87,6 +102,22 @@ class TrainConfig:
         _check(
             "document_masks", self.document_masks, isinstance(self.document_masks, bool), "a bool"
         )
+        choose("optimizer", str(self.optimizer), OPTIMIZERS)
+        for name, readers in READERS.items():
+            value = getattr(self, name)
+            if value not in (None, (), []) and self.optimizer not in readers:
+                raise ClearheadError(
+                    f"{name} is {value!r}, but {self.optimizer} does not read it: leave it out, or "
+                    f"choose {' or '.join(readers)} as optimizer"
+                )
+        if self.momentum is not None:
+            momentum = _number(self.momentum) and 0 <= self.momentum < 1
+            _check("momentum", self.momentum, momentum, "a number from 0 to below 1")
+        choose("rotation", str(self.rotation or ROTATIONS[0]), ROTATIONS)
+        choose("rotation_sides", str(self.rotation_sides or "both"), SIDES)
+        patterns = isinstance(self.adamw_patterns, (tuple, list))
+        patterns = patterns and all(isinstance(word, str) for word in self.adamw_patterns)
+        _check("adamw_patterns", self.adamw_patterns, patterns, "patterns such as '*.o_proj.*'")
         choose("schedule", str(self.schedule), SCHEDULES)
         choose("precision", str(self.precision), PRECISIONS)
         choose("compile", str(self.compile), COMPILES)

@@ -67,6 +67,7 @@ def train(
     name = str(description.get("run", output.resolve().name))
     identity = folder.identity(model, batches, config)
     record = {**folder.describe(model, name, description), "seed": config.seed, **identity}
+    optimizer = build_optimizer(model, config)  # refuses what it must before anything is written
     saved = None
     if resume:
         origin = {key: record[key] for key in ("versions", "device", "command", "date")}
@@ -74,7 +75,6 @@ def train(
     else:
         folder.begin(output, record)
     torch.manual_seed(config.seed)
-    optimizer = build_optimizer(model, config)
     if saved is not None and (newest := checkpoint.newest(output)):
         checkpoint.restore(newest, model, optimizer)
     progress = _Progress.resumed(saved)

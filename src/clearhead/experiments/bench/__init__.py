@@ -1,0 +1,21 @@
+"""Speed as a ratio: every figure is measured beside a named peer, in turns, in one process.
+
+Machines are shared and noisy, so seconds alone say little: the sides take turns, each side's
+figure is the median over rounds, and what counts is the quotient.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from clearhead.experiments.bench import attention, demo, optimizer, training
+from clearhead.experiments.bench.race import Ratio
+
+BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
+    "training-step": training.training_step,
+    "kernel": attention.kernel,
+    "attention": attention.layers,
+    "memory": attention.memory,
+    "orthoadam": optimizer.orthoadam,
+    "demo": demo.demo,
+}
+
+__all__ = ["BENCHES", "Ratio"]

@@ -1,0 +1,79 @@
+"""A whole training step against transformers' models of the same shape."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from clearhead.experiments.bench.race import Ratio, device, faster_paths, take_turns
+from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.optim import build_optimizer
+from clearhead.train import TrainConfig, precision
+from clearhead.train.compiling import compiled
+
+# The shape of the figure in docs/performance.md.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "intermediate_size": 704,
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+}
+BATCH, LENGTH = 8, 512
+
+
+def training_step(rounds: int) -> Iterator[Ratio]:
+    """A whole training step against transformers' Llama and DiffLlama, each by its faster path."""
+    from transformers import (
+        DiffLlamaConfig,
+        DiffLlamaForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
+
+    shape = {**SHAPE, "tie_word_embeddings": True, "use_cache": False}
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "transformer": lambda: ClearheadForCausalLM(preset("transformer", **SHAPE)),
+        "Llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
+        "differential": lambda: ClearheadForCausalLM(preset("differential", **SHAPE)),
+        "DiffLlama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**shape)),
+    }
+    steps = {
+        f"{name}, {path}": _prepared(make(), path)
+        for name, make in makers.items()
+        for path in ("eager", "compiled")
+    }
+    seconds = take_turns(steps, rounds)
+    for ours, peer, bound in (("transformer", "Llama", 0.85), ("differential", "DiffLlama", 0.95)):
+        yield faster_paths("training-step", ours, peer, bound, seconds)
+
+
+def _prepared(model: nn.Module, path: str) -> Callable[[], None]:
+    """One optimizer step by AdamW; ours compiles its layers, a peer the whole model."""
+    model.to(device()).train()
+    optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
+    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=device())
+    if path == "compiled":
+        if isinstance(model, ClearheadForCausalLM):
+            compiled(model, "blocks").__enter__()  # for the life of this process
+        else:
+            model.compile()
+    return optimizer_step(model, optimizer, ids)
+
+
+def optimizer_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor
+) -> Callable[[], None]:
+    """A whole step under bf16 autocast."""
+
+    def step() -> None:
+        with precision.autocast("bf16", ids.device):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step

@@ -1,0 +1,261 @@
+"""Random orthogonal changes of basis, a pure function of a seed and the size of an axis.
+
+Two constructions, both drawn on the CPU in float64 and applied in float32:
+
+- `haar`: uniform over the orthogonal group. QR of a Gaussian matrix, each column of Q given the
+  sign of R's diagonal (without which the law of Q depends on the factorisation's conventions).
+  n² numbers, 2n² operations a vector.
+- `hadamard`: Q = (F₁ ⊗ F₂ ⊗ …)·D for n = 2^k·m with m odd and below 64. D is a diagonal of random
+  signs; each F is a Hadamard matrix of a power of two, and one of them holds a Haar matrix of size
+  m as a further Kronecker factor. No F is larger than 64, so a vector costs O(n log n), as a few
+  small matrix products, which on CPUs beats the butterfly form by far. Any other n, 50257 say, has
+  no such factors: there two overlapping blocks of the largest size b that has them, b > n·31/32,
+  are rotated one after the other, coordinates 0 … b−1 and then n−b … n−1. Each factor is
+  orthogonal, hence so is the product, whatever n is.
+
+The signs are integers and equal on every machine. What went through a QR, Haar matrices and odd
+factors, agrees between machines to LAPACK's rounding, about n·1e-16, which float32 mostly hides:
+entries may differ in the last bit, and trajectories by what that bit grows to.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from clearhead.errors import ClearheadError, choose
+
+# Largest dense factor: above it products cost more than the passes over memory they save.
+LARGEST_FACTOR = 64
+
+# Modules that wrap another one and put their own word into its parameters' names.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+class Rotation(Protocol):
+    """An orthogonal matrix Q, in whatever form."""
+
+    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
+        """Q (inverse: Qᵀ) times every vector along `dim`, -1 or -2, of float32 `x`; x is kept."""
+
+    def to(self, device: torch.device) -> "Rotation":
+        """The same matrix on `device`."""
+
+    def numel(self) -> int:
+        """How many numbers it holds."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Changes nothing: plain Adam by way of all the machinery. For tests."""
+
+    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
+        return x
+
+    def to(self, device: torch.device) -> "Identity":
+        return self
+
+    def numel(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Q itself, [n, n]."""
+
+    matrix: torch.Tensor
+
+    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
+        matrix = self.matrix.mT if inverse else self.matrix
+        return matrix @ x if dim == -2 else x @ matrix.mT
+
+    def to(self, device: torch.device) -> "Dense":
+        return Dense(self.matrix.to(device))
+
+    def numel(self) -> int:
+        return self.matrix.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """(F₁ ⊗ F₂ ⊗ …)·D on the coordinates from `start` on."""
+
+    start: int
+    signs: torch.Tensor
+    factors: tuple[torch.Tensor, ...]
+
+    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool) -> torch.Tensor:
+        shape = x.shape
+        columns = shape[-1] if dim == -2 else 1
+        signs = self.signs[:, None] if dim == -2 else self.signs
+        if not inverse:
+            x = x * signs
+        after = self.signs.numel()
+        for factor in self.factors:
+            width = factor.shape[0]
+            after //= width
+            matrix = factor.mT if inverse else factor
+            if after * columns == 1:
+                x = x.reshape(-1, width) @ matrix.mT
+            else:
+                x = matrix @ x.reshape(-1, width, after * columns)
+        x = x.reshape(shape)
+        return x.mul_(signs) if inverse else x  # fresh from the last product
+
+
+@dataclass(frozen=True, eq=False)
+class Hadamard:
+    """One block over the whole axis, or two that overlap."""
+
+    blocks: tuple[Block, ...]
+
+    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
+        for block in reversed(self.blocks) if inverse else self.blocks:
+            width = block.signs.numel()
+            rest = x.shape[dim] - width
+            if not rest:
+                x = block.apply(x, dim, inverse=inverse)
+                continue
+            mixed = block.apply(x.narrow(dim, block.start, width), dim, inverse=inverse)
+            if block.start:
+                x = torch.cat((x.narrow(dim, 0, rest), mixed), dim)
+            else:
+                x = torch.cat((mixed, x.narrow(dim, width, rest)), dim)
+        return x
+
+    def to(self, device: torch.device) -> "Hadamard":
+        return Hadamard(
+            tuple(
+                Block(b.start, b.signs.to(device), tuple(f.to(device) for f in b.factors))
+                for b in self.blocks
+            )
+        )
+
+    def numel(self) -> int:
+        return sum(part.numel() for b in self.blocks for part in (b.signs, *b.factors))
+
+
+def haar(size: int, generator: torch.Generator) -> torch.Tensor:
+    """A Haar orthogonal matrix [size, size] in float64."""
+    gaussian = torch.randn(size, size, dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(gaussian)
+    return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
+
+
+def _identity(size: int, generator: torch.Generator) -> Rotation:
+    return Identity()
+
+
+def _haar(size: int, generator: torch.Generator) -> Rotation:
+    return Dense(haar(size, generator).float())
+
+
+def _hadamard(size: int, generator: torch.Generator) -> Rotation:
+    # The smallest shift that leaves a small enough quotient; of an odd part below 64 it loses none.
+    twos = (size & -size).bit_length() - 1
+    if size >> twos >= LARGEST_FACTOR:
+        twos = 0
+        while size >> twos >= LARGEST_FACTOR:
+            twos += 1
+    width = size >> twos << twos
+    starts = (0,) if width == size else (0, size - width)
+    return Hadamard(tuple(_block(start, width, generator) for start in starts))
+
+
+def _block(start: int, width: int, generator: torch.Generator) -> Block:
+    twos = (width & -width).bit_length() - 1
+    signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1.0
+    odd = haar(width >> twos, generator)
+    factors = [
+        torch.kron(odd if i == 0 else torch.ones(1, 1, dtype=torch.float64), _sylvester(power))
+        for i, power in enumerate(_split(odd.shape[0], twos))
+    ]
+    return Block(start, signs, tuple(factor.float() for factor in factors))
+
+
+def _split(odd: int, twos: int) -> list[int]:
+    """Powers of two of as few factors as keep within the limit, the first times `odd`."""
+    count = 1
+    while True:
+        powers = [0] * count
+        sizes = [odd] + [1] * (count - 1)
+        for _ in range(twos):
+            smallest = sizes.index(min(sizes))
+            powers[smallest] += 1
+            sizes[smallest] *= 2
+        if max(sizes) <= LARGEST_FACTOR:
+            return powers
+        count += 1
+
+
+def _sylvester(power: int) -> torch.Tensor:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    for _ in range(power):
+        matrix = torch.kron(pair, matrix)
+    return matrix / math.sqrt(2**power)
+
+
+KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
+    "hadamard": _hadamard,
+    "haar": _haar,
+    "identity": _identity,
+}
+
+
+def make_rotation(kind: str, *, seed: int, size: int, owner: str = "") -> Rotation:
+    """The rotation of an axis, on the CPU.
+
+    Args:
+        kind: "hadamard" or "haar"; "identity" exists for tests.
+        seed: any whole number.
+        size: of the axis, at least 2.
+        owner: what the rotation belongs to besides the size; empty where axes share it.
+
+    Raises:
+        ClearheadError: for an unknown kind, and for one that permutes coordinates and flips signs:
+            Adam treats coordinates alike and apart, so in such a basis it is exactly Adam.
+    """
+    check_kind(kind)
+    digest = hashlib.sha256(f"{seed}/{size}/{owner}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    rotation = KINDS[kind](size, generator)
+    if kind != "identity" and _keeps_an_axis(rotation, size):
+        raise _is_adam(kind)
+    return rotation
+
+
+def check_kind(kind: str) -> str:
+    """Return `kind` if it names a rotation.
+
+    Raises:
+        ClearheadError: with the reason, where it is one that changes nothing.
+    """
+    if kind in ("permutation", "signed-permutation", "signs"):
+        raise _is_adam(kind)
+    return choose("rotation", kind, KINDS)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile, DDP, FSDP and checkpointing put before it."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":
+        parts.pop(0)
+    return ".".join(parts)
+
+
+def _keeps_an_axis(rotation: Rotation, size: int) -> bool:
+    """Whether one of a few unit vectors stays on an axis, as all do under signed permutations."""
+    probes = torch.zeros(min(size, 16), size)
+    probes[range(len(probes)), torch.linspace(0, size - 1, len(probes)).long()] = 1.0
+    return bool((rotation.apply(probes, -1).abs().amax(-1) > 1 - 1e-6).any())
+
+
+def _is_adam(kind: str) -> ClearheadError:
+    return ClearheadError(
+        f"rotation {kind!r} only permutes coordinates and flips signs, and Adam in such a basis is "
+        "exactly Adam: choose hadamard or haar, or use torch.optim.AdamW"
+    )

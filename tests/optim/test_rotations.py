@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import rotations
+from clearhead.optim.rotations import Dense, haar, make_rotation, plain_name
+
+SMALL = [2, 3, 5, 6, 7, 17, 63, 64, 65, 66, 67, 96, 127, 129, 512, 704, 768, 1023]
+
+
+def matrix(rotation, size):
+    return rotation.apply(torch.eye(size), -2)
+
+
+def orthogonality_error(q):
+    q = q.double()
+    return float((q @ q.mT - torch.eye(len(q))).abs().max())
+
+
+@pytest.mark.parametrize("size", [*SMALL, 1536, 3072])
+def test_hadamard_is_orthogonal_at_every_size(size):
+    assert orthogonality_error(matrix(make_rotation("hadamard", seed=0, size=size), size)) < 1e-6
+
+
+@pytest.mark.parametrize("size", [2, 3, 17, 64, 768])
+def test_haar_is_orthogonal(size):
+    assert orthogonality_error(matrix(make_rotation("haar", seed=0, size=size), size)) < 1e-6
+
+
+@pytest.mark.parametrize("size", [8192, 50257, 50304, 65521])
+def test_vocabulary_sizes_keep_lengths_and_angles_and_come_back(size):
+    rotation = make_rotation("hadamard", seed=0, size=size)
+    x = torch.randn(6, size)
+    y = rotation.apply(x, -1)
+    gram = x.double() @ x.double().mT / size
+    torch.testing.assert_close(y.double() @ y.double().mT / size, gram, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rotation.apply(y, -1, inverse=True), x, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [48, 67, 768])
+@pytest.mark.parametrize("kind", ["hadamard", "haar"])
+def test_rows_columns_and_inverses_agree(kind, size):
+    rotation = make_rotation(kind, seed=3, size=size)
+    q = matrix(rotation, size)
+    x = torch.randn(2, size, 5)
+    kept = x.clone()
+    torch.testing.assert_close(rotation.apply(x, -2), q @ x)
+    torch.testing.assert_close(rotation.apply(x.mT, -1), (q @ x).mT)
+    torch.testing.assert_close(rotation.apply(x, -2, inverse=True), q.mT @ x)
+    torch.testing.assert_close(rotation.apply(x.mT, -1, inverse=True), (q.mT @ x).mT)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("size", [512, 768, 1023, 3072])
+def test_hadamard_spreads_every_axis_widely(size):
+    q = matrix(make_rotation("hadamard", seed=0, size=size), size)
+    # Haar's largest entry is about sqrt(2 log(n²) / n).
+    assert q.abs().max() < 1.2 * (4 * torch.tensor(float(size)).log() / size).sqrt()
+
+
+def test_haar_has_haars_moments():
+    draws = torch.stack([haar(4, torch.Generator().manual_seed(i)) for i in range(4000)])
+    # E q² = 1/n, E q⁴ = 3/(n(n+2)), and without the sign fix the diagonal's mean is not 0.
+    assert float((draws**2).mean(0).sub(1 / 4).abs().max()) < 0.02
+    assert float((draws**4).mean(0).sub(3 / 24).abs().max()) < 0.02
+    assert float(draws.mean(0).abs().max()) < 0.04
+
+
+def test_a_rotation_is_a_function_of_seed_size_and_owner():
+    def q(**options):
+        return matrix(make_rotation("hadamard", **{"seed": 0, "size": 32, **options}), 32)
+
+    state = torch.get_rng_state()
+    first = q()
+    assert torch.equal(first, q())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(first, q(seed=1))
+    assert not torch.equal(first, q(owner="layers.0"))
+
+
+def test_the_signs_never_change():
+    """Saved runs depend on them: a change here makes their moments meaningless."""
+    (block,) = make_rotation("hadamard", seed=0, size=16).blocks
+    assert block.signs.tolist() == SIGNS_OF_16
+
+
+SIGNS_OF_16 = [-1, -1, 1, -1, -1, -1, 1, 1, 1, -1, 1, 1, -1, -1, 1, -1]
+
+
+@pytest.mark.parametrize("kind", ["permutation", "signed-permutation", "signs"])
+def test_rotations_that_are_adam_are_refused_by_name(kind):
+    with pytest.raises(ClearheadError, match="exactly Adam"):
+        make_rotation(kind, seed=0, size=8)
+
+
+def test_and_by_what_they_do(monkeypatch):
+    shuffled = torch.eye(24)[torch.randperm(24)] * (torch.randint(0, 2, (24,)) * 2.0 - 1)
+    monkeypatch.setitem(rotations.KINDS, "custom", lambda size, generator: Dense(shuffled))
+    with pytest.raises(ClearheadError, match="exactly Adam"):
+        make_rotation("custom", seed=0, size=24)
+
+
+def test_an_unknown_rotation_names_the_near_miss():
+    with pytest.raises(ClearheadError, match="did you mean hadamard"):
+        make_rotation("hadamar", seed=0, size=8)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "module.layers.0.weight",
+        "_orig_mod.layers.0.weight",
+        "module._orig_mod.layers.0.weight",
+        "_orig_mod.module.layers.0._fsdp_wrapped_module.weight",
+        "layers.0._checkpoint_wrapped_module.weight",
+        "layers.0.weight",
+    ],
+)
+def test_wrappers_leave_no_trace_in_names(name):
+    assert plain_name(name) == "layers.0.weight"
