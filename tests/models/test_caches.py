@@ -138,3 +138,36 @@ def test_a_full_static_cache_is_refused():
     model(_ids(length=8), past_key_values=cache)
     with pytest.raises(ClearheadError, match="no room for 9 tokens"):
         model(_ids(length=1), past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "differential", "differential-v2", "coca", "alibi"]
+)
+def test_beams_sampling_and_assisted_decoding(name):
+    """Beams reorder the cache, an assistant's rejected tokens are cropped from it."""
+    model = ClearheadForCausalLM(preset(name, **space.SHAPE)).eval()
+    ids = _ids(1, 6)
+    options = {"max_new_tokens": 6, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    for search in ({"do_sample": False, "num_beams": 3}, {"do_sample": True, "temperature": 0.7}):
+        found = []
+        for cached in (True, False):
+            torch.manual_seed(1)
+            found.append(model.generate(ids, use_cache=cached, **search, **options).tolist())
+        assert found[0] == found[1]
+    greedy = model.generate(ids, do_sample=False, **options)
+    other = ClearheadForCausalLM(preset(name, **space.SHAPE | {"num_hidden_layers": 1})).eval()
+    assisted = model.generate(ids, do_sample=False, assistant_model=other, **options)
+    assert assisted.tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "dynamic-causal"])
+def test_generation_beyond_the_trained_length(kind):
+    """dynamic-causal with a cache generates what it would without one."""
+    rope = {"rope_type": kind, "factor": 4.0}
+    config = space.config(rope_parameters=rope, max_position_embeddings=8)
+    model, ids = ClearheadForCausalLM(config).eval(), _ids(1, 6)
+    options = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+    cached, uncached = (model.generate(ids, use_cache=u, **options).tolist() for u in (True, False))
+    assert len(cached[0]) == 20
+    if kind == "dynamic-causal":
+        assert cached == uncached

@@ -1,5 +1,7 @@
 """The configuration refuses what it cannot build, in one line that says what to change."""
 
+from pathlib import Path
+
 import pytest
 
 import clearhead
@@ -25,6 +27,24 @@ from clearhead.spec import AXES
         ({"lambda_init": 0.8}, "lambda_init has no effect with maps='single'"),
         ({"head_norm": "none"}, "head_norm has no effect with maps='single'"),
         ({"maps": "differential", "head_norm": "layer"}, "none of affine, plain, none"),
+        ({"position": "alibi", "max_position_embeddings": 100_000}, "two digits"),
+        ({"position": "xpos", "max_position_embeddings": 100_000}, "leave float32"),
+        ({"position": "alibi", "scores": "collinear"}, "rotates nothing"),
+        (
+            {"position": "xpos", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "not defined for it",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 2.0,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 1,
+                }
+            },
+            "below high_freq_factor",
+        ),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         ({"num_key_value_heads": 4}, "does not divide"),
         ({"position": "none", "rope_parameters": {"rope_theta": 5.0}}, "have no effect"),
@@ -85,6 +105,13 @@ def test_every_axis_is_declared_and_every_value_builds():
         for name in REGISTRY.names(axis):
             config = ClearheadConfig(**{axis: name})
             assert getattr(config.layer(1), axis) == name
+
+
+def test_the_documentation_lists_every_value():
+    page = Path(__file__).parents[2].joinpath("docs", "mechanisms.md").read_text("utf-8")
+    for axis in AXES:
+        for name in REGISTRY.names(axis):
+            assert f"| `{axis}` | `{name}` |" in page
 
 
 def test_names_that_stay():

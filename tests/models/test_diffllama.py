@@ -34,6 +34,18 @@ def test_from_diffllama(groups, tied):
         assert torch.equal(there_and_back.state_dict()[name], weight), name
 
 
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_rotary_scaling_comes_along(kind):
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 500.0}
+    shape = SHAPE | {"max_position_embeddings": 8}
+    theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**shape, rope_parameters=rope)).eval()
+    ids = torch.randint(0, 61, (2, 13))
+    with torch.no_grad():
+        ours = from_diffllama(theirs)
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=1e-4)
+        assert torch.allclose(to_diffllama(ours)(ids).logits, theirs(ids).logits, atol=1e-4)
+
+
 @pytest.mark.parametrize("groups", [2, 4])
 def test_to_diffllama_folds_the_gain_of_the_norm(groups):
     ours = ClearheadForCausalLM(
@@ -52,6 +64,10 @@ def test_to_diffllama_folds_the_gain_of_the_norm(groups):
     [
         ({"lambda_init": 0.8}, "only lambda_init=None can be exported"),
         ({"head_norm": "none"}, "no head_norm='none'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic-causal", "factor": 2.0}},
+            "no rope_type='dynamic-causal'",
+        ),
         ({"normalizer": "softmax1"}, "only normalizer='softmax'"),
     ],
 )

@@ -87,6 +87,14 @@ def test_dynamic_causal_decoding_is_the_full_forward_at_any_depth(name, chunk):
     assert torch.allclose(_by_steps(model, ids, chunk), whole, atol=2e-4)
 
 
+def test_dynamic_causal_gives_no_attentions_of_several_bases():
+    model = with_rope_scaling(_model(), "dynamic-causal", factor=4)
+    model.set_attn_implementation("eager")
+    assert len(model(_ids(length=16), output_attentions=True).attentions) == 2
+    with pytest.raises(ClearheadError, match="has 2 here"):
+        model(_ids(length=17), output_attentions=True)
+
+
 def test_dynamic_causal_with_padding_on_the_left():
     """Rows cross into the next base at different columns."""
     model = with_rope_scaling(_model(), "dynamic-causal", factor=4)

@@ -151,7 +151,9 @@ def attention_maps(
             for name, weights, _ in named_maps(call, tile):
                 _, heads, rows, keys = weights.shape
                 whole = maps.setdefault((call.layer, name), torch.zeros(heads, len(ids), len(ids)))
-                whole[:, tile.start : tile.start + rows, :keys] = weights[0]
+                # Under dynamic-causal a call has some of the queries, the last of its keys.
+                start = tile.start + (call.k.shape[2] - call.q.shape[2] if call.causal else 0)
+                whole[:, start : start + rows, :keys] = weights[0]
 
     with evaluating(model), probing(model, observe):
         for batch in batches(model, [ids], 1):

@@ -80,6 +80,8 @@ def to_diffllama(model: ClearheadForCausalLM) -> DiffLlamaForCausalLM:
             raise ClearheadError(
                 f"DiffLlama has no {key}={found!r}: only {key}={wanted!r} can be exported"
             )
+    if ours.rope_parameters["rope_type"] == "dynamic-causal":
+        raise ClearheadError("DiffLlama has no rope_type='dynamic-causal': export it as 'dynamic'")
     if ours.head_norm == "none":
         raise ClearheadError("DiffLlama has no head_norm='none': only a normed head is exported")
     config = DiffLlamaConfig(**_copied(ours), rms_norm_eps=ours.norm_eps)

@@ -106,8 +106,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
         keys = positions
         if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
             keys = _key_positions(positions, key_mask, past)
+        parts = self.position.parts(positions, keys)
+        if maps is not None and len(parts) > 1:
+            raise ClearheadError(
+                "output_attentions is of one base for all queries, and dynamic-causal has "
+                f"{len(parts)} here: give a text within max_position_embeddings"
+            )
         context = {
-            "parts": self.position.parts(positions, keys),
+            "parts": parts,
             "attend": attend,
             "cache": past_key_values,
             "past": past,

@@ -46,4 +46,6 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
         other = type(model)(scaled)
     other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     other.tie_weights()
+    if model.can_generate():
+        other.generation_config = model.generation_config
     return other.train(model.training)

@@ -8,6 +8,8 @@ from clearhead import ops
 from clearhead.nn.positions import NoPosition, Part
 from clearhead.spec import Declaration, LayerSpec
 
+LONGEST = 256**2
+
 
 class Alibi(NoPosition):
     """Scores get −slope · (i − j), from 8 more columns (`ops.alibi_columns`), never a T × T bias.
@@ -33,6 +35,8 @@ class Alibi(NoPosition):
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.direction != "causal":
         return "|i − j| is not a sum of products of columns: choose direction='causal' or rope"
+    if layer.max_position_embeddings > LONGEST:
+        return f"positions above {LONGEST} have more than two digits of base 256: choose rope"
     return None
 
 

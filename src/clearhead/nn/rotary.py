@@ -10,6 +10,8 @@ from clearhead.nn.positions import NoPosition, Part
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
+# 36,000 on either side of the centre, rounded down to a power of two.
+LONGEST_XPOS = 65_536
 # The sequences are then 2^24 times as long as in training.
 BUCKETS = 24
 
@@ -124,6 +126,8 @@ def _xpos_refuses(layer: LayerSpec) -> str | None:
         return "its scores would grow towards later keys: choose direction='causal' or rope"
     if layer.rope_parameters["rope_type"] != "default":
         return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
+    if layer.max_position_embeddings > LONGEST_XPOS:
+        return f"its factors leave float32 beyond {LONGEST_XPOS} positions: choose rope"
     return _refuses(layer)
 
 
