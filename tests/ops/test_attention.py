@@ -177,8 +177,8 @@ def test_autocast_does_not_round_the_scores():
         _compare(inputs, 0.0)
 
 
-def test_memory_is_linear_in_length(monkeypatch):
-    """No tensor as large as T × T is ever made, forward or backward, by the tiles."""
+def test_no_tensor_is_as_large_as_the_length_squared(monkeypatch):
+    """By the tiles, forward or backward; `clearhead bench memory` watches the sum of them."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):

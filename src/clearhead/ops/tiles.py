@@ -69,25 +69,46 @@ def backward(
     k, v = _wide(k_BGSD), v_BGSV
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
     row_BHT1 = (grad_BHTV.to(exact) * o_BHTV.to(exact)).sum(-1, keepdim=True)
-    dqs, dks, dvs = [], [], []
+    dqs: list[Tensor] = []
+    dks: list[Tensor] = []
+    dvs: list[Tensor] = []
     for start, stop, end in _tiles(length, keys, causal):
         q = _grouped(q_BHTD[:, :, start:stop], groups)
         g = _grouped(grad_BHTV[:, :, start:stop], groups)
-        row = _grouped(row_BHT1[:, :, start:stop], groups)
-        lse = _grouped(lse_BHT[:, :, start:stop, None], groups)
-        score = torch.matmul(_wide(q), k[:, :, :end].mT) * scale
-        weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
-        if hidden is not None:
-            # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
-            weight = torch.where(_over_groups(hidden, weight), 0.0, weight)
-        dweight = torch.matmul(g, v[:, :, :end].mT).to(exact)
-        dscore = (weight * (dweight - row) * scale).to(q.dtype)
-        weight = weight.to(q.dtype)
-        dvs.append(torch.matmul(weight.mT, g))
-        dks.append(torch.matmul(dscore.mT, q))
+        weight, dscore = _differentiate(
+            *(q, g, k[:, :, :end], v[:, :, :end]),
+            _grouped(row_BHT1[:, :, start:stop], groups),
+            _grouped(lse_BHT[:, :, start:stop, None], groups),
+            hidden,
+            scale,
+        )
+        _add(dvs, torch.matmul(weight.mT, g))
+        _add(dks, torch.matmul(dscore.mT, q))
         dqs.append(_ungrouped(torch.matmul(dscore, k_BGSD[:, :, :end]), q_BHTD.shape[1]))
-    return torch.cat(dqs, 2), _sum_over_tiles(dks), _sum_over_tiles(dvs)
+        del weight, dscore, hidden  # before the next, larger tile is made
+    dk, dv = torch.cat(dks, 2), torch.cat(dvs, 2)
+    return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
+
+
+def _differentiate(
+    q: Tensor,
+    g: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row: Tensor,
+    lse: Tensor,
+    hidden: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """A tile's weights, and the gradient of its scores, both in the dtype of q."""
+    score = torch.matmul(_wide(q), k.mT) * scale
+    weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
+    if hidden is not None:
+        # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
+        weight = torch.where(_over_groups(hidden, weight), 0.0, weight)
+    dweight = torch.matmul(g, v.mT).to(weight.dtype)
+    return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
 
 
 def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
@@ -97,21 +118,20 @@ def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, in
         yield start, stop, keys - queries + stop if causal else keys
 
 
-def _sum_over_tiles(parts: list[Tensor]) -> Tensor:
-    """Add gradients of the first `end` keys, `end` growing from tile to tile, in float32.
+def _add(blocks: list[Tensor], part: Tensor) -> None:
+    """Add a tile's gradient of the first keys to `blocks`, in float32; more keys are a new block.
 
-    Key block by key block, and not by += into slices of one buffer: torch.compile turns those into
+    Block by block, and not by += into slices of one buffer: torch.compile turns those into
     conditions on every element, which made the backward pass half as fast.
     """
-    exact = torch.promote_types(parts[0].dtype, torch.float32)
-    blocks, begin = [], 0
-    for first, part in enumerate(parts):
-        end = part.shape[2]
-        if end > begin:
-            block = sum(later[:, :, begin:end].to(exact) for later in parts[first:])
-            blocks.append(block.to(part.dtype))  # type: ignore[union-attr]
-            begin = end
-    return torch.cat(blocks, 2)
+    exact = torch.promote_types(part.dtype, torch.float32)
+    begin = 0
+    for index, block in enumerate(blocks):
+        end = begin + block.shape[2]
+        blocks[index] = block + part[:, :, begin:end]
+        begin = end
+    if part.shape[2] > begin:
+        blocks.append(part[:, :, begin:].to(exact))
 
 
 def _hidden(
