@@ -149,6 +149,15 @@ def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
     assert "softmax-1" in capsys.readouterr().out
 
 
+def test_what_the_bench_calls_compiled_is():
+    from clearhead import ClearheadForCausalLM, preset
+    from clearhead.experiments.bench.training import _prepared
+
+    model = ClearheadForCausalLM(preset("transformer", hidden_size=32, num_attention_heads=2))
+    _prepared(model, "compiled")
+    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
+
+
 def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
     from clearhead.experiments.bench import optimizer as bench
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clearhead.experiments.bench.race import Ratio, device, ratio_of, take_turns
-from clearhead.experiments.bench.training import SHAPE, optimizer_step
+from clearhead.experiments.bench.training import FOR_LIFE, SHAPE, optimizer_step
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import OrthoAdam, build_optimizer
 from clearhead.optim.rotations import haar
@@ -27,7 +27,7 @@ def orthoadam(rounds: int) -> Iterator[Ratio]:
     """OrthoAdam: a whole training step, the optimizer's step alone, and the memory it keeps."""
     model = ClearheadForCausalLM(preset("transformer", **OPTIMIZER_SHAPE))
     model.to(device()).train()
-    compiled(model, "blocks").__enter__()  # for the life of this process
+    FOR_LIFE.enter_context(compiled(model, "blocks"))
     optimizers: dict[str, torch.optim.Optimizer] = {
         "AdamW": build_optimizer(model, TrainConfig(learning_rate=1e-4)),
         "OrthoAdam, hadamard": build_optimizer(

@@ -1,6 +1,7 @@
 """A whole training step against transformers' models of the same shape."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 BATCH, LENGTH = 8, 512
+
+# Models compiled here stay so until the process ends; a context let go would undo it at once.
+FOR_LIFE = ExitStack()
 
 
 def training_step(rounds: int) -> Iterator[Ratio]:
@@ -57,7 +61,7 @@ def _prepared(model: nn.Module, path: str) -> Callable[[], None]:
     ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=device())
     if path == "compiled":
         if isinstance(model, ClearheadForCausalLM):
-            compiled(model, "blocks").__enter__()  # for the life of this process
+            FOR_LIFE.enter_context(compiled(model, "blocks"))
         else:
             model.compile()
     return optimizer_step(model, optimizer, ids)
