@@ -225,6 +225,7 @@ def test_initialisation_is_the_stated_policy():
     ("arguments", "message"),
     [
         ({"attention_mask": torch.ones(2, 5)}, "attention_mask must be"),
+        ({"attention_mask": torch.tensor([[1] * 13, [0] * 13])}, "row 1 of attention_mask is all"),
         ({"inputs_embeds": torch.ones(2, 13, 32)}, "either input_ids or inputs_embeds"),
     ],
 )

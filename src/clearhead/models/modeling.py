@@ -294,8 +294,14 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
             f"found {list(attention_mask.shape)}"
         )
     mask = attention_mask.bool()
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None  # the unpadded kernels are faster
+    if not torch.compiler.is_compiling():
+        if bool(mask.all()):
+            return None  # the unpadded kernels are faster
+        if not bool(mask.any(-1).all()):
+            row = int(mask.any(-1).int().argmin())
+            raise ClearheadError(
+                f"row {row} of attention_mask is all zero: a text without a token; leave it out"
+            )
     return mask
 
 

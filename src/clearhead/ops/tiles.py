@@ -39,7 +39,7 @@ def forward(
         score = torch.matmul(q, k[:, :, :end].mT) * scale
         hidden = _hidden(shape[2], k.shape[2], start, stop, end, causal, key_mask, segments, q)
         if hidden is not None:
-            score = _hide(score, hidden)
+            score = _masked(score, hidden, -torch.inf)
         top = score.amax(-1, keepdim=True)
         shift = torch.where(top == -torch.inf, 0.0, top)
         weight = torch.exp(score - shift)
@@ -106,7 +106,7 @@ def _differentiate(
     weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
     if hidden is not None:
         # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
-        weight = torch.where(_over_groups(hidden, weight), 0.0, weight)
+        weight = _masked(weight, hidden, 0.0)
     dweight = torch.matmul(g, v.mT).to(weight.dtype)
     return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
 
@@ -161,16 +161,14 @@ def _hidden(
     return hidden
 
 
-def _over_groups(mask_B1RS: Tensor, score_BGRS: Tensor) -> Tensor:
-    """Repeat a tile's mask along the rows for each query head that shares the group's keys."""
-    copies = score_BGRS.shape[2] // mask_B1RS.shape[2]
-    return (
-        mask_B1RS if copies == 1 or mask_B1RS.shape[2] == 1 else mask_B1RS.repeat(1, 1, copies, 1)
-    )
-
-
-def _hide(score: Tensor, hidden: Tensor) -> Tensor:
-    return torch.where(_over_groups(hidden, score), -torch.inf, score)
+def _masked(x_BGRS: Tensor, hidden_B1RS: Tensor, value: float) -> Tensor:
+    """`value` where a tile must not look, the same for every head that shares the group's keys."""
+    rows = hidden_B1RS.shape[2]
+    if rows in (1, x_BGRS.shape[2]):
+        return torch.where(hidden_B1RS, value, x_BGRS)
+    # By broadcasting: a repeated mask would make torch.compile divide for every element.
+    x_BGNRS = x_BGRS.unflatten(2, (-1, rows))
+    return torch.where(hidden_B1RS[:, :, None], value, x_BGNRS).flatten(2, 3)
 
 
 def _wide(x: Tensor) -> Tensor:
