@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.ops import groups
+
 _aten = torch.ops.aten
 
 
@@ -57,7 +59,7 @@ def forward(
             q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale
         )
         return o[..., :width], lse
-    k, v = _repeat(k_BGSD, q_BHTD.shape[1]), _repeat(v_BGSD, q_BHTD.shape[1])
+    k, v = groups.repeat(k_BGSD, q_BHTD.shape[1]), groups.repeat(v_BGSD, q_BHTD.shape[1])
     if q_BHTD.dtype == torch.float32:
         o, lse, *_ = _aten._scaled_dot_product_efficient_attention(
             q_BHTD, k, v, None, True, 0.0, causal, scale=scale
@@ -93,8 +95,8 @@ def backward(
             scale=scale,
         )
         return dq, dk, dv[..., :width]
-    heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
-    k, v = _repeat(k_BGSD, heads), _repeat(v_BGSD, heads)
+    heads, shared = q_BHTD.shape[1], k_BGSD.shape[1]
+    k, v = groups.repeat(k_BGSD, heads), groups.repeat(v_BGSD, heads)
     length = q_BHTD.shape[2]
     # Without dropout the kernels read neither seed nor offset, but they want to be given some.
     seed = offset = torch.zeros((), dtype=torch.int64, device=q_BHTD.device)
@@ -111,7 +113,7 @@ def backward(
             *(length, k.shape[2], 0.0, causal, seed, offset),
             scale=scale,
         )
-    return dq, _sum_groups(dk, groups), _sum_groups(dv[..., :width], groups)
+    return dq, groups.add(dk, shared), groups.add(dv[..., :width], shared)
 
 
 def _widened(x_BHSV: Tensor, q_BHTD: Tensor) -> Tensor:
@@ -126,15 +128,3 @@ def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:
     dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
     zero = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
     return zero.masked_fill(~key_mask, -torch.inf)[:, None, None, :]
-
-
-def _repeat(x_BGSD: Tensor, heads: int) -> Tensor:
-    return (
-        x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], 1)
-        if x_BGSD.shape[1] != heads
-        else x_BGSD
-    )
-
-
-def _sum_groups(x_BHSD: Tensor, groups: int) -> Tensor:
-    return x_BHSD if x_BHSD.shape[1] == groups else x_BHSD.unflatten(1, (groups, -1)).sum(2)

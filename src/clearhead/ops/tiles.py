@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clearhead.ops import groups
+
 ROWS = 128
 
 
@@ -30,23 +32,23 @@ def forward(
 
     A row that sees no key has output 0 and log-sum-exp −inf.
     """
-    shape = q_BHTD.shape
-    groups = k_BGSD.shape[1]
-    k, v = _wide(k_BGSD), v_BGSV
+    _, heads, length, _ = q_BHTD.shape
+    keys = k_BGSD.shape[2]
+    k, v = groups.repeat(_wide(k_BGSD), heads), groups.repeat(v_BGSV, heads)
     outputs, lses = [], []
-    for start, stop, end in _tiles(shape[2], k.shape[2], causal):
-        q = _wide(_grouped(q_BHTD[:, :, start:stop], groups))
+    for start, stop, end in _tiles(length, keys, causal):
+        q = _wide(q_BHTD[:, :, start:stop])
         score = torch.matmul(q, k[:, :, :end].mT) * scale
-        hidden = _hidden(shape[2], k.shape[2], start, stop, end, causal, key_mask, segments, q)
+        hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         if hidden is not None:
-            score = _masked(score, hidden, -torch.inf)
+            score = torch.where(hidden, -torch.inf, score)
         top = score.amax(-1, keepdim=True)
         shift = torch.where(top == -torch.inf, 0.0, top)
         weight = torch.exp(score - shift)
         total = weight.sum(-1, keepdim=True)
         weight = weight / torch.where(total == 0, 1.0, total)
-        outputs.append(_ungrouped(torch.matmul(weight.to(v.dtype), v[:, :, :end]), shape[1]))
-        lses.append(_ungrouped(shift + torch.log(total), shape[1]).squeeze(-1))
+        outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, :end]))
+        lses.append((shift + torch.log(total)).squeeze(-1))
     return torch.cat(outputs, 2), torch.cat(lses, 2)
 
 
@@ -64,30 +66,31 @@ def backward(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
-    groups = k_BGSD.shape[1]
-    length, keys = q_BHTD.shape[2], k_BGSD.shape[2]
-    k, v = _wide(k_BGSD), v_BGSV
+    _, heads, length, _ = q_BHTD.shape
+    shared, keys = k_BGSD.shape[1:3]
+    k, v = groups.repeat(k_BGSD, heads), groups.repeat(v_BGSV, heads)
+    wide_k = _wide(k)
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
     row_BHT1 = (grad_BHTV.to(exact) * o_BHTV.to(exact)).sum(-1, keepdim=True)
     dqs: list[Tensor] = []
     dks: list[Tensor] = []
     dvs: list[Tensor] = []
     for start, stop, end in _tiles(length, keys, causal):
-        q = _grouped(q_BHTD[:, :, start:stop], groups)
-        g = _grouped(grad_BHTV[:, :, start:stop], groups)
+        q = q_BHTD[:, :, start:stop]
+        g = grad_BHTV[:, :, start:stop]
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         weight, dscore = _differentiate(
-            *(q, g, k[:, :, :end], v[:, :, :end]),
-            _grouped(row_BHT1[:, :, start:stop], groups),
-            _grouped(lse_BHT[:, :, start:stop, None], groups),
+            *(q, g, wide_k[:, :, :end], v[:, :, :end]),
+            row_BHT1[:, :, start:stop],
+            lse_BHT[:, :, start:stop, None],
             hidden,
             scale,
         )
         _add(dvs, torch.matmul(weight.mT, g))
         _add(dks, torch.matmul(dscore.mT, q))
-        dqs.append(_ungrouped(torch.matmul(dscore, k_BGSD[:, :, :end]), q_BHTD.shape[1]))
+        dqs.append(torch.matmul(dscore, k[:, :, :end]))
         del weight, dscore, hidden  # before the next, larger tile is made
-    dk, dv = torch.cat(dks, 2), torch.cat(dvs, 2)
+    dk, dv = groups.add(torch.cat(dks, 2), shared), groups.add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
 
 
@@ -106,7 +109,7 @@ def _differentiate(
     weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse))
     if hidden is not None:
         # Not a product with the mask: a hidden score may overflow, and inf × 0 is NaN.
-        weight = _masked(weight, hidden, 0.0)
+        weight = torch.where(hidden, 0.0, weight)
     dweight = torch.matmul(g, v.mT).to(weight.dtype)
     return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
 
@@ -161,33 +164,5 @@ def _hidden(
     return hidden
 
 
-def _masked(x_BGRS: Tensor, hidden_B1RS: Tensor, value: float) -> Tensor:
-    """`value` where a tile must not look, the same for every head that shares the group's keys."""
-    rows = hidden_B1RS.shape[2]
-    if rows in (1, x_BGRS.shape[2]):
-        return torch.where(hidden_B1RS, value, x_BGRS)
-    # By broadcasting: a repeated mask would make torch.compile divide for every element.
-    x_BGNRS = x_BGRS.unflatten(2, (-1, rows))
-    return torch.where(hidden_B1RS[:, :, None], value, x_BGNRS).flatten(2, 3)
-
-
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _grouped(x_BHRN: Tensor, groups: int) -> Tensor:
-    """Lay the rows of the heads that share a group one under another: [B, G, (H/G)·R, N].
-
-    So grouped queries need no repeated keys: the group's product has more rows instead.
-    """
-    batch, heads, rows, width = x_BHRN.shape
-    return (
-        x_BHRN if heads == groups else x_BHRN.reshape(batch, groups, heads // groups * rows, width)
-    )
-
-
-def _ungrouped(x_BGRN: Tensor, heads: int) -> Tensor:
-    batch, groups, rows, width = x_BGRN.shape
-    return (
-        x_BGRN if heads == groups else x_BGRN.reshape(batch, heads, rows * groups // heads, width)
-    )

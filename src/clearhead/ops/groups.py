@@ -1,0 +1,14 @@
+"""Keys and values that several query heads share."""
+
+from torch import Tensor
+
+
+def repeat(x_BGSN: Tensor, heads: int) -> Tensor:
+    """[B, G, S, N] → [B, H, S, N]: head h gets group h // (H / G)."""
+    groups = x_BGSN.shape[1]
+    return x_BGSN if groups == heads else x_BGSN.repeat_interleave(heads // groups, 1)
+
+
+def add(x_BHSN: Tensor, groups: int) -> Tensor:
+    """[B, H, S, N] → [B, G, S, N]: the gradient of `repeat`."""
+    return x_BHSN if x_BHSN.shape[1] == groups else x_BHSN.unflatten(1, (groups, -1)).sum(2)
