@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clearhead.cli import main
+from clearhead.data import Batches
 from clearhead.experiments import compare as job
 from clearhead.models import PRESETS
 
@@ -94,7 +95,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
 
 def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
     words = [*words, "--presets", "transformer"]
-    real = job.Batches.batch
+    real = Batches.batch
     sent = []
 
     def interrupting(self, step):
@@ -102,7 +103,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
             sent.append(os.kill(os.getpid(), signal.SIGTERM))
         return real(self, step)
 
-    monkeypatch.setattr(job.Batches, "batch", interrupting)
+    monkeypatch.setattr(Batches, "batch", interrupting)
     longer = [*words, "--train.tokens", "96"]
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import clearhead.models  # registers our model type with transformers  # noqa: F401
 from clearhead.errors import ClearheadError
+from clearhead.experiments.building import best_device
 
 
 def load_model(name: str) -> tuple[Any, Any]:
@@ -32,5 +31,4 @@ def load_model(name: str) -> tuple[Any, Any]:
             f"cannot load a model from {name!r} ({reason}): give a folder with config.json, "
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), tokenizer
+    return model.to(best_device()).eval(), tokenizer

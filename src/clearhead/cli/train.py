@@ -9,7 +9,8 @@ import torch
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.data import Batches, DataConfig, prepare
+from clearhead.data import DataConfig, prepare
+from clearhead.experiments.building import batches, best_device, fitted
 from clearhead.models import ClearheadForCausalLM, plan, preset
 from clearhead.train import Callback, Progress, TensorBoard, Trackio, TrainConfig, train
 
@@ -46,31 +47,16 @@ def run(words: list[str]) -> int:
         description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
     )
     changes = overrides(command.set)
-    base = preset(command.preset, command.size, **changes)
+    preset(command.preset, command.size, **changes)  # refuses before anything is read
     trackers: list[Callback] = [TRACKERS[name]() for name in command.track]
     corpus = prepare(command.data, progress=_say)
-    changes = {
-        "vocab_size": corpus.vocabulary_size,
-        "max_position_embeddings": max(base.max_position_embeddings, command.train.sequence_length),
-        "bos_token_id": corpus.tokenizer.bos_token_id,
-        "eos_token_id": corpus.tokenizer.eos_token_id,
-        "pad_token_id": corpus.tokenizer.pad_token_id,
-        **changes,
-    }
-    config = preset(command.preset, command.size, **changes)
+    config = fitted(command.preset, command.size, corpus, command.train, **changes)
     counts = plan(config)
     _say(f"{command.preset}: {counts.parameters:,} parameters")
     torch.manual_seed(command.train.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     result = train(
-        ClearheadForCausalLM(config).to(device),
-        Batches(
-            corpus,
-            sequence_length=command.train.sequence_length,
-            batch_size=command.train.batch_size,
-            seed=command.train.seed,
-            document_masks=command.train.document_masks,
-        ),
+        ClearheadForCausalLM(config).to(best_device()),
+        batches(corpus, command.train),
         command.train,
         output=command.output,
         tokenizer=corpus.tokenizer,

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Batches, Corpus, DataConfig, prepare
+from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
+from clearhead.experiments.building import batches, best_device, fitted
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.models import ClearheadForCausalLM, plan, preset
 from clearhead.report.records import Records, load
@@ -87,7 +88,7 @@ def compare(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     corpus = prepare(config.data, progress=say)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     written = []
     for seed, name in ((seed, name) for seed in config.seeds for name in config.presets):
         folder = config.output / f"{name}-seed{seed}"
@@ -106,24 +107,11 @@ def compare(
     return load(config.output / RECORDS)
 
 
-def _model_config(config: CompareConfig, corpus: Corpus, name: str) -> Any:
-    base = preset(name, config.size)
-    return preset(
-        name,
-        config.size,
-        vocab_size=corpus.vocabulary_size,
-        max_position_embeddings=max(base.max_position_embeddings, config.train.sequence_length),
-        bos_token_id=corpus.tokenizer.bos_token_id,
-        eos_token_id=corpus.tokenizer.eos_token_id,
-        pad_token_id=corpus.tokenizer.pad_token_id,
-    )
-
-
 def _header(config: CompareConfig, corpus: Corpus, name: str, seed: int) -> dict[str, Any]:
     """The run's own line of the records; what a training run adds to it comes later."""
-    model = _model_config(config, corpus, name)
     rate = config.rates.get(name, config.train.learning_rate)
     settings = replace(config.train, seed=seed, learning_rate=rate)
+    model = fitted(name, config.size, corpus, settings)
     counts = plan(model)
     return {
         "kind": "run",
@@ -147,14 +135,14 @@ def _run(
     corpus: Corpus,
     header: dict[str, Any],
     folder: Path,
-    device: str,
+    device: torch.device,
     callbacks: list[Callback],
 ) -> Iterator[dict[str, Any]]:
     """Train one model, or go on with it; then ask it everything. Yields its records."""
     settings = TrainConfig(**header["train"])
     seed, name = header["seed"], header["run"]
     torch.manual_seed(seed)
-    model = ClearheadForCausalLM(_model_config(config, corpus, header["preset"])).to(device)
+    model = ClearheadForCausalLM(fitted(header["preset"], config.size, corpus, settings)).to(device)
     measures: dict[str, Any] = {}
     if is_finished(folder):  # trained, but stopped before it was measured
         model = ClearheadForCausalLM.from_pretrained(folder / "final").to(device)
@@ -162,13 +150,7 @@ def _run(
     else:
         result = train(
             model,
-            Batches(
-                corpus,
-                sequence_length=settings.sequence_length,
-                batch_size=settings.batch_size,
-                seed=seed,
-                document_masks=settings.document_masks,
-            ),
+            batches(corpus, settings),
             settings,
             output=folder,
             tokenizer=corpus.tokenizer,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.experiments.bench.race import Ratio, device, faster_paths, take_turns
+from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
+from clearhead.experiments.building import best_device
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.modeling import stock_attention
 from clearhead.nn.attention import Attention
@@ -129,7 +130,7 @@ def _layer_step(name: str, length: int, mode: str, path: str) -> Callable[[], No
     config = preset(
         name, hidden_size=HIDDEN, num_attention_heads=HEADS, max_position_embeddings=length
     )
-    module = Attention(config.layer(1)).to(device())
+    module = Attention(config.layer(1)).to(best_device())
     if path == "compiled":
         module.compile()
     return _forward_backward(module, config, length, mode, batch=TOKENS // length)
@@ -138,10 +139,10 @@ def _layer_step(name: str, length: int, mode: str, path: str) -> Callable[[], No
 def _forward_backward(
     module: nn.Module, config: ClearheadConfig, length: int, mode: str, batch: int = 1
 ) -> Callable[[], None]:
-    model = ClearheadForCausalLM(config).model.to(device())
-    positions = torch.arange(length, device=device())[None]
+    model = ClearheadForCausalLM(config).model.to(best_device())
+    positions = torch.arange(length, device=best_device())[None]
     parts = model.position.parts(positions, positions)
-    x = torch.randn(batch, length, config.hidden_size, device=device(), requires_grad=True)
+    x = torch.randn(batch, length, config.hidden_size, device=best_device(), requires_grad=True)
 
     def step() -> None:
         with precision.autocast(mode, x.device):  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.experiments.bench.race import Ratio, device, ratio_of, take_turns
+from clearhead.experiments.bench.race import Ratio, ratio_of, take_turns
 from clearhead.experiments.bench.training import FOR_LIFE, SHAPE, optimizer_step
+from clearhead.experiments.building import best_device
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import OrthoAdam, build_optimizer
 from clearhead.optim.rotations import haar
@@ -26,7 +27,7 @@ OPTIMIZER_BATCH, OPTIMIZER_LENGTH = 32, 512
 def orthoadam(rounds: int) -> Iterator[Ratio]:
     """OrthoAdam: a whole training step, the optimizer's step alone, and the memory it keeps."""
     model = ClearheadForCausalLM(preset("transformer", **OPTIMIZER_SHAPE))
-    model.to(device()).train()
+    model.to(best_device()).train()
     FOR_LIFE.enter_context(compiled(model, "blocks"))
     optimizers: dict[str, torch.optim.Optimizer] = {
         "AdamW": build_optimizer(model, TrainConfig(learning_rate=1e-4)),
@@ -39,7 +40,7 @@ def orthoadam(rounds: int) -> Iterator[Ratio]:
         "dense products in Python": DenseOrthoAdam(model.parameters(), lr=1e-4),
     }
     ids = torch.randint(
-        0, OPTIMIZER_SHAPE["vocab_size"], (OPTIMIZER_BATCH, OPTIMIZER_LENGTH), device=device()
+        0, OPTIMIZER_SHAPE["vocab_size"], (OPTIMIZER_BATCH, OPTIMIZER_LENGTH), device=best_device()
     )
     names = list(optimizers)[:3]
     seconds = take_turns(
@@ -74,7 +75,7 @@ class DenseOrthoAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
         sizes = {n for p in self.param_groups[0]["params"] if p.ndim == 2 for n in p.shape}
         self.rotations = {
-            n: haar(n, torch.Generator().manual_seed(n)).float().to(device())
+            n: haar(n, torch.Generator().manual_seed(n)).float().to(best_device())
             for n in sizes - {OPTIMIZER_SHAPE["vocab_size"]}
         }
 

@@ -72,7 +72,3 @@ def ratio_of(
     """Ours against the peer, by the medians of their rounds."""
     ratio = statistics.median(seconds[ours]) / statistics.median(seconds[peer])
     return Ratio(name=name, ours=ours, peer=peer, ratio=ratio, bound=bound, seconds=seconds)
-
-
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

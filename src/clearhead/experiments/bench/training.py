@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.experiments.bench.race import Ratio, device, faster_paths, take_turns
+from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
+from clearhead.experiments.building import best_device
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
@@ -56,9 +57,9 @@ def training_step(rounds: int) -> Iterator[Ratio]:
 
 def _prepared(model: nn.Module, path: str) -> Callable[[], None]:
     """One optimizer step by AdamW; ours compiles its layers, a peer the whole model."""
-    model.to(device()).train()
+    model.to(best_device()).train()
     optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
-    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=device())
+    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=best_device())
     if path == "compiled":
         if isinstance(model, ClearheadForCausalLM):
             FOR_LIFE.enter_context(compiled(model, "blocks"))
