@@ -63,7 +63,7 @@ def _tag(label: str, records: Records) -> str:
     facts = []
     if amounts and amounts[-1]:
         facts.append(f"{style.count(amounts[-1])} tokens a model")
-    seeds = max((len(records.of(preset)) for preset in records.presets()), default=0)
+    seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
     facts.append(tables.seeds_in_words(seeds))
     kind = "committed" if label else "now"
     return (
@@ -221,7 +221,7 @@ def _first_token(page: Page) -> str:
             continue
         floor = tables.chance_floor(records)
         chance = "" if floor is None else f"Chance: {style.percent(floor)}. "
-        seeds = sorted({records.of(preset)[0].seed for preset in records.presets()})
+        seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
         of = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
         cells = "".join(_panel(page, "", panel, "cells") for panel in panels)
         content += (
@@ -287,7 +287,7 @@ def _facts(records: Records) -> str:
         for name, values in facts.items()
         if values
     )
-    configs = "".join(_config(records.of(preset)[0]) for preset in records.presets())
+    configs = "".join(_config(records.of(arm)[0]) for arm in records.arms())
     return f"<dl>{items}</dl>{configs}"
 
 
@@ -325,6 +325,6 @@ def _config(run: Run) -> str:
     settings = {name: run.header.get(name) for name in ("size", "model", "train")}
     text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
     return (
-        f"<details><summary>Configuration of {html.escape(run.preset)}</summary>"
+        f"<details><summary>Configuration of {html.escape(run.arm)}</summary>"
         f"<pre>{html.escape(text)}</pre></details>"
     )

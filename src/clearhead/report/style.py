@@ -53,27 +53,27 @@ LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How one preset is drawn in every figure of a page."""
+    """How one arm is drawn in every figure of a page."""
 
     colour: str
     dark: str
     symbol: str
 
 
-def looks(presets: Sequence[str]) -> dict[str, Look]:
-    """One fixed look a preset: the known ones always the same, the others the next that is free."""
-    places = {preset: _PLACES[preset] for preset in presets if preset in _PLACES}
+def looks(arms: Sequence[str]) -> dict[str, Look]:
+    """One fixed look an arm: the known ones always the same, the others the next that is free."""
+    places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
     free = [place for place in range(len(_HUES)) if place not in places.values()]
-    others = [preset for preset in presets if preset not in places]
-    for index, preset in enumerate(others):
-        places[preset] = free[index % len(free)]
+    others = [arm for arm in arms if arm not in places]
+    for index, arm in enumerate(others):
+        places[arm] = free[index % len(free)]
     return {
-        preset: Look(
-            colour=_HUES[places[preset]][0],
-            dark=_HUES[places[preset]][1],
-            symbol=_SYMBOLS[places[preset]],
+        arm: Look(
+            colour=_HUES[places[arm]][0],
+            dark=_HUES[places[arm]][1],
+            symbol=_SYMBOLS[places[arm]],
         )
-        for preset in presets
+        for arm in arms
     }
 
 
