@@ -74,7 +74,7 @@ def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
     ("changes", "message"),
     [
         ({"vary": {"optimizer": ("sgd",)}}, "did you mean train.optimizer"),
-        ({"vary": {"train.optimzier": ("sgd",)}}, "did you mean train.optimizer"),
+        ({"vary": {"train.optimiser": ("sgd",)}}, "did you mean train.optimizer"),
         ({"vary": {"normaliser": ("softmax",)}}, "did you mean normalizer"),
         ({"vary": {"train.optimizer": ("adamv",)}}, "did you mean adamw"),
         ({"vary": {"norm": ("rmsnrm",)}}, "did you mean rmsnorm"),

@@ -190,12 +190,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     if every:
         callbacks = [
             *callbacks,
-            Milestones(
-                corpus,
-                every=every,
-                length=settings.sequence_length,
-                batch_size=settings.batch_size,
-            ),
+            Milestones(corpus, settings, every=every),
         ]
     measures: dict[str, Any] = {}
     if is_finished(folder):  # trained, but stopped before it was measured
@@ -233,7 +228,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     measured = measure(
         model,
         corpus,
-        length=settings.sequence_length,
+        settings,
         lengths=job.header["lengths"],
         tokens=job.config.evaluation_tokens,
     )

@@ -10,9 +10,9 @@ from typing import IO, Any
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose import measure
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
+from clearhead.experiments.measures import states
 from clearhead.report.records import as_line
 from clearhead.train import Callback, Run, StepMetrics, TrainConfig
 from clearhead.train.atomic import write_text
@@ -22,6 +22,7 @@ FILE = "milestones.jsonl"
 WINDOWS = 16
 METRICS = (
     "kurtosis",
+    "kurtosis_rotated",
     "largest_activation",
     "first_token_argmax_share",
     "first_token_mass",
@@ -61,16 +62,14 @@ class Milestones(Callback):
     the step it resumes from.
 
     Args:
+        settings: those of the training: windows and batches are of its sizes.
         every: steps between measurements, a multiple of the steps between logged ones.
-        length: tokens of a window.
-        batch_size: windows run together.
     """
 
-    def __init__(self, corpus: Corpus, *, every: int, length: int, batch_size: int) -> None:
+    def __init__(self, corpus: Corpus, settings: TrainConfig, *, every: int) -> None:
+        self.settings = settings
         self.every = every
-        self.length = length
-        self.batch_size = batch_size
-        self._texts = list(windows(corpus, length=length, count=WINDOWS))
+        self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
         self._run: Run | None = None
         self._file: IO[str] | None = None
 
@@ -105,11 +104,12 @@ class Milestones(Callback):
             self._file = None
 
     def _measured(self, model: Any) -> list[dict[str, Any]]:
+        length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
-            read = perplexity(model, self._texts, length=self.length, batch_size=self.batch_size)
-            found = measure(model, self._texts, batch_size=self.batch_size)
+            read = perplexity(model, self._texts, length=length, batch_size=size)
+            found = list(states(model, self._texts, self.settings, batch_size=size))
         pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
-        return [{"metric": "loss", "value": read.loss, "length": self.length}, *pooled]
+        return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]
 
 
 def _refused(path: Path | str, error: OSError) -> ClearheadError:

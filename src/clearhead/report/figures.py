@@ -182,11 +182,11 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
             if reason:
                 missing.append(f"{arm} at {length:,} tokens: {reason}.")
         shown.extend(mean for _, mean, _ in points)
-        _line(figure, arm, points, looks[arm])
+        line(figure, arm, points, looks[arm])
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    _scale_axis(figure, "validation perplexity", shown)
+    scale_axis(figure, "validation perplexity", shown)
     trained = records.sequence_length()
     if trained:
         _mark(figure, trained)
@@ -220,7 +220,7 @@ def _mark(figure: "go.Figure", trained: int) -> None:
     )
 
 
-def _line(
+def line(
     figure: "go.Figure",
     arm: str,
     points: Sequence[tuple[float, float, float | None]],
@@ -228,7 +228,10 @@ def _line(
     *,
     name: str = "",
     dash: str = "solid",
+    size: int = 8,
 ) -> None:
+    """Add an arm's line through (x, y, spread or None); `name` and `dash` tell a second one apart,
+    which the legend leaves out."""
     import plotly.graph_objects as go
 
     if not points:
@@ -244,7 +247,7 @@ def _line(
         line={"color": look.colour, "width": 2, "dash": dash},
         marker={
             "color": look.colour,
-            "size": 8,
+            "size": size,
             "symbol": look.symbol if dash == "solid" else f"{look.symbol}-open",
         },
         hovertemplate="%{x}: %{y:.5g}",
@@ -260,7 +263,7 @@ def _line(
     figure.add_trace(trace)
 
 
-def _scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
+def scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
     """A logarithmic y axis where `shown` spans more than a factor of four, and one that says so."""
     if not shown or min(shown) <= 0 or max(shown) < 4 * min(shown):
         return
@@ -283,7 +286,9 @@ def _has_bars(figure: "go.Figure") -> bool:
 
 
 def by_layer(
-    records: Records, looks: Looks, metric: Literal["kurtosis", "largest_activation"]
+    records: Records,
+    looks: Looks,
+    metric: Literal["kurtosis", "kurtosis_rotated", "largest_activation"],
 ) -> Panel | None:
     """Kurtosis or largest activation of the hidden states by layer, first token and rest apart."""
     layers = records.dimension(metric, "layer")
@@ -291,6 +296,10 @@ def by_layer(
         return None
     title, axis = {
         "kurtosis": ("Kurtosis by layer", "kurtosis (3 = Gaussian)"),
+        "kurtosis_rotated": (
+            "Kurtosis by layer in OrthoAdam’s basis",
+            "kurtosis, rotated (3 = Gaussian)",
+        ),
         "largest_activation": ("Largest activation by layer", "largest |activation|"),
     }[metric]
     figure = new("layer", axis)
@@ -307,10 +316,10 @@ def by_layer(
                 if summary is not None and summary.mean > 0:
                     points.append((layer, summary.mean, summary.deviation))
             shown.extend(mean for _, mean, _ in points)
-            _line(figure, arm, points, looks[arm], name=name, dash=dash)
+            line(figure, arm, points, looks[arm], name=name, dash=dash)
     if not shown:
         return None
-    _scale_axis(figure, axis, shown)
+    scale_axis(figure, axis, shown)
     note = "Solid: the first token; dotted: all other tokens."
     if _has_bars(figure):
         note += " Bars: ± 1 standard deviation over seeds."

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.report import figures, heatmaps, narrative, style, tables
+from clearhead.report import figures, heatmaps, milestones, narrative, style, tables
 from clearhead.report.records import Records, Run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+# Arms that a figure's own legend has room for; more are told apart once, above the figures.
+LEGEND = 4
 
 
 @dataclass(kw_only=True)
@@ -28,6 +32,8 @@ class Page:
 
     def place(self, figure: "go.Figure", description: str, shape: str) -> str:
         """Take up a figure; returns the element that will hold it."""
+        if len(self.looks) > LEGEND:
+            figure.update_layout(showlegend=False)
         name = f"figure-{len(self.figures) + 1}"
         self.figures[name] = json.loads(figure.to_json())
         return (
@@ -41,6 +47,7 @@ def build(page: Page) -> str:
     makers: tuple[Callable[[Page], str], ...] = (
         _comparison,
         _training,
+        _equal_loss,
         _lengths,
         _attention,
         _first_token,
@@ -86,7 +93,19 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
             panel = maker(records)
             if panel is not None:
                 cells.append(_panel(page, _tag(label, records), panel, "curve"))
-    return f'<div class="pair">{"".join(cells)}</div>' if cells else ""
+    return f'{_key(page)}<div class="pair">{"".join(cells)}</div>' if cells else ""
+
+
+def _key(page: Page) -> str:
+    """Which colour and symbol is which arm, where figures have no legend of their own."""
+    if len(page.looks) <= LEGEND:
+        return ""
+    items = "".join(
+        f'<li><i style="--light:{look.colour};--dark:{look.dark}">{look.glyph}</i> '
+        f"{html.escape(arm)}</li>"
+        for arm, look in page.looks.items()
+    )
+    return f'<ul class="key">{items}</ul>'
 
 
 def _comparison(page: Page) -> str:
@@ -118,6 +137,26 @@ def _training(page: Page) -> str:
         "Learning",
         "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve "
         "learns more from the same text; by time, it also pays for its own cost a step.",
+        content,
+    )
+
+
+def _equal_loss(page: Page) -> str:
+    def maker(quantity: milestones.Quantity) -> Callable[[Records], figures.Panel | None]:
+        return lambda records: milestones.against_loss(records, page.looks, quantity)
+
+    content = "".join(
+        _tag(label, records) + tables.to_html(table, page.looks)
+        for label, records in page.sets()
+        if (table := milestones.at_equal_loss(records)) is not None
+    )
+    content += _side_by_side(page, map(maker, milestones.QUANTITIES))
+    return content and _section(
+        "equal-loss",
+        "Outliers at equal loss",
+        "Outliers grow as a model learns, so one that learns faster has them sooner. The table "
+        "puts each model beside the first one where both were equally good; the figures follow "
+        "them through training, each against its own validation loss.",
         content,
     )
 
@@ -247,6 +286,7 @@ def _layers(page: Page) -> str:
         page,
         (
             lambda records: figures.by_layer(records, page.looks, "kurtosis"),
+            lambda records: figures.by_layer(records, page.looks, "kurtosis_rotated"),
             lambda records: figures.by_layer(records, page.looks, "largest_activation"),
         ),
     )
@@ -255,7 +295,9 @@ def _layers(page: Page) -> str:
         "Outliers in the hidden states",
         "Kurtosis says how far single channels stand out (3 is a bell curve); the largest "
         "activation says how large they get. Lines that climb above the others, mostly for the "
-        "first token, are outliers that make a model hard to quantise.",
+        "first token, are outliers that make a model hard to quantise. In OrthoAdam’s basis means "
+        "after its random rotation, the same for every model of a seed: outliers that an "
+        "optimizer only moved would show there.",
         content,
     )
 

@@ -16,10 +16,26 @@ _HUES = (
     ("#9a7400", "#e2c044"),  # ochre
     ("#b83a78", "#f287b7"),  # magenta
     ("#0f8794", "#58d0dc"),  # cyan
+    ("#c1272d", "#ff8a85"),  # red
+    ("#5f8f00", "#b3d957"),  # lime
+    ("#3d3fb5", "#a5a8ff"),  # indigo
+    ("#7a4b2a", "#c9a17c"),  # brown
 )
+# Plotly's name, and the character that stands for it in a key.
 _SYMBOLS = (
-    *("circle", "square", "diamond", "triangle-up"),
-    *("cross", "star", "triangle-down", "hexagon"),
+    ("circle", "●"),
+    ("square", "■"),
+    ("diamond", "◆"),
+    ("triangle-up", "▲"),
+    ("cross", "✚"),
+    ("star", "★"),
+    ("triangle-down", "▼"),
+    ("hexagon", "⬢"),
+    ("x", "✖"),
+    ("triangle-right", "▶"),
+    ("triangle-left", "◀"),
+    ("pentagon", "⬟"),
+    ("hourglass", "⧗"),
 )
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
@@ -58,23 +74,27 @@ class Look:
     colour: str
     dark: str
     symbol: str
+    glyph: str
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """One fixed look an arm: the known ones always the same, the others the next that is free."""
+    """One fixed look an arm: presets as they are always the same, the others the next that is free.
+
+    Colours come again after the twelfth arm, then with another symbol.
+    """
     places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
     free = [place for place in range(len(_HUES)) if place not in places.values()]
-    others = [arm for arm in arms if arm not in places]
-    for index, arm in enumerate(others):
-        places[arm] = free[index % len(free)]
-    return {
-        arm: Look(
-            colour=_HUES[places[arm]][0],
-            dark=_HUES[places[arm]][1],
-            symbol=_SYMBOLS[places[arm]],
-        )
-        for arm in arms
-    }
+    free += [place + len(_HUES) for place in range(len(arms))]
+    for arm in arms:
+        if arm not in places:
+            places[arm] = free.pop(0)
+    return {arm: _look(place) for arm, place in places.items()}
+
+
+def _look(place: int) -> Look:
+    colour, dark = _HUES[place % len(_HUES)]
+    symbol, glyph = _SYMBOLS[place % len(_SYMBOLS)]
+    return Look(colour=colour, dark=dark, symbol=symbol, glyph=glyph)
 
 
 def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:

@@ -74,7 +74,7 @@ def comparison(records: Records) -> Table:
     rows = [
         Row(
             arm=arm,
-            seeds=_seeds(arm, baseline, len(records.of(arm))),
+            seeds=seeds_of(arm, baseline, len(records.of(arm))),
             cells=tuple(_entries(records, arm, column, baseline) for column in columns),
         )
         for arm in arms
@@ -86,7 +86,7 @@ def seeds_in_words(n: int) -> str:
     return "1 seed" if n == 1 else f"{n} seeds"
 
 
-def _seeds(arm: str, baseline: str, n: int) -> str:
+def seeds_of(arm: str, baseline: str, n: int) -> str:
     """With one seed no difference of the row is decided: said once, not in every cell."""
     return str(Verdict.ONE_SEED) if n == 1 and arm != baseline else seeds_in_words(n)
 
@@ -151,6 +151,7 @@ def _columns(records: Records) -> Iterator[Column]:
     )
     for metric, group in (
         ("kurtosis", "Kurtosis of hidden states"),
+        ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
         ("largest_activation", "Largest activation"),
     ):
         for tokens, title in (("first", "first token"), ("rest", "other tokens")):
