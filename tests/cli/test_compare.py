@@ -105,7 +105,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = [*words, "--train.tokens", "96"]
+    longer = [*words, "--train.tokens", "96", "--measure-every", "1"]
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -113,6 +113,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
     lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
     steps = [json.loads(x)["step"] for x in lines if '"kind": "step"' in x]
     assert steps == [1, 2, 3]
+    losses = [x for x in map(json.loads, lines) if x.get("metric") == "loss" and "step" in x]
+    assert [x["step"] for x in losses] == [1, 2, 3]
 
 
 def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch):

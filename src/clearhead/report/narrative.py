@@ -70,9 +70,9 @@ def _named(records: Records) -> str:
     presets = list(dict.fromkeys(run.preset for run in records.runs))
     if not varied or len(presets) > MANY:
         return f"{arms[0]} and {in_words(len(arms) - 1)} others"
-    settings = [f"{in_words(len(values))} of {key}" for key, values in varied.items()]
+    values = [f"{in_words(len(values))} values of {key}" for key, values in varied.items()]
     each = " each" if len(presets) > 1 else ""
-    return f"{enumerate_words(presets)}{each} with {enumerate_words(settings)}"
+    return f"{enumerate_words(presets)}{each} with {enumerate_words(values)}"
 
 
 def findings(records: Records) -> str:
