@@ -47,6 +47,7 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
+        by_side: q and k are two of width D side by side; the second scores later keys.
         coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
@@ -64,6 +65,7 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     coefficients: Tensor | None = None
+    by_side: bool = False
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
@@ -75,7 +77,7 @@ class AttentionCall:
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self.q[:, :, start:stop].to(wide) @ k[:, :, :end].mT * self.scale
+            score = self._score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
@@ -84,6 +86,15 @@ class AttentionCall:
             visible = self._visible(start, stop, end)
             weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
             yield Tile(start, weights, visible, null)
+
+    def _score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
+        if not self.by_side:
+            return q_BHRD @ k_BHSD.mT * self.scale
+        (earlier_q, later_q), (earlier_k, later_k) = q_BHRD.chunk(2, -1), k_BHSD.chunk(2, -1)
+        row = torch.arange(start, start + q_BHRD.shape[2], device=q_BHRD.device)[:, None]
+        later = torch.arange(k_BHSD.shape[2], device=q_BHRD.device) > row
+        score = torch.where(later, later_q @ later_k.mT, earlier_q @ earlier_k.mT)
+        return score * self.scale
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
         device = self.q.device
