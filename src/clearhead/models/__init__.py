@@ -6,10 +6,11 @@ Importing this registers `model_type` "clearhead" with transformers' AutoConfig 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
+from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.modeling import ClearheadForCausalLM, ClearheadModel
 from clearhead.models.plan import Plan, plan
 from clearhead.models.scaling import with_rope_scaling
+from clearhead.models.trunk import ClearheadModel
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
