@@ -32,6 +32,20 @@ class Tile(NamedTuple):
     null: Tensor | None
 
 
+class Scores(NamedTuple):
+    """Rows `start` to `start + R` of the logits, as they enter the softmax.
+
+    Attributes:
+        start: the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
+        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+    """
+
+    start: int
+    scores: Tensor
+    visible: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
     """What one layer's attention was asked for.
@@ -69,6 +83,12 @@ class AttentionCall:
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
+        for start, score, visible in self.scores():
+            weights, null = normalised(score.masked_fill(~visible, -torch.inf), self.sink)
+            yield Tile(start, weights, visible, null)
+
+    def scores(self) -> Iterator[Scores]:
+        """The logits in float32 at least, a tile at a time."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -83,9 +103,7 @@ class AttentionCall:
             for added in (self.bias, self.mask):
                 if added is not None and added.dtype != torch.bool:
                     score = score + added[:, :, start:stop, :end]
-            visible = self._visible(start, stop, end)
-            weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
-            yield Tile(start, weights, visible, null)
+            yield Scores(start, score, self._visible(start, stop, end))
 
     def _score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
         if not self.by_side:
@@ -116,7 +134,7 @@ class AttentionCall:
         return visible
 
 
-def _normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
+def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
     """exp(s) / (exp(sink) + Σ exp(s)), and exp(sink) over the same; rows that see no key are 0."""
     top = score_BHRS.amax(-1, keepdim=True)
     if sink is None:

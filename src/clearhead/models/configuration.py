@@ -23,6 +23,7 @@ _TRANSFORMERS_KEYS = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "quantization_config",
     "torch_dtype",
 }
 
