@@ -47,7 +47,7 @@ def render(records: Records, *, title: str) -> str:
     """The page as HTML text."""
     from plotly.offline import get_plotlyjs
 
-    page = sections.Page(records=records, looks=style.looks(records.presets()))
+    page = sections.Page(records=records, looks=style.looks(records.arms()))
     body = sections.build(page) if records.runs else ""
     data = {
         "figures": page.figures,
