@@ -12,6 +12,7 @@ VERBS = {
     "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
+    "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),
     "plan": ("clearhead.cli.plan", "parameters, FLOPs and cache bytes of presets"),
     "bench": ("clearhead.cli.bench", "speed, as ratios to named peers in one run"),
 }

@@ -186,7 +186,7 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    _scale_axis(figure, "validation perplexity", shown)
+    scale_axis(figure, "validation perplexity", shown)
     trained = records.sequence_length()
     if trained:
         _mark(figure, trained)
@@ -260,7 +260,7 @@ def _line(
     figure.add_trace(trace)
 
 
-def _scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
+def scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
     """A logarithmic y axis where `shown` spans more than a factor of four, and one that says so."""
     if not shown or min(shown) <= 0 or max(shown) < 4 * min(shown):
         return
@@ -310,7 +310,7 @@ def by_layer(
             _line(figure, preset, points, looks[preset], name=name, dash=dash)
     if not shown:
         return None
-    _scale_axis(figure, axis, shown)
+    scale_axis(figure, axis, shown)
     note = "Solid: the first token; dotted: all other tokens."
     if _has_bars(figure):
         note += " Bars: ± 1 standard deviation over seeds."
