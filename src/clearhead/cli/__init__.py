@@ -1,6 +1,7 @@
 """The command line: verbs only. Nothing heavy is imported until a verb is chosen."""
 
 import importlib
+import logging
 import sys
 
 from clearhead.errors import ClearheadError, choose
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"clearhead {__version__}")
         return
+    # transformers imports torchao where it is installed, and that tells what the machine lacks.
+    for chatty in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         module, _ = VERBS[choose("verb", words[0], VERBS)]
         code = importlib.import_module(module).run(words[1:])
