@@ -46,8 +46,9 @@ def refuse_quantised(model: Any) -> None:
     method = getattr(model.config, "quantization_config", None)
     if method is not None:
         method = method if isinstance(method, dict) else vars(method)
+        name = method.get("quant_method", "some method")
         raise ClearheadError(
-            f"the model is already quantised ({method.get('quant_method', 'some method')}): "
+            f"the model is already quantised ({getattr(name, 'value', name)}): "
             "give the one in full precision that it was made from"
         )
     for name, parameter in model.named_parameters():
