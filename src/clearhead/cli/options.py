@@ -10,13 +10,17 @@ from clearhead.errors import ClearheadError
 T = TypeVar("T")
 
 
-def parse(kind: type[T], words: list[str], *, verb: str, description: str) -> T:
+def parse(
+    kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
+) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
 
     A list follows one flag, `--presets transformer softmax1`; a nested setting has a dotted one,
-    `--train.tokens 1000000`.
+    `--train.tokens 1000000`. `default` stands in for the defaults of `kind`.
     """
-    return tyro.cli(kind, prog=f"clearhead {verb}", description=description, args=words)
+    start: Any = tyro.MISSING_NONPROP if default is None else default
+    prog = f"clearhead {verb}"
+    return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
