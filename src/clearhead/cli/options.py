@@ -11,15 +11,20 @@ from clearhead.errors import ClearheadError
 T = TypeVar("T")
 
 
-def parse(kind: type[T], words: list[str], *, verb: str, description: str) -> T:
+def parse(
+    kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
+) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
 
     A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
     `--train.tokens 1000000`. KEY=VALUE pairs may also repeat theirs: `--set a=1 --set b=2`.
+    `default` stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
-    return tyro.cli(kind, prog=f"clearhead {verb}", description=description, args=words)
+    start: Any = tyro.MISSING_NONPROP if default is None else default
+    prog = f"clearhead {verb}"
+    return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:
