@@ -45,7 +45,7 @@ def _print(records: Records) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    (name,) = records.presets()
+    (name,) = records.arms()
     table = Table(title=name)
     for heading in ("split", "metric", "mean", "standard deviation", "seeds"):
         table.add_column(heading)

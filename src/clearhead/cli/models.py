@@ -8,20 +8,33 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A causal language model in eval mode on the best device, and its tokenizer.
+def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+    """A language model of one of the `kinds` in eval mode on the best device, and its tokenizer.
+
+    A kind is "causal" or "masked".
 
     Only safetensors are read, and no code that a checkpoint brings is run.
 
     Raises:
         ClearheadError: where there is no such model, or its files are damaged.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoTokenizer,
+    )
 
-    if Path(name, "final").is_dir():
-        name = str(Path(name, "final"))  # a run folder: its finished model is meant
+    name = resolved(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
+        config = AutoConfig.from_pretrained(name)
+        if getattr(config, "is_encoder_decoder", False):
+            raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only model")
+        masked = any(word.endswith("ForMaskedLM") for word in config.architectures or ())
+        if masked and "masked" not in kinds:
+            raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
+        auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+        model = auto.from_pretrained(name, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     except ClearheadError:
         raise
@@ -32,3 +45,8 @@ def load_model(name: str) -> tuple[Any, Any]:
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
     return model.to(best_device()).eval(), tokenizer
+
+
+def resolved(name: str) -> str:
+    """A run folder's finished model is meant by the folder; any other name stays."""
+    return str(Path(name, "final")) if Path(name, "final").is_dir() else name

@@ -2,6 +2,8 @@
 
 import difflib
 import os
+import types
+import typing
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +31,7 @@ _TRANSFORMERS_KEYS = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "quantization_config",
     "torch_dtype",
 }
 
@@ -99,6 +102,7 @@ class ClearheadConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self._check_types()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -157,6 +161,13 @@ class ClearheadConfig(PreTrainedConfig):
                 hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
                 raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
+    def _check_types(self) -> None:
+        for key, hint in ClearheadConfig.__annotations__.items():
+            value = getattr(self, key)
+            if typing.get_origin(hint) is not ClassVar and not _accepts(hint, value):
+                wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
+                raise ClearheadError(f"{key} is {value!r}: give {wanted}")
+
     def _settle_rope(self) -> None:
         if self.position not in _ROTARY:
             if self.rope_parameters:
@@ -187,3 +198,28 @@ class ClearheadConfig(PreTrainedConfig):
             raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))
+
+
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a name",
+    dict: "a mapping",
+    list: "a list",
+    types.NoneType: "null",
+}
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The plain types that a hint names: of a union its members, of list[int] list."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if union else (hint,)
+    return [typing.get_origin(part) or part for part in parts]
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    kinds = _kinds(hint)
+    if isinstance(value, bool):  # which Python counts among the whole numbers
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))

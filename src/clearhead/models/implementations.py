@@ -28,9 +28,10 @@ IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
 def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal, and coefficients, by
-    which `module.maps.effective` combines the maps. For differential attention V1 it gets all first
-    maps and then all second, with values of twice the width; for V2 the two maps of a head in turn.
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal, by_side (`ops.attend`
+    says what they are), and coefficients, by which `module.maps.effective` combines the maps. For
+    differential attention V1 it gets all first maps and then all second, with values of twice the
+    width; for V2 the two maps of a head in turn.
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -5,6 +5,7 @@ what queries and keys need at these positions; `prepare` puts it into them, in e
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ class Part(NamedTuple):
     """Some queries, and how they and the keys they read are prepared.
 
     Attributes:
-        queries, keys: what `prepare` takes beside the queries, and beside the keys.
+        queries, keys: what `prepare` takes beside the queries, and beside the keys; `by_side`, two
+            of them, for the keys up to a query's own and for those after it (`ops.attend`).
         start, stop: these of the queries; None, to the end.
         rows: bool [B, stop − start], which of them; None for all.
     """
@@ -27,10 +29,19 @@ class Part(NamedTuple):
     start: int = 0
     stop: int | None = None
     rows: Tensor | None = None
+    by_side: bool = False
+
+    def prepared(self, prepare: Callable[[Tensor, Any], Tensor], x: Tensor, table: Any) -> Tensor:
+        """`x` with a table of this part's put into it by `prepare`, once for each side."""
+        if self.by_side:
+            return torch.cat([prepare(x, of_side) for of_side in table], -1)
+        return prepare(x, table)
 
 
 class NoPosition(nn.Module):
-    """No position at all: order is known only through the causal mask. The base of the others.
+    """No position at all: order is known through the causal mask alone. The base of the others.
+
+    Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
 
     Positions are built for a layer and its number of heads (a head may have several maps).
     """
@@ -129,7 +140,7 @@ SCALED_SINUSOIDAL = Declaration(
 NONE = Declaration(
     axis="position",
     name="none",
-    summary="no position: the causal mask alone tells order",
+    summary="no position: the causal mask alone tells order; without it, a bag of tokens",
     source="arXiv 2305.19466",
     build=NoPosition,
 )
