@@ -11,7 +11,10 @@ import torch
 from clearhead.cli import main
 from clearhead.data import Batches
 from clearhead.experiments import compare as job
-from clearhead.models import PRESETS
+from clearhead.models import PRESETS as ALL
+from clearhead.models import preset
+
+PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
 def _call(*words: str) -> int:

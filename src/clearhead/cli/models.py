@@ -8,21 +8,33 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A causal language model in eval mode on the best device, and its tokenizer.
+def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+    """A language model of one of the `kinds` in eval mode on the best device, and its tokenizer.
+
+    A kind is "causal" or "masked".
 
     Only safetensors are read, and no code that a checkpoint brings is run.
 
     Raises:
         ClearheadError: where there is no such model, or its files are damaged.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoTokenizer,
+    )
 
     name = resolved(name)
     try:
-        if getattr(AutoConfig.from_pretrained(name), "is_encoder_decoder", False):
+        config = AutoConfig.from_pretrained(name)
+        if getattr(config, "is_encoder_decoder", False):
             raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only model")
-        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
+        masked = any(word.endswith("ForMaskedLM") for word in config.architectures or ())
+        if masked and "masked" not in kinds:
+            raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
+        auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+        model = auto.from_pretrained(name, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     except ClearheadError:
         raise
