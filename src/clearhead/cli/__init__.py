@@ -10,6 +10,7 @@ VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
     "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
+    "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "plan": ("clearhead.cli.plan", "parameters, FLOPs and cache bytes of presets"),

@@ -1,11 +1,17 @@
 """Loading a checkpoint that the user names."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import clearhead.models  # registers our model type with transformers  # noqa: F401
+import clearhead.models  # registers our model type with transformers
+from clearhead.cli.options import overrides
+from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.building import best_device
+from clearhead.experiments.building import best_device, fitted
+from clearhead.train import TrainConfig
 
 
 def load_model(name: str) -> tuple[Any, Any]:
@@ -16,14 +22,93 @@ def load_model(name: str) -> tuple[Any, Any]:
     Raises:
         ClearheadError: where there is no such model, or its files are damaged.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    return _loaded(name, lambda path: "AutoModelForCausalLM")
 
-    if Path(name, "final").is_dir():
-        name = str(Path(name, "final"))  # a run folder: its finished model is meant
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
+
+def load_any(name: str) -> tuple[Any, Any]:
+    """As `load_model`, and encoders too: whatever the checkpoint was saved as.
+
+    Raises:
+        ClearheadError: as `load_model`, or for an encoder-decoder.
+    """
+    return _loaded(name, _kind)
+
+
+def untrained(
+    name: str,
+    size: str,
+    changes: tuple[str, ...],
+    data: DataConfig,
+    *,
+    say: Callable[[str], None],
+) -> tuple[Any, Corpus]:
+    """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
+
+    Raises:
+        ClearheadError: where there is neither a preset nor a checkpoint of that name.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    if not Path(name).is_dir():
+        corpus = prepare(data, progress=say)
+        config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
+        kind: Any = clearhead.models.ClearheadForCausalLM
+        if config.direction != "causal":
+            kind = clearhead.models.ClearheadModel
+        return kind(config).to(best_device()).eval(), corpus
+    name = _finished(name)
+    auto = _auto(_kind(name))
+    with _explained(name):
+        config = AutoConfig.from_pretrained(name, **overrides(changes))
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except ClearheadError:
+        model = auto.from_config(config).to(best_device()).eval()
+    return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
+
+
+def _loaded(name: str, kind: Callable[[str], str]) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer
+
+    name = _finished(name)
+    with _explained(name):
+        model = _auto(kind(name)).from_pretrained(name, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    return model.to(best_device()).eval(), tokenizer
+
+
+def _finished(name: str) -> str:
+    """A run folder stands for its finished model."""
+    return str(Path(name, "final")) if Path(name, "final").is_dir() else name
+
+
+def _kind(name: str) -> str:
+    """transformers' class for what the checkpoint was saved as."""
+    from transformers import AutoConfig
+
+    with _explained(name):
+        config = AutoConfig.from_pretrained(name)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ClearheadError(
+            f"{name!r} is an encoder-decoder ({config.model_type}): "
+            "give a decoder-only language model or an encoder"
+        )
+    saved = next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
+    if saved.endswith("ForMaskedLM"):
+        return "AutoModelForMaskedLM"
+    return "AutoModelForCausalLM" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "AutoModel"
+
+
+def _auto(kind: str) -> Any:
+    import transformers
+
+    return getattr(transformers, kind)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """In one line why a checkpoint cannot be loaded."""
+    try:
+        yield
+    except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
@@ -31,4 +116,3 @@ def load_model(name: str) -> tuple[Any, Any]:
             f"cannot load a model from {name!r} ({reason}): give a folder with config.json, "
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
-    return model.to(best_device()).eval(), tokenizer

@@ -5,15 +5,19 @@ language model without changing its outputs, and hold at most a tile of attentio
 """
 
 from clearhead.diagnose.attention import AttentionStatistics, attention_maps, attention_statistics
+from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
 from clearhead.diagnose.hidden import HiddenStatistics, hidden_statistics, kurtosis
 from clearhead.diagnose.measurement import measure
 
 __all__ = [
     "AttentionStatistics",
+    "Diagnosis",
     "HiddenStatistics",
     "attention_maps",
     "attention_statistics",
+    "diagnose",
     "hidden_statistics",
     "kurtosis",
     "measure",
+    "with_extrapolation",
 ]

@@ -1,4 +1,4 @@
-"""Attention weights by tiles of query rows, as the probes see them.
+"""Attention scores and weights by tiles of query rows, as the probes see them.
 
 Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
 """
@@ -30,6 +30,23 @@ class Tile(NamedTuple):
     weights: Tensor
     visible: Tensor
     null: Tensor | None
+
+
+class Scores(NamedTuple):
+    """Rows `start` to `start + R` of the scores, and the first of their keys.
+
+    Attributes:
+        start: the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries): scaled, capped, biased, before
+            the softmax; hidden ones too.
+        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+        clear: every row sees at least the first so many keys.
+    """
+
+    start: int
+    scores: Tensor
+    visible: Tensor
+    clear: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +84,30 @@ class AttentionCall:
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
+        for start, scores, visible, _ in self.scores(WEIGHTS):
+            weights, null = _normalised(scores.masked_fill(~visible, -torch.inf), self.sink)
+            yield Tile(start, weights, visible, null)
+
+    def scores(self, size: int, first: int = 0) -> Iterator[Scores]:
+        """The scores of the queries from `first` on, by tiles of at most `size` numbers."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
         k = self.k.to(wide).repeat_interleave(heads // self.k.shape[1], dim=1)
-        rows = max(1, min(ROWS, WEIGHTS // (batch * heads * keys)))
-        for start in range(0, queries, rows):
+        rows = max(1, min(ROWS, size // (batch * heads * keys)))
+        masked = any(part is not None for part in (self.key_mask, self.segments, self.mask))
+        for start in range(first, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self.q[:, :, start:stop].to(wide) @ k[:, :, :end].mT * self.scale
+            # The scale on the queries rather than on the scores: a pass less over the larger.
+            score = (self.q[:, :, start:stop].to(wide) * self.scale) @ k[:, :, :end].mT
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
                 if added is not None and added.dtype != torch.bool:
                     score = score + added[:, :, start:stop, :end]
-            visible = self._visible(start, stop, end)
-            weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
-            yield Tile(start, weights, visible, null)
+            clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
+            yield Scores(start, score, self._visible(start, stop, end), clear)
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
         device = self.q.device
