@@ -54,9 +54,9 @@ def untrained(
         config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
         kind: Any = clearhead.models.ClearheadForCausalLM
         if config.direction != "causal":
-            kind = clearhead.models.ClearheadModel
+            kind = clearhead.models.ClearheadForMaskedLM
         return kind(config).to(best_device()).eval(), corpus
-    name = _finished(name)
+    name = resolved(name)
     auto = _auto(_kind(name))
     with _explained(name):
         config = AutoConfig.from_pretrained(name, **overrides(changes))
@@ -68,16 +68,11 @@ def untrained(
 def _loaded(name: str, kind: Callable[[str], str]) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
-    name = _finished(name)
+    name = resolved(name)
     with _explained(name):
         model = _auto(kind(name)).from_pretrained(name, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     return model.to(best_device()).eval(), tokenizer
-
-
-def _finished(name: str) -> str:
-    """A run folder stands for its finished model."""
-    return str(Path(name, "final")) if Path(name, "final").is_dir() else name
 
 
 def _kind(name: str) -> str:
@@ -116,3 +111,8 @@ def _explained(name: str) -> Iterator[None]:
             f"cannot load a model from {name!r} ({reason}): give a folder with config.json, "
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
+
+
+def resolved(name: str) -> str:
+    """A run folder's finished model is meant by the folder; any other name stays."""
+    return str(Path(name, "final")) if Path(name, "final").is_dir() else name

@@ -8,6 +8,7 @@ from clearhead.diagnose.attention import AttentionStatistics, attention_maps, at
 from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
 from clearhead.diagnose.hidden import HiddenStatistics, hidden_statistics, kurtosis
 from clearhead.diagnose.measurement import measure
+from clearhead.diagnose.rotated import rotated_kurtosis
 
 __all__ = [
     "AttentionStatistics",
@@ -19,5 +20,6 @@ __all__ = [
     "hidden_statistics",
     "kurtosis",
     "measure",
+    "rotated_kurtosis",
     "with_extrapolation",
 ]

@@ -179,11 +179,10 @@ def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | No
     if not lines:
         return None
     figure = new("position in the text (tokens)", axis)
-    hues = list(style.LIGHT_TO_DARK.items())[1:]
+    looks = style.looks([f"layer {line['layer']}" for line in lines])
     last = max(line["layer"] for line in lines)
-    for index, line in enumerate(lines):
-        colour = hues[index % 7][0]
-        look = style.Look(colour=colour, dark=hues[index % 7][1], symbol="circle")
+    for line in lines:
+        look = looks[f"layer {line['layer']}"]
         name = f"layer {line['layer']}" + (" (the last)" if line["layer"] == last else "")
         dash = "solid" if line["layer"] == last else "dot"
         trace(figure, line["x"], line["y"], name, look, dash, markers=False)
