@@ -146,7 +146,7 @@ def test_the_table(two):
     console.print(diagnosis_table.to_console(models))
     text = console.export_text()
     assert "not measured: order: it has none" in text
-    assert "a sink: do this [m 0.500, at least 0.3]" in text
+    assert "a sink: do this [m 0.500: at least 0.3]" in text
     assert "32 MiB" in text
     assert "channel 7: up to 88.0 (120 × the median) after layer 2, in the first token" in text
 

@@ -88,11 +88,13 @@ def _rank(found: Found, width: int) -> float | None:
 
 
 def _near(found: Found, width: int) -> float | None:
-    """The last layer's weight on near keys beyond the training length, to that within it."""
-    beyond, within = (_by_layer(found, f"near_weight_{name}") for name in ("beyond", "trained"))
-    if not beyond or not within or not within[max(within)]:
+    """The last layer's weight on near keys beyond the training length, to that within it; where
+    within it they had at least twice what equal weights give."""
+    chance = _get(found, "near_weight_chance")
+    beyond, within = (_last(f"near_weight_{name}")(found, width) for name in ("beyond", "trained"))
+    if beyond is None or within is None or chance is None or within < 2 * chance:
         return None
-    return beyond[max(beyond)] / within[max(within)]
+    return beyond / within
 
 
 _RULES = (

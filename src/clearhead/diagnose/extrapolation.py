@@ -24,7 +24,8 @@ class Extrapolation:
     """Of one text, by layer and position; beyond `trained` the model has seen no position.
 
     - `near_weight_trained`, `near_weight_beyond`: the weight on the 64 nearest keys, mean over the
-      last 32 queries within the training length, and of the text.
+      last 32 queries within the training length, and of the text; `near_weight_chance`, what equal
+      weights would give them within it.
     - curves `largest_logit_by_position`: the largest |logit| of a query, mean over heads, by the
       query's position; `logit_by_position`: the logit of each key, mean over heads and the last
       queries of the text. Mean over positions in bins.
@@ -73,7 +74,11 @@ class Extrapolation:
             {"metric": f"near_weight_{name}", "layer": layer, "value": value, "length": self.length}
             for (layer, name), value in sorted(self.near.items())
         ]
-        return [*lines, {"metric": "trained_length", "value": self.trained}]
+        return [
+            *lines,
+            {"metric": "near_weight_chance", "value": min(1.0, NEAR / self.trained)},
+            {"metric": "trained_length", "value": self.trained},
+        ]
 
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records."""

@@ -56,6 +56,8 @@ def by_layer(
     figure.update_xaxes(tickvals=ticks, ticktext=names)
     if log and min(shown) > 0 and max(shown) > 4 * min(shown):
         log_axis(figure, axis, shown)
+    elif min(shown) >= 0:
+        figure.update_yaxes(rangemode="nonnegative")
     if INPUT in layers:
         note = f"{note} “in” is the stream before the first layer.".strip()
     return Panel(title=title, figure=figure, note=note)

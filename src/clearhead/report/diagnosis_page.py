@@ -50,10 +50,18 @@ def _lead(models: Sequence[Diagnosed]) -> str:
 
 
 def _findings(model: Diagnosed) -> str:
-    lines = [table.advice_in_words(line) for line in model.advice]
-    lines = lines or ["No number here supports advice."]
-    lines += [f"Not measured: {note['part']}: {note['reason']}." for note in model.notes]
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    lines = [
+        f"<p>{html.escape(line['finding'][:1].upper() + line['finding'][1:])}. "
+        f"{html.escape(line['advice'][:1].upper() + line['advice'][1:])}. "
+        f'<span class="note">{html.escape(table.support_in_words(line))}</span></p>'
+        for line in model.advice
+    ]
+    lines = lines or ["<p>No number here supports advice.</p>"]
+    lines += [
+        f"<p>Not measured: {html.escape(note['part'])}: {html.escape(note['reason'])}.</p>"
+        for note in model.notes
+    ]
+    return "".join(lines)
 
 
 def _section(name: str, title: str, caption: str, content: str) -> str:
@@ -124,8 +132,8 @@ def _attention(page: sections.Page, models: Sequence[Diagnosed]) -> str:
     return _section(
         "attention",
         "Where attention goes",
-        "A head with nothing to find parks its weight on the first token. Above: for how many "
-        "queries (in %) the first token gets the largest weight of all, head by head.",
+        "A head with nothing to find parks its weight on the first token. The maps say for how "
+        "many queries (in %) it gets the largest weight of all, head by head.",
         content,
     )
 
@@ -140,7 +148,7 @@ def _heads(page: sections.Page, models: Sequence[Diagnosed]) -> str:
     panels = []
     for model in models:
         for name in model.maps():
-            figure = figures.heads(model, name, max(shares, default=1.0))
+            figure = figures.heads(model, name, max(0.1, *shares))
             if figure is not None:
                 title = model.name if name == "softmax" else f"{model.name} · {name}"
                 panels.append(Panel(title=title, figure=figure))

@@ -218,9 +218,13 @@ def layer_in_words(layer: int) -> str:
 
 def advice_in_words(line: dict[str, Any]) -> str:
     """A finding, its advice and the number it rests on."""
+    return f"{line['finding']}: {line['advice']} [{support_in_words(line)}]"
+
+
+def support_in_words(line: dict[str, Any]) -> str:
+    """The number that a piece of advice rests on, and the threshold that it passed."""
     side = "at most" if line["value"] <= line["threshold"] else "at least"
-    number = f"{line['metric']} {style.number(line['value'])}, {side} {line['threshold']:g}"
-    return f"{line['finding']}: {line['advice']} [{number}]"
+    return f"{line['metric']} {style.number(line['value'])}: {side} {line['threshold']:g}"
 
 
 def to_html(models: Sequence[Diagnosed], looks: dict[str, style.Look]) -> str:
