@@ -14,24 +14,29 @@ from clearhead.experiments.building import best_device, fitted
 from clearhead.train import TrainConfig
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A causal language model in eval mode on the best device, and its tokenizer.
+def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
+
+    A kind is "causal", "masked" or "bare": saved without a head for language.
 
     Only safetensors are read, and no code that a checkpoint brings is run.
 
     Raises:
-        ClearheadError: where there is no such model, or its files are damaged.
+        ClearheadError: where there is no such model, its files are damaged, or it is of another
+            kind.
     """
-    return _loaded(name, lambda path: "AutoModelForCausalLM")
+    from transformers import AutoTokenizer
 
-
-def load_any(name: str) -> tuple[Any, Any]:
-    """As `load_model`, and encoders too: whatever the checkpoint was saved as.
-
-    Raises:
-        ClearheadError: as `load_model`, or for an encoder-decoder.
-    """
-    return _loaded(name, _kind)
+    name = resolved(name)
+    kind = _kind(name)
+    if kind == "masked" and kind not in kinds:
+        raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
+    if kind not in kinds:  # a bare trunk may still be completed; transformers says if it cannot
+        kind = "causal"
+    with _explained(name):
+        model = _auto(kind).from_pretrained(name, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    return model.to(best_device()).eval(), tokenizer
 
 
 def untrained(
@@ -65,18 +70,8 @@ def untrained(
     return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
 
 
-def _loaded(name: str, kind: Callable[[str], str]) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
-
-    name = resolved(name)
-    with _explained(name):
-        model = _auto(kind(name)).from_pretrained(name, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    return model.to(best_device()).eval(), tokenizer
-
-
 def _kind(name: str) -> str:
-    """transformers' class for what the checkpoint was saved as."""
+    """What the checkpoint was saved as."""
     from transformers import AutoConfig
 
     with _explained(name):
@@ -88,14 +83,14 @@ def _kind(name: str) -> str:
         )
     saved = next(iter(getattr(config, "architectures", None) or ()), "ForCausalLM")
     if saved.endswith("ForMaskedLM"):
-        return "AutoModelForMaskedLM"
-    return "AutoModelForCausalLM" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "AutoModel"
+        return "masked"
+    return "causal" if saved.endswith(("ForCausalLM", "LMHeadModel")) else "bare"
 
 
 def _auto(kind: str) -> Any:
-    import transformers
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    return getattr(transformers, kind)
+    return {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "bare": AutoModel}[kind]
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("causal", "sink", "key_mask", "segments", "coefficients", "by_side")
+        names = ("causal", "sink", "key_mask", "segments", "coefficients", "by_side", "rows")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -170,6 +170,7 @@ def _ours(attend: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
         *,
         scaling: float,
         coefficients: Any,
+        rows: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:
         out = attend(q, k, v, scale=scaling, **options).to(v.dtype)

@@ -64,6 +64,8 @@ class AttentionCall:
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
         by_side: q and k are two of width D side by side; the second scores later keys.
+        rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
+            padded batch under dynamic-causal, a call has columns that are another base's in a row.)
         coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
@@ -82,6 +84,7 @@ class AttentionCall:
     softcap: float | None = None
     coefficients: Tensor | None = None
     by_side: bool = False
+    rows: Tensor | None = None
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
@@ -131,6 +134,8 @@ class AttentionCall:
         if self.segments is not None:
             own = self.segments[:, None, before + start : before + stop, None]
             visible = visible & (own == self.segments[:, None, None, :end])
+        if self.rows is not None:
+            visible = visible & self.rows[:, None, start:stop, None]
         if self.mask is not None:
             part = self.mask[:, :, start:stop, :end]
             # Models hide a key by the least number of their dtype, or by −inf.

@@ -1,4 +1,4 @@
-"""How well a model does: perplexity at any length, hidden tokens, and answers to tasks."""
+"""How well a model does: perplexity, hidden tokens, multiple choice, and answers to tasks."""
 
 from clearhead.eval.choices import Accuracy, Question, accuracy, load_questions
 from clearhead.eval.classification import METRICS, predict
