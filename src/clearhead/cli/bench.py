@@ -11,14 +11,14 @@ from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
 
+Bench = Literal["training-step", "kernel", "attention", "memory", "orthoadam", "quantize", "demo"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """Which figures to measure."""
 
-    names: Positional[
-        tuple[Literal["training-step", "kernel", "attention", "memory", "orthoadam", "demo"], ...]
-    ] = ("training-step", "kernel")
+    names: Positional[tuple[Bench, ...]] = ("training-step", "kernel")
     """Benchmarks."""
     rounds: int = 9
     """Turns that each side takes."""
