@@ -10,7 +10,9 @@ from clearhead.errors import ClearheadError, choose
 VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
+    "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
+    "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),

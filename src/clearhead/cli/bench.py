@@ -11,7 +11,9 @@ from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
 
-Bench = Literal["training-step", "kernel", "attention", "memory", "orthoadam", "quantize", "demo"]
+Bench = Literal[
+    "training-step", "kernel", "attention", "memory", "orthoadam", "diagnose", "quantize", "demo"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

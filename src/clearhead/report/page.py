@@ -53,7 +53,7 @@ def write_whole(text: str, path: Path) -> None:
 
 def render(records: Records, *, title: str) -> str:
     """The page as HTML text."""
-    page = sections.Page(records=records, looks=style.looks(records.presets()))
+    page = sections.Page(records=records, looks=style.looks(records.arms()))
     body = sections.build(page) if records.runs else ""
     return shell(page, title=title, lead=_lead(records), body=body)
 
