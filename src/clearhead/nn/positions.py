@@ -56,6 +56,10 @@ class NoPosition(nn.Module):
         """Whether keys are kept in a cache as they are, and prepared when they are read."""
         return False
 
+    def longest(self) -> int | None:
+        """The number of positions that it can tell apart; None where there is no limit."""
+        return None
+
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         """Add what the input should know of its position."""
         return x_BTC
@@ -76,6 +80,9 @@ class Learned(NoPosition):
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__(layer, heads)
         self.weight = nn.Embedding(layer.max_position_embeddings, layer.hidden_size)
+
+    def longest(self) -> int:
+        return self.layer.max_position_embeddings
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         return x_BTC + self.weight(positions_BT)
@@ -117,8 +124,3 @@ NONE = Declaration(
     source="arXiv 2305.19466",
     build=NoPosition,
 )
-
-
-def longest(layer: LayerSpec) -> int | None:
-    """The number of positions a layer can tell apart; None where there is no limit."""
-    return layer.max_position_embeddings if layer.position == "learned" else None
