@@ -9,7 +9,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 
 from clearhead import ClearheadError
 from clearhead.diagnose import AttentionStatistics, attention_maps, attention_statistics
-from clearhead.diagnose import attention as module_under_test
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
@@ -262,4 +261,4 @@ def test_attention_maps_refuse(tiny):
 def test_unknown_metric(tiny):
     statistics = AttentionStatistics()
     with pytest.raises(ClearheadError, match="did you mean null_mass"):
-        statistics.pooled("nul_mass", module_under_test.PLAIN)
+        statistics.pooled("nul_mass", "softmax")

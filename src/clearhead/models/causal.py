@@ -34,13 +34,14 @@ class NextTokenLoss(nn.Module):
 class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     """A causal language model; the head shares the embedding's weight unless told otherwise."""
 
+    objective = "next-token"  # what the training loop holds the batches to
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: ClearheadConfig) -> None:
         if config.direction != "causal":
             raise ClearheadError(
                 f"with direction={config.direction!r} a token would see the one that it predicts: "
-                "choose direction='causal', or build ClearheadModel, which has no head"
+                "choose direction='causal', or build ClearheadForMaskedLM"
             )
         super().__init__(config)
         self.model = ClearheadModel(config)

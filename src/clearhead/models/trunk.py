@@ -49,6 +49,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         heads = REGISTRY.find("maps", config.maps).heads(first)
         self.position = REGISTRY.find("position", config.position).build(first, heads)
+        self.embedding_norm: nn.Module = nn.Identity()
+        if config.embedding_norm != "none":
+            norm = REGISTRY.find("norm", config.embedding_norm).build
+            self.embedding_norm = norm(config.hidden_size, config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
@@ -114,7 +119,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if _wanted(output_attentions, self.config.output_attentions):
             maps = []
         attend = self._attend(maps)
-        x = self.position.embed(x, positions)
+        x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         keys = positions
         if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
             keys = _key_positions(positions, key_mask, past)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.offloading import with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -96,11 +97,32 @@ class Sinusoidal(NoPosition):
     """
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        width = x_BTC.shape[-1]
-        even = torch.arange(0, width, 2, device=x_BTC.device, dtype=torch.float32)
-        angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        waves = _waves(positions_BT, x_BTC.shape[-1])
         return x_BTC + (waves * self.layer.initializer_range).to(x_BTC.dtype)
+
+
+class ScaledSinusoidal(NoPosition):
+    """The waves of `Sinusoidal` times one learned number, which starts at 1/√C."""
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, self.layer.hidden_size**-0.5)
+
+    @with_own_parameters
+    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
+        waves = _waves(positions_BT, x_BTC.shape[-1])
+        return x_BTC + (waves * self.scale).to(x_BTC.dtype)
+
+
+def _waves(positions_BT: Tensor, width: int) -> Tensor:
+    """sin and cos of position · 10000^(−2j/width) in neighbouring channels, float32 [B, T, C]."""
+    even = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32)
+    angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 LEARNED = Declaration(
@@ -116,6 +138,13 @@ SINUSOIDAL = Declaration(
     summary="fixed waves added to the embedding",
     source="arXiv 1706.03762, section 3.5",
     build=Sinusoidal,
+)
+SCALED_SINUSOIDAL = Declaration(
+    axis="position",
+    name="scaled-sinusoidal",
+    summary="fixed waves times a learned number, added to the embedding",
+    source="arXiv 2212.14034 (crammed BERT); arXiv 2202.10447",
+    build=ScaledSinusoidal,
 )
 NONE = Declaration(
     axis="position",
