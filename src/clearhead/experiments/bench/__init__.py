@@ -6,7 +6,14 @@ figure is the median over rounds, and what counts is the quotient.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clearhead.experiments.bench import attention, demo, diagnosis, optimizer, training
+from clearhead.experiments.bench import (
+    attention,
+    demo,
+    diagnosis,
+    optimizer,
+    quantize,
+    training,
+)
 from clearhead.experiments.bench.race import Ratio
 
 BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
@@ -16,6 +23,7 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "memory": attention.memory,
     "orthoadam": optimizer.orthoadam,
     "diagnose": diagnosis.diagnosis,
+    "quantize": quantize.quantize,
     "demo": demo.demo,
 }
 
