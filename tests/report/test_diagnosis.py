@@ -122,6 +122,9 @@ def test_bad_records_are_named(tmp_path):
         with pytest.raises(ClearheadError, match=message):
             load_diagnoses([path])
         assert not is_diagnosis(path)
+    path.write_text(encode(records_of("one")))
+    with pytest.raises(ClearheadError, match="a second diagnosis named 'one'"):
+        load_diagnoses([path, path])
     with pytest.raises(ClearheadError, match="cannot read"):
         load_diagnoses([tmp_path / "missing.jsonl"])
     with pytest.raises(ClearheadError, match="kind of record"):
