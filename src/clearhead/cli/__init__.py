@@ -9,7 +9,7 @@ from clearhead.errors import ClearheadError, choose
 VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
-    "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
+    "eval": ("clearhead.cli.evaluate", "perplexity, retrieval and attention by length"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "plan": ("clearhead.cli.plan", "parameters, FLOPs and cache bytes of presets"),

@@ -9,7 +9,7 @@ from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.modeling import ClearheadForCausalLM, ClearheadModel
 from clearhead.models.plan import Plan, plan
-from clearhead.models.scaling import with_rope_scaling
+from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -18,6 +18,7 @@ AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
 __all__ = [
     "BASELINE",
     "PRESETS",
+    "SCALINGS",
     "SIZES",
     "ClearheadConfig",
     "ClearheadForCausalLM",
@@ -26,5 +27,6 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "scaled",
     "with_rope_scaling",
 ]
