@@ -47,6 +47,7 @@ class LayerSpec:
     max_position_embeddings: int = 2048
     lambda_init: float | None = None
     head_norm: str = "affine"
+    dropout: float = 0.0
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"

@@ -16,11 +16,12 @@ def load_model(name: str) -> tuple[Any, Any]:
     Raises:
         ClearheadError: where there is no such model, or its files are damaged.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if Path(name, "final").is_dir():
-        name = str(Path(name, "final"))  # a run folder: its finished model is meant
+    name = resolved(name)
     try:
+        if getattr(AutoConfig.from_pretrained(name), "is_encoder_decoder", False):
+            raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only model")
         model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     except ClearheadError:
@@ -32,3 +33,8 @@ def load_model(name: str) -> tuple[Any, Any]:
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
     return model.to(best_device()).eval(), tokenizer
+
+
+def resolved(name: str) -> str:
+    """A run folder's finished model is meant by the folder; any other name stays."""
+    return str(Path(name, "final")) if Path(name, "final").is_dir() else name

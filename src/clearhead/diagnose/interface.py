@@ -80,7 +80,7 @@ def _probe(
     layer = probe.layers.get(module)
     if layer is not None:
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            probe.observe(_call(module, layer, query, key, attention_mask, options))
+            probe.observe(attention_call(module, layer, query, key, attention_mask, options))
     plain = _plain(module, probe.original)
     return plain(module, query, key, value, attention_mask, **options)
 
@@ -104,7 +104,7 @@ def _running() -> _Probe:
     return _active
 
 
-def _call(
+def attention_call(
     module: nn.Module,
     layer: int,
     query: Tensor,
@@ -112,6 +112,7 @@ def _call(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> AttentionCall:
+    """What a function of the interface was asked for, from the arguments that it got."""
     scaling = options.get("scaling")
     common = {
         "module": module,
@@ -121,7 +122,7 @@ def _call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("causal", "sink", "key_mask", "segments", "coefficients")
+        names = ("causal", "sink", "key_mask", "segments", "coefficients", "by_side")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

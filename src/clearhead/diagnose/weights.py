@@ -32,6 +32,20 @@ class Tile(NamedTuple):
     null: Tensor | None
 
 
+class Scores(NamedTuple):
+    """Rows `start` to `start + R` of the logits, as they enter the softmax.
+
+    Attributes:
+        start: the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
+        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+    """
+
+    start: int
+    scores: Tensor
+    visible: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
     """What one layer's attention was asked for.
@@ -47,6 +61,7 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
+        by_side: q and k are two of width D side by side; the second scores later keys.
         coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
@@ -64,9 +79,16 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     coefficients: Tensor | None = None
+    by_side: bool = False
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
+        for start, score, visible in self.scores():
+            weights, null = normalised(score.masked_fill(~visible, -torch.inf), self.sink)
+            yield Tile(start, weights, visible, null)
+
+    def scores(self) -> Iterator[Scores]:
+        """The logits in float32 at least, a tile at a time."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -75,15 +97,22 @@ class AttentionCall:
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self.q[:, :, start:stop].to(wide) @ k[:, :, :end].mT * self.scale
+            score = self._score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
                 if added is not None and added.dtype != torch.bool:
                     score = score + added[:, :, start:stop, :end]
-            visible = self._visible(start, stop, end)
-            weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
-            yield Tile(start, weights, visible, null)
+            yield Scores(start, score, self._visible(start, stop, end))
+
+    def _score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
+        if not self.by_side:
+            return q_BHRD @ k_BHSD.mT * self.scale
+        (earlier_q, later_q), (earlier_k, later_k) = q_BHRD.chunk(2, -1), k_BHSD.chunk(2, -1)
+        row = torch.arange(start, start + q_BHRD.shape[2], device=q_BHRD.device)[:, None]
+        later = torch.arange(k_BHSD.shape[2], device=q_BHRD.device) > row
+        score = torch.where(later, later_q @ later_k.mT, earlier_q @ earlier_k.mT)
+        return score * self.scale
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
         device = self.q.device
@@ -105,7 +134,7 @@ class AttentionCall:
         return visible
 
 
-def _normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
+def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
     """exp(s) / (exp(sink) + Σ exp(s)), and exp(sink) over the same; rows that see no key are 0."""
     top = score_BHRS.amax(-1, keepdim=True)
     if sink is None:

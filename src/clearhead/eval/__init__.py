@@ -1,8 +1,26 @@
-"""How well a model does: perplexity, retrieval and attention, at its length and beyond."""
+"""How well a model does: perplexity at any length, retrieval, hidden tokens, answers to tasks."""
 
+from clearhead.eval.choices import Accuracy, Question, accuracy, load_questions
+from clearhead.eval.classification import METRICS, predict
 from clearhead.eval.documents import Texts
 from clearhead.eval.likelihood import Perplexity, lengths, perplexity
+from clearhead.eval.masked import masked_loss
 from clearhead.eval.registry import TASKS
 from clearhead.eval.task import Subject, Task
 
-__all__ = ["TASKS", "Perplexity", "Subject", "Task", "Texts", "lengths", "perplexity"]
+__all__ = [
+    "METRICS",
+    "TASKS",
+    "Accuracy",
+    "Perplexity",
+    "Question",
+    "Subject",
+    "Task",
+    "Texts",
+    "accuracy",
+    "lengths",
+    "load_questions",
+    "masked_loss",
+    "perplexity",
+    "predict",
+]

@@ -20,6 +20,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sink": {"normalizer": "sink"},
     "alibi": {"position": "alibi"},
     "xpos": {"position": "xpos"},
+    "bert": {
+        "position": "scaled-sinusoidal",
+        "direction": "bidirectional",
+        "norm": "layernorm",
+        "norm_eps": 1e-12,
+        "embedding_norm": "layernorm",
+        "mlp": "geglu",
+    },
 }
 
 SUMMARIES = {
@@ -34,6 +42,7 @@ SUMMARIES = {
     "sink": "the baseline with a learned sink for each head",
     "alibi": "the baseline with ALiBi instead of RoPE",
     "xpos": "the baseline with xPos instead of RoPE",
+    "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
 }
 
 # `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU.
@@ -53,6 +62,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 8,
         "max_position_embeddings": 1024,
+    },
+    "crammed": {
+        "vocab_size": 32_768,
+        "hidden_size": 768,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 128,
     },
 }
 

@@ -2,17 +2,25 @@
 
 import difflib
 import os
+import types
+import typing
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec
 
 STUB = "modeling_clearhead.py"
+_AUTO = {
+    "AutoConfig": "ClearheadConfig",
+    "AutoModelForCausalLM": "ClearheadForCausalLM",
+    "AutoModelForMaskedLM": "ClearheadForMaskedLM",
+    "AutoModelForSequenceClassification": "ClearheadForSequenceClassification",
+}
 
 # What transformers itself passes or stores beside a configuration's declared fields.
 _TRANSFORMERS_KEYS = {
@@ -23,12 +31,15 @@ _TRANSFORMERS_KEYS = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "quantization_config",
     "torch_dtype",
 }
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
+_MAP_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_GATED = ("swiglu", "geglu")
 
 
 class ClearheadConfig(PreTrainedConfig):
@@ -46,6 +57,10 @@ class ClearheadConfig(PreTrainedConfig):
     from `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
+
+    `embedding_norm` is a value of `norm`, for what enters the first layer, or "none". `dropout` is
+    the share of numbers left out, in training, of what enters the first layer, of what each branch
+    adds to the stream, and before a classification head's last matrix; attention maps keep theirs.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -66,6 +81,8 @@ class ClearheadConfig(PreTrainedConfig):
     rope_parameters: dict[str, Any] | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
+    embedding_norm: str = "none"
+    dropout: float = 0.0
     bias: bool = False
     norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -85,21 +102,19 @@ class ClearheadConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self._check_types()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
-            self.intermediate_size = gated if self.mlp == "swiglu" else 4 * self.hidden_size
+            self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
         self._settle_rope()
         super().__post_init__(**kwargs)
         if self.position not in _ROTARY:
             self.rope_parameters = None  # transformers fills in a default of its own
-        self.auto_map = {
-            "AutoConfig": "modeling_clearhead.ClearheadConfig",
-            "AutoModelForCausalLM": "modeling_clearhead.ClearheadForCausalLM",
-        }
+        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
         self._check()
 
     def layer(self, index: int) -> LayerSpec:
@@ -122,6 +137,7 @@ class ClearheadConfig(PreTrainedConfig):
             max_position_embeddings=self.max_position_embeddings,
             lambda_init=self.lambda_init,
             head_norm=self.head_norm,
+            dropout=self.dropout,
             **{axis: getattr(self, axis) for axis in AXES},
         )
 
@@ -134,11 +150,23 @@ class ClearheadConfig(PreTrainedConfig):
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
+            if key in _MAP_DROPOUT:
+                raise ClearheadError(
+                    f"{key} is not to be had: no number is left out of attention maps, which in a "
+                    "shaped block carry the signal itself; choose dropout, of what branches add"
+                )
             if key not in known and not key.startswith("_"):
                 fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
                 near = difflib.get_close_matches(key, fields, n=3)
                 hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
                 raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+
+    def _check_types(self) -> None:
+        for key, hint in ClearheadConfig.__annotations__.items():
+            value = getattr(self, key)
+            if typing.get_origin(hint) is not ClassVar and not _accepts(hint, value):
+                wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
+                raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
     def _settle_rope(self) -> None:
         if self.position not in _ROTARY:
@@ -165,5 +193,33 @@ class ClearheadConfig(PreTrainedConfig):
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
+        choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))
+
+
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a name",
+    dict: "a mapping",
+    list: "a list",
+    types.NoneType: "null",
+}
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The plain types that a hint names: of a union its members, of list[int] list."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if union else (hint,)
+    return [typing.get_origin(part) or part for part in parts]
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    kinds = _kinds(hint)
+    if isinstance(value, bool):  # which Python counts among the whole numbers
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))

@@ -66,7 +66,7 @@ class Attention(nn.Module):
         k = _heads(self.k_proj(x_BTC), self.groups)
         v = _heads(self.v_proj(x_BTC), self.groups)
         if not self.late:
-            k = self.scores.keys(k, parts[0].keys)
+            k = parts[0].prepared(self.scores.keys, k, parts[0].keys)
         if cache is not None:
             k, v = self._remembered(cache, k, v, past + k.shape[2])
         coefficients = self.maps.coefficients(x_BTC)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
         if self.late:
-            k = self.scores.keys(k, part.keys)
+            k = part.prepared(self.scores.keys, k, part.keys)
         if part.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + part.stop
             q, k, v = q[:, :, part.start : part.stop], k[:, :, :end], v[:, :, :end]
@@ -102,8 +102,9 @@ class Attention(nn.Module):
             return attend(self, *tensors, coefficients=coefficients, **options)
 
         return self.maps(
-            *(self.scores.queries(q, part.queries), k, v, coefficients),
+            *(part.prepared(self.scores.queries, q, part.queries), k, v, coefficients),
             attend=bound,
+            by_side=part.by_side,
             sink=self.normalizer.sink(),
             causal=self.causal,
             key_mask=key_mask,

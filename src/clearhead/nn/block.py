@@ -19,7 +19,8 @@ class Block(nn.Module):
         self.self_attn = Attention(layer)
         self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
         self.mlp = REGISTRY.find("mlp", layer.mlp).build(layer)
+        self.dropout = nn.Dropout(layer.dropout)
 
     def forward(self, x_BTC: Tensor, **context: Any) -> Tensor:
-        x_BTC = x_BTC + self.self_attn(self.input_layernorm(x_BTC), **context)
-        return x_BTC + self.mlp(self.post_attention_layernorm(x_BTC))
+        x_BTC = x_BTC + self.dropout(self.self_attn(self.input_layernorm(x_BTC), **context))
+        return x_BTC + self.dropout(self.mlp(self.post_attention_layernorm(x_BTC)))

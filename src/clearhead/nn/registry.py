@@ -34,6 +34,7 @@ REGISTRY = Registry(
         alibi.DECLARATION,
         positions.LEARNED,
         positions.SINUSOIDAL,
+        positions.SCALED_SINUSOIDAL,
         positions.NONE,
         direction.CAUSAL,
         direction.BIDIRECTIONAL,
@@ -41,6 +42,7 @@ REGISTRY = Registry(
         norms.RMSNORM_SINGLE,
         norms.LAYERNORM,
         mlps.SWIGLU,
+        mlps.GEGLU,
         mlps.GELU,
         mlps.RELU,
     ]

@@ -11,6 +11,7 @@ from clearhead.train.callbacks import (
     Trackio,
 )
 from clearhead.train.config import TrainConfig
+from clearhead.train.finetuning import FinetuneConfig, Finetuned, finetune
 from clearhead.train.folder import is_finished
 from clearhead.train.loop import train
 from clearhead.train.result import TrainResult
@@ -18,6 +19,8 @@ from clearhead.train.result import TrainResult
 __all__ = [
     "BatchSource",
     "Callback",
+    "FinetuneConfig",
+    "Finetuned",
     "MetricsFile",
     "Progress",
     "Run",
@@ -26,6 +29,7 @@ __all__ = [
     "Trackio",
     "TrainConfig",
     "TrainResult",
+    "finetune",
     "is_finished",
     "train",
 ]
