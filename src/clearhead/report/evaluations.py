@@ -1,9 +1,8 @@
-"""Evaluations as tables: one row a scaling and setting, one column a length; for text and for HTML.
+"""Evaluations as tables for the terminal: a row a scaling and setting, a column a length.
 
 Everything is read from cells; a task that is new here is shown by the numbers its cells headline.
 """
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,9 @@ class Grid:
     values: Mapping[tuple[str, int], tuple[float | None, str]]
 
     def text(self, row: str, column: int) -> str:
-        """A number as it is shown; a dash where there is none."""
-        value, _ = self.values.get((row, column), (None, ""))
-        return "–" if value is None else style.number(value)
+        """A number as it is shown, its interval after it; a dash where there is none."""
+        value, interval = self.values.get((row, column), (None, ""))
+        return "–" if value is None else style.number(value) + interval
 
 
 def grids(lines: Sequence[Line]) -> list[Grid]:
@@ -69,7 +68,14 @@ def row_name(at: Line) -> str:
         for key, value in at.items()
         if key not in ("scaling", "factor", _COLUMN, *_SILENT)
     }
-    return ", ".join([scaling_name(at), *(f"{key} {value:g}" for key, value in rest.items())])
+    words = [
+        f"{key} {value:g}" if _is_number(value) else f"{key} {value}" for key, value in rest.items()
+    ]
+    return ", ".join([scaling_name(at), *words])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def to_console(grid: Grid, title: str) -> "Table":
@@ -87,29 +93,11 @@ def to_console(grid: Grid, title: str) -> "Table":
     return table
 
 
-def to_html(grid: Grid) -> str:
-    """The same as HTML; intervals show when you point at a number."""
-    head = "".join(f"<th>{column:,}</th>" for column in grid.columns)
-    body = []
-    for row in grid.rows:
-        cells = "".join(
-            f'<td title="{html.escape(grid.values.get((row, column), (None, ""))[1])}">'
-            f"{html.escape(grid.text(row, column))}</td>"
-            for column in grid.columns
-        )
-        body.append(f"<tr><th>{html.escape(row)}</th>{cells}</tr>")
-    return (
-        f"<table><thead><tr><th>length in tokens</th>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table>"
-    )
-
-
 def _value(line: Line, headline: str) -> tuple[float | None, str]:
-    """The number, and for the accuracy its interval."""
+    """The number, and for an accuracy its 95 % interval."""
     result = line["result"]
     value = result.get(headline)
-    detail = ""
+    interval = ""
     if headline == "accuracy" and result.get("low") is not None:
-        detail = f"95 % interval {result['low']:.3f} to {result['high']:.3f}"
-        detail += f", {result['trials']} trials" if "trials" in result else ""
-    return (None if value is None else float(value)), detail
+        interval = f" [{result['low']:.2f}, {result['high']:.2f}]"
+    return (None if value is None else float(value)), interval

@@ -245,6 +245,8 @@ def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
     elif kind == "cell":
         if not all(isinstance(record[key], dict) for key in ("at", "result", "options", "made")):
             raise ValueError("at, result, options and made of a cell are objects")
+        if not isinstance(record["headlines"], list) or not isinstance(record["task"], str):
+            raise ValueError("a cell has a task, and headlines, a list")
         run.cells.append(record)
     else:
         key = (int(record["layer"]), int(record["head"]), str(record["map"]))
