@@ -11,7 +11,10 @@ import torch
 from clearhead.cli import main
 from clearhead.data import Batches
 from clearhead.experiments import compare as job
-from clearhead.models import PRESETS
+from clearhead.models import PRESETS as ALL
+from clearhead.models import preset
+
+PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
 def _call(*words: str) -> int:
@@ -105,7 +108,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = [*words, "--train.tokens", "96"]
+    longer = [*words, "--train.tokens", "96", "--measure-every", "1"]
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -113,6 +116,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
     lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
     steps = [json.loads(x)["step"] for x in lines if '"kind": "step"' in x]
     assert steps == [1, 2, 3]
+    losses = [x for x in map(json.loads, lines) if x.get("metric") == "loss" and "step" in x]
+    assert [x["step"] for x in losses] == [1, 2, 3]
 
 
 def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch):
@@ -174,3 +179,24 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     assert "given twice" in capsys.readouterr().err
     assert _call(*other, "--measure-every", "1") == 2
     assert "other settings (measure_every)" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
+    rates = ["transformer", "--vary", "train.learning_rate=1e30,1e-3", *words]
+    rates += ["--train.clip", "0", "--train.warmup", "0", "--measure-every", "1"]
+    assert _call(*rates) == 0
+    captured = capsys.readouterr()
+    assert "learning_rate 1e+30, seed 0: stopped at step 2" in captured.err
+    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    found = {
+        x["run"]: x for x in lines if x.get("metric") == "perplexity" and x.get("length") == 16
+    }
+    assert found["transformer · learning_rate 1e+30/seed0"]["value"] is None
+    assert "lower learning_rate" in found["transformer · learning_rate 1e+30/seed0"]["reason"]
+    assert found["transformer · learning_rate 0.001/seed0"]["value"] > 1
+    assert "lower learning_rate" in (tmp_path / "out/report.html").read_text("utf-8")
+    assert _call(*rates) == 0  # and is not tried again
+    assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err
+    alone = [word.replace(",1e-3", "") for word in rates]
+    assert _call(*alone, "--output", str(tmp_path / "alone")) == 2
+    assert "no run stayed finite" in capsys.readouterr().err

@@ -101,7 +101,8 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--tasks", "paskey"], "did you mean passkey?"),
+        (["--tasks", "paskey"], "did you mean passkey"),
+        (["--tasks", "masked"], "masked is not for"),
         (["--tasks", "perplexity"], "options of passkey have no effect without it"),
         (["--tasks", "passkey", "--factors", "2"], "factors have no effect without a scaling"),
         (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
@@ -143,3 +144,19 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
     assert by_task["perplexity"]["left_out"] == 0
     assert by_task["hits"]["ar_hits"] > 0
     assert "hits, others loss by length" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
+    from clearhead.experiments.bench import evaluation
+
+    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
+    monkeypatch.setattr(evaluation, "TRIALS", 1)
+    monkeypatch.setattr(evaluation, "TOKENS", 256)
+    monkeypatch.setattr(evaluation, "WINDOW", 64)
+    monkeypatch.setattr(evaluation, "STRIDE", 32)
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
+    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
+    assert sweep["peer"] == "180 s"
+    assert windows["bound"] == 1.1
+    assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

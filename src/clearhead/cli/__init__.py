@@ -12,6 +12,7 @@ VERBS = {
     "train": ("clearhead.cli.train", "train one model"),
     "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity, retrieval and attention by length"),
+    "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),

@@ -24,6 +24,7 @@ class Command:
                 "attention",
                 "memory",
                 "orthoadam",
+                "diagnose",
                 "passkey",
                 "sliding",
                 "demo",

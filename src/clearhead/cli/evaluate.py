@@ -18,6 +18,8 @@ from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, s
 from clearhead.models import SCALINGS
 from clearhead.report.evaluations import grids, scaling_name, to_console
 
+MASKED = "masked"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -25,8 +27,9 @@ class Settings:
 
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    tasks: tuple[str, ...] = ("perplexity",)
-    """Of perplexity, passkey, needles, recall, hits, allocation."""
+    tasks: tuple[str, ...] = ()
+    """Of perplexity, passkey, needles, recall, hits, allocation; masked for a masked model. Unless
+    given, perplexity or masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536
@@ -71,7 +74,7 @@ def run(words: list[str]) -> int:
         description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
         "Lists may be separated by spaces or commas.",
     )
-    tasks = _tasks(command)
+    named = [choose("task", name, TASKS) for name in _words(command.tasks)]
     variants = _variants(command)
     if any(length < 2 for length in command.lengths) or command.tokens < 2:
         raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
@@ -79,7 +82,8 @@ def run(words: list[str]) -> int:
         raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
     if command.batch_tokens < 1:
         raise ClearheadError(f"batch_tokens is {command.batch_tokens}: at least 1")
-    model, tokenizer = load_model(command.model)
+    model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
+    tasks = _tasks(command, named, model)
     data = replace(command.data, tokenizer=tokenizer.name_or_path)
     subject = Subject(
         model=model,
@@ -107,10 +111,13 @@ def _words(given: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(filter(None, (one for word in given for one in word.split(",")))))
 
 
-def _tasks(command: Any) -> dict[str, Task]:
-    names = [choose("task", name, TASKS) for name in _words(command.tasks)]
-    if not names:
-        raise ClearheadError(f"no task is named: choose some of {', '.join(TASKS)}")
+def _tasks(command: Any, named: list[str], model: Any) -> dict[str, Task]:
+    """The tasks with their options, where all that is asked for has an effect."""
+    masked = "MaskedLM" in type(model).__name__
+    names = named or [MASKED if masked else "perplexity"]
+    if misfits := [name for name in names if (name == MASKED) != masked]:
+        does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
+        raise ClearheadError(f"{misfits[0]} is not for {command.model}, which predicts {does}")
     for name, kind in TASKS.items():
         if name not in names and getattr(command, name) != kind():
             raise ClearheadError(

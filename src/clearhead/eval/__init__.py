@@ -1,4 +1,4 @@
-"""How well a model does: perplexity at any length, retrieval, hidden tokens, answers to tasks."""
+"""How well a model does: perplexity, retrieval, hidden tokens, multiple choice, and tasks."""
 
 from clearhead.eval.choices import Accuracy, Question, accuracy, load_questions
 from clearhead.eval.classification import METRICS, predict

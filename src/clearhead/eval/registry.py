@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from clearhead.eval.allocation import AllocationTask
+from clearhead.eval.hidden import MaskedTask
 from clearhead.eval.hits import HitsTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
@@ -17,4 +18,5 @@ TASKS: Mapping[str, type[Task]] = {
     "recall": RecallTask,
     "hits": HitsTask,
     "allocation": AllocationTask,
+    "masked": MaskedTask,
 }

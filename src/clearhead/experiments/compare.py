@@ -19,7 +19,7 @@ from clearhead.experiments.milestones import Milestones, milestone_steps
 from clearhead.models import ClearheadForCausalLM, plan
 from clearhead.optim import build_optimizer
 from clearhead.report.records import Records, as_line, load
-from clearhead.train import Callback, TrainConfig, TrainResult, is_finished, train
+from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
 from clearhead.train.atomic import write_text
 
 RECORDS = "records.jsonl"
@@ -104,10 +104,12 @@ def compare(
     """Train and measure every arm with every seed, and return the records.
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
-    goes on with the run at hand. `records.jsonl` there holds the records of all runs.
+    goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
+    diverges is recorded as such, and the others go on: in a sweep that is a result.
 
     Raises:
-        ClearheadError: for settings or data that do not work, or a folder of other settings.
+        ClearheadError: for settings or data that do not work, a folder of other settings, or where
+            every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     corpus = prepare(config.data, progress=say)
@@ -117,7 +119,7 @@ def compare(
             _check_same(job.records, job.header)
         else:
             _check_optimizer(job)
-    written = []
+    written, diverged = list[Path](), list[str | None]()
     for job in jobs:
         if job.records.exists():
             say(f"{job.called}: already done")
@@ -125,9 +127,15 @@ def compare(
             say(f"{job.called}: {job.header['parameters']:,} parameters")
             lines = _run(job, callbacks())
             write_text(job.records, "".join(map(as_line, lines)))
+        header = json.loads(job.records.read_text("utf-8").splitlines()[0])
+        diverged.append(header.get("diverged"))
+        if diverged[-1]:
+            say(f"{job.called}: {diverged[-1]}")
         written.append(job.records)
         text = "".join(path.read_text("utf-8") for path in written)
         write_text(config.output / RECORDS, text)
+    if all(diverged):
+        raise DivergedError(f"no run stayed finite: {diverged[0]}")
     return load(config.output / RECORDS)
 
 
@@ -193,29 +201,35 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
             Milestones(corpus, settings, every=every),
         ]
     measures: dict[str, Any] = {}
+    diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
         model = ClearheadForCausalLM.from_pretrained(folder / "final").to(device)
         measures = {"reason": "the process that trained it was stopped before the measurements"}
     else:
-        result = train(
-            model,
-            batches(corpus, settings),
-            settings,
-            output=folder,
-            tokenizer=corpus.tokenizer,
-            resume=folder.exists(),
-            callbacks=callbacks,
-            description={"run": name},
-        )
-        if result.stop_signal is not None:
-            raise InterruptedRun(result)
-        measures = {
-            "train_seconds": result.seconds,
-            "tokens_per_second": result.tokens_per_second,
-            "peak_memory_bytes": result.peak_memory_bytes,
-        }
+        try:
+            result = train(
+                model,
+                batches(corpus, settings),
+                settings,
+                output=folder,
+                tokenizer=corpus.tokenizer,
+                resume=folder.exists(),
+                callbacks=callbacks,
+                description={"run": name},
+            )
+        except DivergedError as error:
+            diverged = measures["reason"] = str(error)
+        else:
+            if result.stop_signal is not None:
+                raise InterruptedRun(result)
+            measures = {
+                "train_seconds": result.seconds,
+                "tokens_per_second": result.tokens_per_second,
+                "peak_memory_bytes": result.peak_memory_bytes,
+            }
     made = json.loads((folder / "run.json").read_text("utf-8"))
-    yield job.header | {key: made[key] for key in ("versions", "device", "command", "date")}
+    made = {key: made[key] for key in ("versions", "device", "command", "date")}
+    yield job.header | made | {"diverged": diverged}
     for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
         yield json.loads(line) | {"kind": "step", "run": name}
     if every:
@@ -225,14 +239,18 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
         value = measures.get(metric)
         reason = {} if value is not None else {"reason": measures["reason"]}
         yield {"kind": "measure", "run": name, "metric": metric, "value": value, **reason}
-    measured = measure(
+    if diverged is not None:
+        for length in job.header["lengths"]:
+            measured = {"metric": "perplexity", "length": length, "value": None}
+            yield {"kind": "measure", "run": name, **measured, "reason": diverged}
+        return
+    for found in measure(
         model,
         corpus,
         settings,
         lengths=job.header["lengths"],
         tokens=job.config.evaluation_tokens,
-    )
-    for found in measured:
+    ):
         yield {"kind": "measure", "run": name, **found}
     if job.seed == job.config.seeds[0]:
         for found in attention_records(model, corpus):

@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.building import best_device
 from clearhead.experiments.classifiers import checkpoint_path, load_classifier, load_tokenizer
-from clearhead.report.records import Records, append, load
+from clearhead.report.records import Records, as_line, load
 from clearhead.train import FinetuneConfig, Finetuned, finetune
 from clearhead.train.atomic import publish_folder, remove_leftovers, write_text
 from clearhead.train.checkpoint import save_pretrained
@@ -161,7 +161,8 @@ def _header(
     return {
         "kind": "run",
         "run": f"{name}/seed{seed}",
-        "preset": name,
+        "arm": name,
+        "preset": model_name(job.model),
         "size": "",
         "seed": seed,
         "label": job.label,
@@ -217,8 +218,7 @@ def _run(
     try:
         with publish_folder(folder) as temporary:
             save_pretrained(model, tokenizer, temporary)
-            for line in lines:
-                append(temporary / RECORDS, line)
+            (temporary / RECORDS).write_text("".join(map(as_line, lines)), "utf-8")
     except OSError as error:
         raise ClearheadError(f"cannot write {folder} ({error.strerror}): make room") from error
 
@@ -245,7 +245,7 @@ def _check_same(path: Path, header: dict[str, Any]) -> None:
     """Refuse a folder whose finished seed was made with other settings."""
     found = json.loads(path.read_text("utf-8").splitlines()[0])
     wanted = json.loads(json.dumps(header))
-    changed = [key for key in ("preset", "task", "train", "data") if found[key] != wanted[key]]
+    changed = [key for key in ("arm", "task", "train", "data") if found[key] != wanted[key]]
     if changed:
         raise ClearheadError(
             f"{path.parent} holds a run of another {' and '.join(changed)}: choose another output "

@@ -96,6 +96,10 @@ def presets() -> dict[str, str]:
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
 
+    Presets match the baseline in parameters at the shapes of the sizes. With another `hidden_size`,
+    `mlp` or `bias` the MLP gets the baseline's width, and with other heads it keeps its own: then
+    give `intermediate_size`, or see what the preset costs (`clearhead plan`).
+
     Raises:
         ClearheadError: an unknown preset, size or key (naming the near misses), or a combination
             that cannot be built.

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
@@ -53,6 +54,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
         return attention_mask
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -60,16 +62,16 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        return_dict: bool | None = None,
         **arguments: Any,
-    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits, and the loss where labels are given.
 
         Args:
             labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
-            logits_to_keep: only the last so many positions' logits; 0 is all.
+            logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
+                positions'.
             num_items_in_batch: divides the summed loss instead of the count of labels, so that
                 accumulated micro-batches weigh each token alike.
             The others: as in `ClearheadModel.forward`.
@@ -82,6 +84,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             position_ids=position_ids,
             document_ids=document_ids,
+            return_dict=True,
             **arguments,
         )
         x = out.last_hidden_state
@@ -90,12 +93,12 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
-            logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
-        result = CausalLMOutputWithPast(
+            kept = logits_to_keep
+            logits = self.lm_head(x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)])
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=out.past_key_values,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-        return result.to_tuple() if return_dict is False else result

@@ -131,6 +131,4 @@ def _problem(config: ClearheadConfig) -> str:
         )
     if found == REGRESSION and config.num_labels != 1:
         raise ClearheadError(f"a regression has num_labels=1; found {config.num_labels}")
-    if found == CLASSES and config.num_labels < 2:
-        raise ClearheadError(f"classes are at least 2; found num_labels={config.num_labels}")
     return found

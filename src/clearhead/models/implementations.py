@@ -10,14 +10,28 @@ from clearhead.ops import oracles
 
 
 def stock_attention(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: Any,
+    rows: Any,
+    **options: Any,
 ) -> Tensor:
     """What `attn_implementation="sdpa"` means: `ops.attend`."""
     return ops.attend(q, k, v, **options)
 
 
 def _eager(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: Any,
+    rows: Any,
+    **options: Any,
 ) -> Tensor:
     return oracles.attend(q, k, v, **options).to(v.dtype)
 
@@ -29,9 +43,10 @@ def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
     It gets ours beside the usual arguments: sink, key_mask, segments, causal, by_side (`ops.attend`
-    says what they are), and coefficients, by which `module.maps.effective` combines the maps. For
-    differential attention V1 it gets all first maps and then all second, with values of twice the
-    width; for V2 the two maps of a head in turn.
+    says what they are), coefficients, by which `module.maps.effective` combines the maps, and rows,
+    bool [B, T] or None for all: the queries whose output is used. For differential attention V1 it
+    gets all first maps and then all second, with values of twice the width; for V2 the two maps of
+    a head in turn.
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

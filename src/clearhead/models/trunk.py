@@ -1,5 +1,6 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,17 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.positions import longest
 from clearhead.ops import oracles
+
+# transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
+_HARMLESS = ("cache_position",)
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
@@ -29,7 +34,10 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
-    _supports_attention_backend = True
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ and two-sided scores
+    # are unknown to them), attention_backend (a backend's function would ignore those), and
+    # can_compile_fullgraph (the bases of dynamic-causal depend on the positions' values).
+    _supports_context_parallel = False  # it would shard the text below attention, unseen
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
@@ -56,6 +64,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -67,7 +76,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **unused: Any,
+        **unknown: Any,
     ) -> BaseModelOutputWithPast:
         """Run the layers.
 
@@ -79,7 +88,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference.
+            return_dict: False for a tuple.
+
+        Raises:
+            ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
+        _refuse(unknown)
         if (input_ids is None) == (inputs_embeds is None):
             raise ClearheadError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -147,7 +161,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 )
 
             def recording(
-                module: Any, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+                module: Any,
+                q: Tensor,
+                k: Tensor,
+                v: Tensor,
+                *,
+                coefficients: Any,
+                rows: Any,
+                **options: Any,
             ) -> Tensor:
                 effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
                 maps.append(effective.to(q.dtype))
@@ -165,6 +186,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 f"{length} tokens are more than the {limit} learned positions of this model: "
                 "shorten the text, or train with position='rope'"
             )
+
+
+def _refuse(unknown: dict[str, Any]) -> None:
+    """Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other."""
+    for key, value in unknown.items():
+        if value is not None and key not in _HARMLESS:
+            known = set(inspect.signature(ClearheadModel.forward).parameters)
+            choose("argument of the model", key, known - {"self", "unknown"})
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:

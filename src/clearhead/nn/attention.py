@@ -58,7 +58,8 @@ class Attention(nn.Module):
         Args:
             parts: what the position module made for these positions.
             attend: a function with the signature of `ops.attend`, with this module before it, and
-                a keyword `coefficients`, what `maps` combines its maps by.
+                the keywords `coefficients`, what `maps` combines its maps by, and `rows`, bool
+                [B, rows], which of the outputs are used (None for all).
             cache: a transformers Cache of `past` tokens; S = past + T.
             key_mask: bool [B, S]. segments: int [B, S].
         """
@@ -99,7 +100,8 @@ class Attention(nn.Module):
                 coefficients = coefficients[:, :, part.start : part.stop]
 
         def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, coefficients=coefficients, **options)
+            used = {"coefficients": coefficients, "rows": part.rows}
+            return attend(self, *tensors, **used, **options)
 
         return self.maps(
             *(part.prepared(self.scores.queries, q, part.queries), k, v, coefficients),

@@ -169,7 +169,7 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     if not lengths:
         return None
     figure = new("length of the text (tokens, log scale)", "validation perplexity")
-    missing: list[str] = []
+    missing: dict[str, list[str]] = {}
     shown: list[float] = []
     for arm in records.arms():
         points = []
@@ -180,7 +180,7 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
                 continue
             reason = records.reason(arm, "perplexity", length=length)
             if reason:
-                missing.append(f"{arm} at {length:,} tokens: {reason}.")
+                missing.setdefault(f"at {length:,} tokens: {reason}.", []).append(arm)
         shown.extend(mean for _, mean, _ in points)
         line(figure, arm, points, looks[arm])
     figure.update_xaxes(
@@ -191,8 +191,9 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     if trained:
         _mark(figure, trained)
     note = "Bars: ± 1 standard deviation over seeds. " if _has_bars(figure) else ""
+    reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     return Panel(
-        title="Perplexity by length of text", figure=figure, note=(note + " ".join(missing)).strip()
+        title="Perplexity by length of text", figure=figure, note=(note + " ".join(reasons)).strip()
     )
 
 

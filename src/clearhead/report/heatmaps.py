@@ -64,7 +64,7 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
                 and None not in (line.get("layer"), line.get("head"), line["value"])
             }
             if cells:
-                figure = _cells_figure(cells, 100 * largest)
+                figure = cells_figure(cells, 100 * largest)
                 panels.append(Panel(title=_title(arm, name), figure=figure))
     return panels
 
@@ -73,7 +73,7 @@ def _title(arm: str, name: str) -> str:
     return arm if name == "softmax" else f"{arm} · {name}"
 
 
-def _cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
+def cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
     import plotly.graph_objects as go
 
     layers = sorted({layer for layer, _ in cells})

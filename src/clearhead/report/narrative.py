@@ -1,13 +1,17 @@
 """What a page says in words: plain text built from the records, not yet escaped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clearhead.report import style
 from clearhead.report.records import Records, Run
 from clearhead.report.statistics import Verdict, compare
 from clearhead.report.tables import chance_floor
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_WORDS = (
+    *("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve"),
+)
+MANY = 6  # arms: beyond, sentences give ranges instead of a number each
 
 
 def in_words(n: int) -> str:
@@ -42,7 +46,7 @@ def lead(records: Records) -> str:
     else:
         number = in_words(len(arms)).capitalize()
         shared = all(_same_data(records.labelled(label)) for label in records.labels())
-        what = f"{number} language models, {enumerate_words(arms)}, were trained"
+        what = f"{number} language models, {_named(records)}, were trained"
         what += " on the same text" if shared else ""
     found = [
         (f"in {'this run' if not label else f'“{label}”'} ", outcome)
@@ -52,6 +56,23 @@ def lead(records: Records) -> str:
     if not found:
         return f"{what}."
     return f"{what}: {'; '.join(where + outcome for where, outcome in found)}."
+
+
+def _named(records: Records) -> str:
+    """The arms by name, or, where they are many, how they came about."""
+    arms = records.arms()
+    if len(arms) <= MANY:
+        return enumerate_words(arms)
+    varied: dict[str, set[str]] = {}
+    for run in records.runs:
+        for key, value in (run.header.get("changes") or {}).items():
+            varied.setdefault(str(key), set()).add(str(value))
+    presets = list(dict.fromkeys(run.preset for run in records.runs))
+    if not varied or len(presets) > MANY:
+        return f"{arms[0]} and {in_words(len(arms) - 1)} others"
+    values = [f"{in_words(len(values))} values of {key}" for key, values in varied.items()]
+    each = " each" if len(presets) > 1 else ""
+    return f"{enumerate_words(presets)}{each} with {enumerate_words(values)}"
 
 
 def findings(records: Records) -> str:
@@ -121,30 +142,36 @@ def _perplexities(records: Records) -> str:
     values = _values(records)
     if not values:
         return ""
-    listed = enumerate_words(
-        [
-            f"{style.number(sum(found.values()) / len(found))} for {arm}"
-            for arm, found in values.items()
-        ]
+    means = {arm: sum(found.values()) / len(found) for arm, found in values.items()}
+    return f"The validation perplexity is {_listed(means, style.number, 'for')}."
+
+
+def _listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
+    """Each arm's number, or, where they are many, the least and the greatest."""
+    if len(means) <= MANY:
+        return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
+    least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"between {write(means[least])} {word} {least} and {write(means[greatest])} {word} "
+        f"{greatest}"
     )
-    return f"The validation perplexity is {listed}."
 
 
 def _sink(records: Records) -> str:
     """How often the first token wins, against chance."""
-    shares = []
+    shares = {}
     for arm in records.arms():
         summary = records.summary(arm, "first_token_argmax_share", map="softmax")
         if summary is not None:
-            shares.append((arm, summary.mean))
+            shares[arm] = summary.mean
     if not shares:
         return ""
-    listed = enumerate_words([f"{style.percent(share)} in {arm}" for arm, share in shares])
+    listed = _listed(shares, style.percent, "in")
     text = f"The first token gets the largest attention weight of {listed} of all queries and heads"
     floor = chance_floor(records)
     if floor is None:
         return f"{text}."
     text += f", where chance gives {style.percent(floor)}"
-    if max(share for _, share in shares) < 2 * floor:
+    if max(shares.values()) < 2 * floor:
         return f"{text}: no sink on the first token has formed."
     return f"{text}."

@@ -14,11 +14,12 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.finetuning import FinetuneConfig, Finetuned, finetune
 from clearhead.train.folder import is_finished
 from clearhead.train.loop import train
-from clearhead.train.result import TrainResult
+from clearhead.train.result import DivergedError, TrainResult
 
 __all__ = [
     "BatchSource",
     "Callback",
+    "DivergedError",
     "FinetuneConfig",
     "Finetuned",
     "MetricsFile",

@@ -28,7 +28,7 @@ from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
-from clearhead.train.result import TrainResult
+from clearhead.train.result import DivergedError, TrainResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,8 +63,8 @@ def train(
 
     Raises:
         ClearheadError: for settings that do not fit the model, the batches or the run resumed; for
-            a damaged checkpoint; for a full disk; for a loss, a gradient or weights that are not
-            finite. Checkpoints written before stay.
+            a damaged checkpoint; for a full disk. Checkpoints written before stay.
+        DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
     output = Path(output)
     config = replace(config, precision=precision.resolve(config.precision, model.device))
@@ -297,14 +297,14 @@ class _Loop:
                 f"{checkpoint.newest(self.run.output)} is whole; make room and resume"
             ) from error
 
-    def diverged(self, step: int, what: str) -> ClearheadError:
+    def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
         last = checkpoint.newest(self.run.output)
         finite = "no step before it was finite"
         if math.isfinite(self.progress.loss):
             finite = f"the last finite loss was {self.progress.loss:.4f}"
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
-        return ClearheadError(
+        return DivergedError(
             f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
             f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
             f"(it is {self.config.warmup:g})"

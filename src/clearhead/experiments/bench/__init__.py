@@ -6,7 +6,14 @@ figure is the median over rounds, and what counts is the quotient.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clearhead.experiments.bench import attention, demo, evaluation, optimizer, training
+from clearhead.experiments.bench import (
+    attention,
+    demo,
+    diagnosis,
+    evaluation,
+    optimizer,
+    training,
+)
 from clearhead.experiments.bench.race import Ratio
 
 BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
@@ -15,6 +22,7 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "attention": attention.layers,
     "memory": attention.memory,
     "orthoadam": optimizer.orthoadam,
+    "diagnose": diagnosis.diagnosis,
     "passkey": evaluation.passkey,
     "sliding": evaluation.sliding_windows,
     "demo": demo.demo,
