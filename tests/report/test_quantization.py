@@ -21,6 +21,7 @@ from clearhead.report.quantization_tables import (
     bits_html,
     kind_of,
     remarks,
+    scale_of,
     to_console,
 )
 
@@ -133,6 +134,8 @@ def test_every_family_is_named_in_words():
         family = scheme(name).family
         assert family in SCALES
         assert kind_of(family) in KINDS.values()
+    assert scale_of(scheme("w3-group64").family) == "a scale 64 inputs of a channel"
+    assert kind_of(scheme("w3-group64").family) == KINDS["w"]
 
 
 def _printed(model: Any) -> str:

@@ -37,6 +37,9 @@ def kind_of(family: str) -> str:
 
 def scale_of(family: str) -> str:
     """What shares a scale in a family, in words."""
+    kind, _, group = family.partition("w-group")
+    if not kind and group:
+        return f"a scale {group} inputs of a channel"
     return SCALES.get(family, family)
 
 
