@@ -243,13 +243,17 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     records = tmp_path / "eval.jsonl"
     told = ["--lengths", "16", "--records", str(records)]
     assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
-    assert "loss at hidden tokens" in capsys.readouterr().out
+    assert "masked loss by length" in " ".join(capsys.readouterr().out.split())
     (measured,) = load(records).runs
-    assert measured.measure("masked loss", length=16)["value"] == pytest.approx(5.7, abs=0.7)
-    assert measured.measure("perplexity", length=16) is None
-    first = records.read_text()
-    assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
-    assert records.read_text() == first * 2, "the same tokens are hidden every time"
+    (cell,) = measured.cells
+    assert cell["task"] == "masked"
+    assert cell["result"]["masked_loss"] == pytest.approx(5.7, abs=0.7)
+    again = [*where, "--lengths", "16", "--records", str(tmp_path / "again.jsonl")]
+    assert _call("eval", str(tmp_path / "run"), *again) == 0
+    (other,) = load(tmp_path / "again.jsonl").runs[0].cells
+    assert other["result"] == cell["result"], "the same tokens are hidden every time"
+    asked = [*where, "--lengths", "16", "--tasks", "perplexity"]
+    assert "its task is masked" in _refusal(capsys, "eval", str(tmp_path / "run"), *asked)
     assert "predicts hidden tokens" in _refusal(capsys, "generate", str(tmp_path / "run"), "x")
 
     quick = [*_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "task")]

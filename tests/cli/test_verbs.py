@@ -120,12 +120,8 @@ def test_train_resume_eval_generate(capsys, tmp_path, settings):
     options = ["--lengths", "16", "32", "--tokens", "64", "--records", str(records)]
     assert _call("eval", str(run), *options, *data) == 0
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    assert [(x.get("metric"), x.get("length")) for x in lines if x["kind"] == "measure"] == [
-        ("loss", 16),
-        ("perplexity", 16),
-        ("loss", 32),
-        ("perplexity", 32),
-    ]
+    cells = [(x["task"], x["at"]["length"]) for x in lines if x["kind"] == "cell"]
+    assert cells == [("perplexity", 16), ("perplexity", 32)]
 
 
 def test_a_damaged_model_is_refused(capsys, tmp_path, settings):

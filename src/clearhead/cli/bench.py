@@ -12,7 +12,16 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
 
 Bench = Literal[
-    "training-step", "kernel", "attention", "memory", "orthoadam", "diagnose", "quantize", "demo"
+    "training-step",
+    "kernel",
+    "attention",
+    "memory",
+    "orthoadam",
+    "diagnose",
+    "quantize",
+    "passkey",
+    "sliding",
+    "demo",
 ]
 
 

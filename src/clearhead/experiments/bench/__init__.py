@@ -10,6 +10,7 @@ from clearhead.experiments.bench import (
     attention,
     demo,
     diagnosis,
+    evaluation,
     optimizer,
     quantize,
     training,
@@ -24,6 +25,8 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "orthoadam": optimizer.orthoadam,
     "diagnose": diagnosis.diagnosis,
     "quantize": quantize.quantize,
+    "passkey": evaluation.passkey,
+    "sliding": evaluation.sliding_windows,
     "demo": demo.demo,
 }
 
