@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.eval.answers import Reader
@@ -144,6 +151,23 @@ def test_what_is_shared_is_read_once():
     read.clear()
     reader.ask([Prompt(start[:50], (3,))], [(1,)])
     assert sum(read) == 1
+    read.clear()
+    reader.ask([Prompt((*start[:50], 3, 4), (5,))], [(1,)])  # leaves it early: the long one stays
+    assert sum(read) == 2 + 1
+    read.clear()
+    reader.ask([Prompt(start, (3,))], [(1,)])
+    assert sum(read) == 1
+    other = tuple(reversed(start))
+    reader.ask([Prompt(other, (3,))], [(1,)])  # another text altogether
+    read.clear()
+    reader.ask([Prompt(other, (4,))], [(1,)])
+    assert sum(read) == 1
+
+
+def test_refuses_a_model_without_a_key_value_cache():
+    config = MambaConfig(vocab_size=8, hidden_size=8, state_size=2, num_hidden_layers=1)
+    with pytest.raises(ClearheadError, match="MambaForCausalLM gives no key-value cache"):
+        Reader(MambaForCausalLM(config).eval(), batch_tokens=8, end=None)
 
 
 def test_refuses_more_tokens_than_learned_positions():

@@ -54,7 +54,7 @@ class AllocationTask:
         check_count(samples=self.samples)
         for length in subject.lengths:
             self._haystack(subject, {"length": length, "depth": 0.0}, 0)
-            subject.reader.prefill.check(length)
+            subject.check_length(length)
         return [
             {"length": length, "depth": depth}
             for length in subject.lengths

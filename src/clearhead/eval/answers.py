@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
+from clearhead.eval.frequencies import check_length
 from clearhead.eval.prefill import Prefill, Prompt, State
 
 
@@ -65,7 +66,8 @@ class Reader:
             ClearheadError: a prompt and its answer longer than the model's positions.
         """
         room = [max(new_tokens, len(answer)) for answer in answers]
-        self.prefill.check(max(len(p.ids) + r for p, r in zip(prompts, room, strict=True)))
+        longest = max(len(p.ids) + r for p, r in zip(prompts, room, strict=True))
+        check_length(self.model, longest)
         found: dict[int, Answer] = {}
         for group in self._groups(prompts, room):
             with evaluating(self.model):

@@ -1,9 +1,11 @@
-"""Models whose rotary frequencies follow the length of the text as it is now."""
+"""How far a model's positions reach, and whether they follow the length of the text."""
 
 from typing import Any
 
 import torch
 
+from clearhead.diagnose.running import longest_text
+from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
 
 BY_LENGTH = ("dynamic", "longrope")
@@ -29,3 +31,18 @@ def forget(model: Any) -> None:
     """
     if of_the_batch(model):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+
+
+def check_length(model: Any, length: int) -> None:
+    """Refuse texts of `length` tokens, answer included, where there is no such position.
+
+    Raises:
+        ClearheadError: naming the limit.
+    """
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
+            f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
+            "model with rope, alibi or xpos"
+        )

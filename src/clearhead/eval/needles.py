@@ -47,7 +47,7 @@ class NeedlesTask:
         for cell in found:
             if cell["depth"] == max(self.depths):
                 self._haystack(subject, cell, 0)
-                subject.reader.prefill.check(cell["length"] + self.new_tokens)
+                subject.check_length(cell["length"] + self.new_tokens)
         return found
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:

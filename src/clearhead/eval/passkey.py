@@ -50,7 +50,7 @@ class PasskeyTask:
         check_count(trials=self.trials, new_tokens=self._new_tokens)
         for length in subject.lengths:
             self._prompt(subject, number(Draws("any"), self.digits, evaluation=True), length, 0)
-            subject.reader.prefill.check(length + self._new_tokens)
+            subject.check_length(length + self._new_tokens)
         # Growing depth, then length: so the filler that is kept only grows.
         return [
             {"length": length, "depth": depth}

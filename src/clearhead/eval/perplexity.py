@@ -30,7 +30,7 @@ class PerplexityTask:
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
             next(windows_of(2, length, self._stride(length)))  # refuses what cannot be
-            subject.reader.prefill.check(length)
+            subject.check_length(length)
         self.chosen(subject)
         # The longest decides which documents are read.
         longest = subject.lengths[-1]

@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.frequencies import follow_length, forget, of_the_batch
 
@@ -69,22 +68,8 @@ class Prefill:
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         self._takes_positions = "position_ids" in names
         self.pads = not of_the_batch(model)
-        self.shares = not follow_length(model) and _keeps_all(model)
+        self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
         self._kept: _Kept | None = None
-
-    def check(self, length: int) -> None:
-        """Refuse prompts and answers of `length` tokens together, where there is no such position.
-
-        Raises:
-            ClearheadError: naming the limit.
-        """
-        limit = longest_text(self._model)
-        if limit is not None and length > limit:
-            raise ClearheadError(
-                f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
-                f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
-                "model with rope, alibi or xpos"
-            )
 
     def read(self, prompts: Sequence[Prompt]) -> State:
         """Read a batch of prompts."""
@@ -116,8 +101,12 @@ class Prefill:
         known = _common(self._kept.rows[0], shared)
         if known == len(shared):  # no more than is kept: what is kept stays whole
             return self._kept
-        self._kept = self._extend(self._kept, [0], [shared])
-        return self._kept
+        start = self._extend(self._kept, [0], [shared])
+        # A passkey's filler grows from cell to cell, but the next length begins with a short start
+        # that leaves it early: the long one stays, unless it is of little use here.
+        if len(shared) > len(self._kept.rows[0]) or known < len(shared) / 2:
+            self._kept = start
+        return start
 
     def _extend(self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]]) -> _Kept:
         known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
@@ -201,9 +190,19 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next(i for i in range(shorter) if one[i] != other[i])
 
 
-def _keeps_all(model: Any) -> bool:
-    """Whether every layer keeps the keys of all tokens, in the plain form that can be cut."""
+def _cache_of(model: Any) -> Any:
+    """The cache that the model makes for itself."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = getattr(model(input_ids=token, use_cache=True), "past_key_values", None)
+    if cache is None:
+        raise ClearheadError(
+            f"{type(model).__name__} gives no key-value cache (past_key_values), by which answers "
+            "are read token by token: ask for perplexity or hits"
+        )
+    return cache
+
+
+def _keeps_all(cache: Any) -> bool:
+    """Whether every layer keeps the keys of all tokens, in the plain form that can be cut."""
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

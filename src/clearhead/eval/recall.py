@@ -37,7 +37,7 @@ class RecallTask:
         ]
         for cell in found:
             prompt, answer, _ = self._sample(subject, cell, 0)
-            subject.reader.prefill.check(len(prompt.ids) + len(answer))
+            subject.check_length(len(prompt.ids) + len(answer))
         return found
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader
 from clearhead.eval.documents import Texts
+from clearhead.eval.frequencies import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
@@ -42,6 +43,14 @@ class Subject:
         """Asks the model; keeps what prompts share."""
         end = self.tokenizer.eos_token_id
         return Reader(self.model, batch_tokens=self.batch_tokens, end=end)
+
+    def check_length(self, length: int) -> None:
+        """Refuse texts of so many tokens, answer included, that the model has no positions for."""
+        check_length(self.model, length)
+
+    def release(self) -> None:
+        """Let go of what the reader keeps of shared prompts."""
+        self.__dict__.pop("reader", None)
 
     @property
     def begin(self) -> tuple[int, ...]:

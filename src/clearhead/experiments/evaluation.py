@@ -49,6 +49,7 @@ class _Cell:
     task: str
     options: dict[str, Any]
     at: dict[str, Any]
+    subject: Subject
     measure: Callable[[Callable[[int], None]], dict[str, Any]]
     headlines: tuple[str, ...]
 
@@ -102,6 +103,8 @@ def evaluate(
         read = subject.texts.read
         append(records, {"kind": "run", **run, "data": read and read.describe()})
     for index, cell in enumerate(cells):
+        if index and cell.subject is not cells[index - 1].subject:
+            cells[index - 1].subject.release()
         if lines[index] is not None:
             continue
         watcher.cell(cell.task, cell.at)
@@ -136,6 +139,7 @@ def _cells(
                     task=name,
                     options=json.loads(json.dumps(asdict(task))),  # type: ignore[call-overload]
                     at={"scaling": variant.kind, "factor": variant.factor, **cell},
+                    subject=one,
                     measure=_measure(task, one, cell),
                     headlines=task.headlines,
                 )
