@@ -49,7 +49,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
-        self.norm = REGISTRY.find("norm", config.norm).build(config.hidden_size, config.norm_eps)
+        self.norm = REGISTRY.find("norm", config.outer_norm).build(
+            config.hidden_size, config.norm_eps
+        )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -146,7 +148,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
             def recording(
                 module: Any, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
             ) -> Tensor:
-                effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
+                weights = oracles.weights(q, k, **options)
+                effective = module.effective(
+                    weights, coefficients, _seen(q, k, options), k.shape[2] - q.shape[2]
+                )
                 maps.append(effective.to(q.dtype))
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
@@ -279,6 +284,11 @@ def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
         return out.transpose(1, 2)
 
     return attend
+
+
+def _seen(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
+    masks = {name: options[name] for name in ("causal", "key_mask", "segments")}
+    return oracles.visible(q.shape[2], k.shape[2], device=q.device, **masks)
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:
