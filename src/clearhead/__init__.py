@@ -13,12 +13,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clearhead.errors import ClearheadError
-    from clearhead.models import ClearheadConfig, ClearheadForCausalLM, preset, presets
+    from clearhead.models import (
+        ClearheadConfig,
+        ClearheadForCausalLM,
+        ClearheadForMaskedLM,
+        ClearheadForSequenceClassification,
+        preset,
+        presets,
+    )
 
 _HOME = {
     "ClearheadError": "clearhead.errors",
     "ClearheadConfig": "clearhead.models",
     "ClearheadForCausalLM": "clearhead.models",
+    "ClearheadForMaskedLM": "clearhead.models",
+    "ClearheadForSequenceClassification": "clearhead.models",
     "preset": "clearhead.models",
     "presets": "clearhead.models",
 }
@@ -28,6 +37,8 @@ __all__ = [
     "ClearheadConfig",
     "ClearheadError",
     "ClearheadForCausalLM",
+    "ClearheadForMaskedLM",
+    "ClearheadForSequenceClassification",
     "__version__",
     "preset",
     "presets",

@@ -64,6 +64,7 @@ class LayerSpec:
     attention_gain: float | None = None
     mlp_gain: float | None = None
     mlp_skip_gain: float | None = None
+    dropout: float = 0.0
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"

@@ -11,7 +11,10 @@ import torch
 from clearhead.cli import main
 from clearhead.data import Batches
 from clearhead.experiments import compare as job
-from clearhead.models import PRESETS
+from clearhead.models import PRESETS as ALL
+from clearhead.models import preset
+
+PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
 def _call(*words: str) -> int:
@@ -23,7 +26,7 @@ def _call(*words: str) -> int:
 @pytest.fixture
 def words(settings: list[str], tmp_path: Path) -> list[str]:
     small = ["--lengths", "1", "2", "--evaluation-tokens", "64"]
-    return ["--presets", *PRESETS, *small, *settings, "--output", str(tmp_path / "out")]
+    return [*small, *settings, "--output", str(tmp_path / "out")]
 
 
 def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, monkeypatch):
@@ -35,6 +38,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
         return real(model, batches, config, **options)
 
     monkeypatch.setattr(job, "train", spy)
+    words = [*PRESETS, *words]
     assert _call(*words, "--seeds", "0", "1") == 0
     for seed in (0, 1):  # the same tokens in the same order, another order with another seed
         for name in PRESETS:
@@ -94,7 +98,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
-    words = [*words, "--presets", "transformer"]
+    words = ["transformer", *words]
     real = Batches.batch
     sent = []
 
@@ -104,7 +108,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = [*words, "--train.tokens", "96"]
+    longer = [*words, "--train.tokens", "96", "--measure-every", "1"]
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -112,10 +116,12 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
     lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
     steps = [json.loads(x)["step"] for x in lines if '"kind": "step"' in x]
     assert steps == [1, 2, 3]
+    losses = [x for x in map(json.loads, lines) if x.get("metric") == "loss" and "step" in x]
+    assert [x["step"] for x in losses] == [1, 2, 3]
 
 
 def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch):
-    words = [*words, "--presets", "transformer"]
+    words = ["transformer", *words]
 
     def broken(*_, **__):
         raise KeyboardInterrupt
@@ -130,3 +136,67 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     assert by_metric["peak_memory_bytes"]["value"] is None
     assert "stopped before" in by_metric["peak_memory_bytes"]["reason"]
     assert by_metric["perplexity"]["value"] > 1
+
+
+def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):
+    arms = ["transformer", "softmax1", "--vary", "train.optimizer=adamw,orthoadam"]
+    shape = ["--set", "num_hidden_layers=1", "--set", "hidden_size=48"]
+    # Measured on the way or not, training takes the same course.
+    assert _call(*arms, *words, *shape, "--measure-every", "0.5") == 0
+    out = tmp_path / "out"
+    names = [f"{p} · {o}" for p in ("transformer", "softmax1") for o in ("adamw", "orthoadam")]
+    lines = [json.loads(x) for x in (out / "records.jsonl").read_text().splitlines()]
+    headers = [x for x in lines if x["kind"] == "run"]
+    assert [x["arm"] for x in headers] == names
+    assert headers[-1]["changes"] == {"train.optimizer": "orthoadam"}
+    assert {x["model"]["num_hidden_layers"] for x in headers} == {1}
+    assert (out / "softmax1+orthoadam-seed0" / "final").is_dir()
+    for name in names:
+        found = {
+            (x["metric"], x.get("tokens"), x["step"]): x["value"]
+            for x in lines
+            if x["kind"] == "measure" and x["run"] == f"{name}/seed0" and "step" in x
+        }
+        for step in (1, 2):
+            assert found["loss", None, step] > 1
+            assert found["kurtosis", "first", step] > 1
+            assert found["largest_activation", "rest", step] > 0
+            assert 0 <= found["first_token_argmax_share", None, step] <= 1
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+    other = [*arms, *words, *shape, "--output", str(tmp_path / "other")]
+    assert _call(*other) == 0
+    for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
+        weights = "final/model.safetensors"
+        assert (out / name / weights).read_bytes() == (
+            tmp_path / "other" / name / weights
+        ).read_bytes()
+
+    # A further value joins; what is done stays; another rhythm of measurements is refused.
+    monkeypatch.setattr(job, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert _call(*other, "--vary", "train.optimizer=orthoadam,adamw") == 2
+    assert "given twice" in capsys.readouterr().err
+    assert _call(*other, "--measure-every", "1") == 2
+    assert "other settings (measure_every)" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
+    rates = ["transformer", "--vary", "train.learning_rate=1e30,1e-3", *words]
+    rates += ["--train.clip", "0", "--train.warmup", "0", "--measure-every", "1"]
+    assert _call(*rates) == 0
+    captured = capsys.readouterr()
+    assert "learning_rate 1e+30, seed 0: stopped at step 2" in captured.err
+    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    found = {
+        x["run"]: x for x in lines if x.get("metric") == "perplexity" and x.get("length") == 16
+    }
+    assert found["transformer · learning_rate 1e+30/seed0"]["value"] is None
+    assert "lower learning_rate" in found["transformer · learning_rate 1e+30/seed0"]["reason"]
+    assert found["transformer · learning_rate 0.001/seed0"]["value"] > 1
+    assert "lower learning_rate" in (tmp_path / "out/report.html").read_text("utf-8")
+    assert _call(*rates) == 0  # and is not tried again
+    assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err
+    alone = [word.replace(",1e-3", "") for word in rates]
+    assert _call(*alone, "--output", str(tmp_path / "alone")) == 2
+    assert "no run stayed finite" in capsys.readouterr().err

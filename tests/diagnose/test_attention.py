@@ -9,8 +9,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 
 from clearhead import ClearheadError
 from clearhead.diagnose import AttentionStatistics, attention_maps, attention_statistics
-from clearhead.diagnose import attention as module_under_test
 from clearhead.diagnose.weights import AttentionCall
+from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
 
 T = 13
@@ -226,6 +226,29 @@ def test_differential_attention_maps(tiny):
         assert (maps[layer, head, "difference"] < 0).any()
 
 
+def test_a_padded_batch_under_dynamic_causal_counts_every_query_once(tiny):
+    """Rows reach the next base at different columns, which calls of either base then have."""
+    model = with_rope_scaling(tiny.make("softmax1"), "dynamic-causal", factor=4)
+    trained = model.config.max_position_embeddings
+    ids = torch.randint(0, model.config.vocab_size, (2, trained + 20))
+    mask = torch.ones_like(ids)
+    mask[1, : trained // 2 + 10] = 0
+    with torch.no_grad(), attention_statistics(model) as together:
+        model(ids, attention_mask=mask)
+    with torch.no_grad(), attention_statistics(model) as alone:
+        for row, kept in zip(ids, mask.bool(), strict=True):
+            model(row[kept][None])
+    for layer in together.layers():
+        found, want = (s.heads("null_mass", "softmax", layer) for s in (together, alone))
+        assert torch.allclose(found, want, rtol=1e-4)
+    assert _queries(together) == _queries(alone) == int(mask.sum()) * 3 * 4
+
+
+def _queries(statistics: AttentionStatistics) -> int:
+    """How many (layer, head, query) have been counted."""
+    return int(sum(found["null_mass"][1].sum() for found in statistics._sums.values()))
+
+
 def test_attention_maps_refuse(tiny):
     model = tiny.make("transformer")
     for ids in (torch.zeros(65, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)):
@@ -238,4 +261,4 @@ def test_attention_maps_refuse(tiny):
 def test_unknown_metric(tiny):
     statistics = AttentionStatistics()
     with pytest.raises(ClearheadError, match="did you mean null_mass"):
-        statistics.pooled("nul_mass", module_under_test.PLAIN)
+        statistics.pooled("nul_mass", "softmax")

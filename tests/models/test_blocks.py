@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import Block, initialise
 from clearhead.nn.positions import Part
@@ -51,9 +51,7 @@ def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
     return block.self_attn
 
 
-def _attend(module, q, k, v, *, coefficients, **options):
-    from clearhead import ops
-
+def _attend(module, q, k, v, *, coefficients, rows, **options):
     return ops.attend(q, k, v, **options)
 
 
@@ -376,14 +374,14 @@ def test_a_learned_gain_of_the_skip_is_the_released_code_s():
             "would write nothing at the start",
         ),
         ({"mlp_gain": "deep"}, "give a number, or 'depth'"),
-        ({"mlp_gain": True}, "must be a number"),
+        ({"mlp_gain": True}, "mlp_gain is True: give"),
         ({"value_gain": 0.2}, "has no effect without a reparametrised matrix"),
         (
             {"values": "identity", "projections": "identity", "value_init": "orthogonal"},
             "value_init has no effect",
         ),
         ({"value_init": "orthgonal"}, "is none of normal, orthogonal, identity"),
-        ({"attention_dropout": 0.1, "shaping": "shaped"}, "the only path of the signal"),
+        ({"attention_dropout": 0.1, "shaping": "shaped"}, "carry the signal itself"),
         ({"qk_norm": True, "shaping": "shaped"}, "1/eps"),
     ],
 )

@@ -63,6 +63,42 @@ def test_after_a_crop(scores, position):
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)
 @torch.no_grad()
+def test_after_crops_of_rows_padded_on_the_left(scores, position):
+    """Of nothing, of a few tokens, and of all."""
+    rows, mask = _ids(), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :4] = 0
+    for model in _models(scores, position):
+        want = model(rows, attention_mask=mask, use_cache=False).logits
+        cache = DynamicCache()
+        model(rows[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+        for crop, start in ((0, 7), (-2, 9), (-LENGTH, 0)):
+            cache.crop(crop)
+            assert cache.get_seq_length() == start
+            part = rows[:, start:]
+            got = model(part, attention_mask=mask, past_key_values=cache).logits
+            _close(got[0], want[0, start:])
+            _close(got[1, max(4 - start, 0) :], want[1, max(4, start) :])
+
+
+@torch.no_grad()
+def test_a_static_cache_starts_again_where_transformers_cannot_crop_it():
+    """It has no `crop`, and refuses assisted decoding, which would need one."""
+    for name in ("transformer", "differential", "coca", "alibi"):
+        model = ClearheadForCausalLM(preset(name, **space.SHAPE)).eval()
+        ids, cache = _ids(), StaticCache(config=model.config, max_cache_len=16)
+        model(_ids(length=15), past_key_values=cache)
+        with pytest.raises(AttributeError, match="crop"):
+            cache.crop(-3)
+        cache.reset()
+        got = model(ids, past_key_values=cache).logits
+        _close(got, model(ids, use_cache=False).logits)
+        options = {"max_new_tokens": 3, "pad_token_id": 0, "cache_implementation": "static"}
+        with pytest.raises(ValueError, match="not supported with Static"):
+            model.generate(ids[:1], assistant_model=model, do_sample=False, **options)
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+@torch.no_grad()
 def test_rows_of_unequal_length_padded_on_the_left(scores, position):
     long, short = _ids(1), _ids(1, 7)
     rows = torch.cat([long, torch.cat([_ids(1, 4), short], 1)])

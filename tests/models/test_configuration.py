@@ -57,6 +57,9 @@ from clearhead.spec import AXES
         ({"num_hidden_layers": 0}, "at least one layer"),
         ({"hidden_size": 0}, "above 0"),
         ({"norm_eps": 0.0}, "norm_eps must be above 0"),
+        ({"embedding_norm": "layernrom"}, "did you mean layernorm"),
+        ({"dropout": 1.0}, "from 0 to below 1"),
+        ({"attention_dropout": 0.1}, "no number is left out of attention maps"),
     ],
 )
 def test_refusals(keys, message):
@@ -74,7 +77,7 @@ def test_unknown_presets_and_sizes_name_the_near_misses():
         preset("differential", num_attention_heads=3, head_dim=32)
 
 
-@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize("size", ["tiny", "small"])  # the others are papers' own shapes
 def test_presets_are_matched_to_the_baseline_within_one_percent(size):
     baseline = plan(preset("transformer", size)).parameters
     for name in SMALLER:
@@ -119,7 +122,8 @@ def test_the_documentation_lists_every_value():
 
 
 def test_names_that_stay():
-    for name in ("ClearheadConfig", "ClearheadForCausalLM", "preset", "presets"):
+    heads = ("ClearheadForCausalLM", "ClearheadForMaskedLM", "ClearheadForSequenceClassification")
+    for name in ("ClearheadConfig", *heads, "preset", "presets"):
         assert hasattr(clearhead, name)
     assert set(clearhead.presets()) == set(PRESETS)
     assert callable(clearhead.ops.attend)

@@ -65,14 +65,6 @@ def test_generate(name):
     assert (likelihood(beams) >= likelihood(greedy) - 1e-3).all()
 
 
-@pytest.mark.parametrize("name", ["differential", "coca"])
-def test_assisted_generation_is_greedy_generation(name):
-    model, ids = _model(name), _ids(batch=1)
-    assistant = ClearheadForCausalLM(preset(name, **SHAPE, initializer_range=0.1)).eval()
-    greedy = _generate(model, ids, do_sample=False)
-    assert torch.equal(_generate(model, ids, do_sample=False, assistant_model=assistant), greedy)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_compiles_without_a_graph_break(name):
     torch._dynamo.reset()

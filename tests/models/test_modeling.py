@@ -11,8 +11,10 @@ from transformers import (
 )
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
-from clearhead.models import PRESETS
+from clearhead.models import PRESETS as ALL
 from clearhead.nn.positions import Part
+
+PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 SHAPE = {
     "hidden_size": 32,

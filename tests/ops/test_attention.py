@@ -31,7 +31,8 @@ def _inputs(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    monkeypatch.setattr("clearhead.ops.attention._kernel", lambda *_: KERNELS[kernel])
+    for asks in ("attention", "sides"):
+        monkeypatch.setattr(f"clearhead.ops.{asks}.chosen", lambda *_: KERNELS[kernel])
 
 
 def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:

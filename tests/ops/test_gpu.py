@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead.ops import attend, oracles, stock
-from clearhead.ops.attention import Options
+from clearhead.ops.kernels import Options
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,4 +51,4 @@ def test_matches_oracle(dtype, sink, causal, length, groups, padded, shift):
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_unpadded_requests_take_the_stock_kernel(dtype):
     q = torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype)
-    assert stock.takes(q, q, q, Options(True, 0.2, None, None))
+    assert stock.takes(q, q, q, Options(True, 0.2, None, None, None))

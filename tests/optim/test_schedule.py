@@ -12,7 +12,7 @@ def make_config(steps, **overrides):
     return TrainConfig(tokens=2 * steps, **{**settings, **overrides})
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "triangle"])
 def test_it_warms_up_to_the_peak_and_never_rises_again(schedule):
     config = make_config(50, schedule=schedule)
     rates = [learning_rate(step, config) for step in range(config.steps)]
@@ -52,3 +52,24 @@ def test_a_run_of_one_step_has_a_rate():
 def test_an_unknown_schedule_names_the_near_miss():
     with pytest.raises(ClearheadError, match="did you mean cosine"):
         make_config(4, schedule="cosin")
+
+
+def test_the_triangle_is_the_crammed_one():
+    """triangle2: min(1/4 + x, 4 − 4x) of the share x of the budget that is used."""
+    config = make_config(40, schedule="triangle", warmup=0.75, final_learning_rate=0.0)
+    shares = [step / 40 for step in range(40)]
+    expected = [min(0.25 + x, 4 - 4 * x) for x in shares]
+    assert [learning_rate(step, config) for step in range(40)] == pytest.approx(expected)
+    for warmup in (0.0, 1.0):
+        assert learning_rate(0, make_config(4, schedule="triangle", warmup=warmup)) in (0.25, 1.0)
+
+
+def test_a_triangle_over_a_ramp_is_straight_in_tokens():
+    options = {"accumulation": 6, "ramp": 0.5, "schedule": "triangle", "warmup": 0.75}
+    config = make_config(60, **options, final_learning_rate=0.0)
+    rates = [learning_rate(step, config) for step in range(config.steps)]
+    used = [
+        config.tokens_before(step) / config.tokens_before(config.steps)
+        for step in range(len(rates))
+    ]
+    assert rates == pytest.approx([min(0.25 + x, 4 - 4 * x) for x in used])

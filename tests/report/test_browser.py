@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 from clearhead.report import load, write_page
+from clearhead.report.diagnosis import encode, load_diagnoses
+from clearhead.report.diagnosis_page import write_diagnosis
+
+from .test_diagnosis import records_of
 
 pytestmark = pytest.mark.browser
 Fake = Callable[..., Path]
@@ -173,3 +177,23 @@ def test_light_and_dark(fake: Fake, tmp_path: Path, chromium: str) -> None:
     assert 'data-theme="dark"' in dom
     assert "rgb(170, 180, 194)" in dom  # the baseline in its colour for dark pages
     assert "rgb(91, 100, 114)" not in re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("width", [400, 1500])
+def test_the_page_of_a_diagnosis(tmp_path: Path, chromium: str, width: int) -> None:
+    path = tmp_path / "diagnosis.jsonl"
+    maps = ("map 1", "map 2", "difference")
+    path.write_text(encode(records_of("plain") + records_of(HOSTILE, maps=maps)), "utf-8")
+    write_diagnosis(load_diagnoses([path]), tmp_path / "page.html", title="Two")
+    driver = tmp_path / "driver.html"
+    start, end = DRIVER.index("  const map ="), DRIVER.index("  seen.links")
+    text = (DRIVER[:start] + DRIVER[end:]).replace("WIDTH", str(width))
+    driver.write_text(text, encoding="utf-8")
+    dom = browse(chromium, tmp_path, driver, "--dump-dom")
+    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, "the page was never drawn"
+    seen = json.loads(html.unescape(found.group(1)))
+    assert (seen["title"], seen["errors"]) == ("Two", "")
+    assert seen["drawn"] == seen["plots"] == seen["filled"] == 26
+    assert seen["width"] == seen["window"] == width
+    assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)

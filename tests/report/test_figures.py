@@ -55,7 +55,7 @@ def test_several_seeds_get_a_band(fake: Fake) -> None:
 
 def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> None:
     records = load(fake(steps=1, presets=("transformer", "gpt2"), attention=False))
-    panel = figures.perplexity_by_length(records, style.looks(records.presets()))
+    panel = figures.perplexity_by_length(records, style.looks(records.arms()))
     assert panel is not None
     assert list(panel.figure.data[0].x) == [256, 512, 1024, 2048]
     assert list(panel.figure.data[1].x) == [256]
@@ -129,7 +129,7 @@ def test_tokens_are_made_visible_and_cut() -> None:
 
 def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
     records = load(fake(steps=3, presets=("transformer", HOSTILE), tokens=[HOSTILE, "%{x}"]))
-    looks = style.looks(records.presets())
+    looks = style.looks(records.arms())
     panel = figures.perplexity_by_length(records, looks)
     assert panel is not None
     name = panel.figure.data[1].name

@@ -26,7 +26,7 @@ def test_round_trip(tmp_path: Path) -> None:
     append(path, measure(4.5, length=512))
     append(path, measure(9.0))
     records = load(path)
-    assert records.presets() == ["a"]
+    assert records.arms() == ["a"]
     assert records.values("a", "perplexity", length=256) == {0: 3.5}
     assert records.values("a", "perplexity") == {0: 9.0}
     assert records.values("a", "perplexity", length=1024) == {}
@@ -97,7 +97,7 @@ def test_what_is_not_a_record_is_refused(tmp_path: Path) -> None:
         append(tmp_path / "r", {"kind": "step"})
     with pytest.raises(ClearheadError, match="cannot read"):
         load(tmp_path / "missing")
-    assert load([]).presets() == []
+    assert load([]).arms() == []
 
 
 def test_a_resumed_run_overwrites_the_steps_it_repeats(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_two_files_may_use_the_same_run_names(fake: Fake) -> None:
 
 def test_the_baseline_comes_first(fake: Fake) -> None:
     path = fake(presets=("softmax1", "transformer"), steps=1, attention=False)
-    assert load(path).presets() == ["transformer", "softmax1"]
+    assert load(path).arms() == ["transformer", "softmax1"]
 
 
 def test_two_sizes_under_one_label_are_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def console(path: Path, width: int = 100) -> str:
 
 def html(path: Path) -> str:
     records = load(path)
-    return tables.to_html(comparison(records), style.looks(records.presets()))
+    return tables.to_html(comparison(records), style.looks(records.arms()))
 
 
 def test_mean_spread_and_verdicts(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_mean_spread_and_verdicts(tmp_path: Path) -> None:
     table = comparison(load(path))
     titles = [column.title for column in table.columns]
     assert titles == ["all", "8"]  # columns without data are left out
-    cells = {row.preset: row.cells[1][0] for row in table.rows}
+    cells = {row.arm: row.cells[1][0] for row in table.rows}
     assert cells["transformer"].text == "11.0 ± 1.0"
     assert cells["transformer"].difference is None
     assert cells["differential"].difference is not None
@@ -69,7 +69,7 @@ def test_each_map_of_differential_attention_is_named(fake: Fake) -> None:
     path = fake(steps=1, attention=False)
     table = comparison(load(path))
     index = [column.title for column in table.columns].index("argmax share")
-    names = {row.preset: [entry.name for entry in row.cells[index]] for row in table.rows}
+    names = {row.arm: [entry.name for entry in row.cells[index]] for row in table.rows}
     assert names["differential"] == ["map 1", "map 2", "difference"]
     assert names["transformer"] == [""]
     null = [column.title for column in table.columns].index("mass on no token")

@@ -96,3 +96,30 @@ def test_autocast_rounds_products_and_leaves_weights_alone():
     with precision.autocast("fp32", CPU):
         assert layer(torch.ones(1, 4)).dtype == torch.float32
     assert layer.weight.dtype == torch.float32
+
+
+def test_a_ramp_grows_linearly_to_the_full_step():
+    config = TrainConfig(
+        tokens=2 * 4 * 400, sequence_length=4, batch_size=2, accumulation=16, ramp=0.6
+    )
+    sizes = [config.starts[s + 1] - config.starts[s] for s in range(config.steps)]
+    assert sizes[0] == 1
+    assert sizes == sorted(sizes)
+    for step, size in enumerate(sizes):
+        used = config.starts[step] / 400
+        assert size == min(16, 1 + int(15 * used / 0.6))
+    assert sizes[-1] == 16
+    assert 400 - 16 < config.starts[-1] <= 400
+    assert config.tokens_before(config.steps) == config.starts[-1] * 8
+
+
+def test_without_a_ramp_all_steps_are_full():
+    config = TrainConfig(tokens=83, sequence_length=4, batch_size=2, accumulation=3)
+    assert list(config.starts) == [0, 3, 6, 9]
+    assert config.steps == 83 // 24
+    assert config.used(1) == 1 / 3
+
+
+def test_a_ramp_of_nothing_is_refused():
+    with pytest.raises(ClearheadError, match="nothing can grow"):
+        TrainConfig(ramp=0.5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.train import Callback, is_finished, train
 from clearhead.train.loop import accumulate
@@ -324,3 +325,24 @@ def test_it_runs_outside_the_main_thread(tiny, tmp_path):
     thread.start()
     thread.join()
     assert results[0].steps == 1
+
+
+def test_every_hidden_token_counts_in_masked_training(tiny):
+    """Also one at a row's start, which is no one's next token."""
+    model, batches = tiny.make_masked_model(), tiny.make_masked_batches(tiny.Batches())
+    model.eval()  # no dropout; in evaluation the loss is the same
+    micro = [batches.batch(0), batches.batch(1)]
+    micro[0]["labels"][:, 0] = micro[0]["input_ids"][:, 0]
+    big = {key: torch.cat([batch[key] for batch in micro]) for key in micro[0]}
+    loss = accumulate(model, micro, "fp32", "mlm")
+    torch.testing.assert_close(loss, model(**big).loss.detach())
+
+
+def test_labels_of_another_objective_are_refused(tiny, tmp_path):
+    for model, batches in (
+        (tiny.make_masked_model(), tiny.Batches()),
+        (ClearheadForCausalLM(preset("transformer")), tiny.make_masked_batches(tiny.Batches())),
+    ):
+        with pytest.raises(ClearheadError, match="but the labels of the batches are for"):
+            train(model, batches, tiny.make_config(), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

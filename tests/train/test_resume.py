@@ -1,6 +1,7 @@
 """Resume is resume: real processes, really killed."""
 
 import importlib.util
+import itertools
 import json
 import signal
 
@@ -59,6 +60,25 @@ def test_killed_twice_and_resumed_is_bit_identical(trainer, unbroken, tmp_path, 
     assert [line["step"] for line in steps(output)] == list(range(1, 13))
     record = json.loads((output / "run.json").read_text())
     assert [resumed["step"] for resumed in record["resumed"]] == [4, 8]
+
+
+def test_masked_training_on_a_ramp_killed_twice_is_bit_identical(trainer, tmp_path):
+    recipe = {"accumulation": 3, "ramp": 0.6, "schedule": "triangle", "warmup": 0.75}
+    config = {**recipe, "final_learning_rate": 0.0, "weight_decay": 0.01}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert trainer(whole, config, masked=True)[0] == 0
+    assert trainer(broken, config, masked=True, signal=[6, signal.SIGKILL])[0] == KILL
+    assert trainer(broken, config, masked=True, resume=True, kill_in_batch=15)[0] == KILL
+    assert trainer(broken, config, masked=True, resume=True)[0] == 0
+    assert weights(broken) == weights(whole)
+    told = [(line["step"], line["tokens"], line["loss"]) for line in steps(whole)]
+    assert [(line["step"], line["tokens"], line["loss"]) for line in steps(broken)] == told
+    sizes = [b[1] - a[1] for a, b in itertools.pairwise([(0, 0), *told])]
+    assert sizes[0] == 32
+    assert sizes[-1] == 3 * 32
+    record = json.loads((broken / "run.json").read_text())
+    assert record["data"] == "tiny, 0.25 hidden"
+    assert [resumed["step"] for resumed in record["resumed"]] == [4, 12]
 
 
 def test_killed_before_the_first_save_and_while_saving(trainer, unbroken, tmp_path):

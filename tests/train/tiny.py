@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from clearhead import ClearheadForMaskedLM, preset
+from clearhead.data import MaskedBatches, Masking
 from clearhead.errors import ClearheadError
 from clearhead.train import Callback, Progress, TrainConfig, train
 
@@ -67,6 +69,23 @@ class Batches:
         return {"input_ids": tokens, "labels": tokens.clone()}
 
 
+def make_masked_batches(batches):
+    tokenizer = SimpleNamespace(
+        mask_token_id=VOCABULARY - 1,
+        all_special_ids=[VOCABULARY - 1],
+        get_vocab=lambda: {str(number): number for number in range(VOCABULARY)},
+    )
+    batches.seed = 3
+    return MaskedBatches(batches, Masking(tokenizer))
+
+
+def make_masked_model():
+    """The crammed BERT in miniature, with dropout."""
+    torch.manual_seed(7)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return ClearheadForMaskedLM(preset("bert", vocab_size=VOCABULARY, dropout=0.1, **shape))
+
+
 class SignalAt(Callback):
     """Sends this process a signal once a step is done, and so often."""
 
@@ -98,6 +117,7 @@ def run(request):
     """Train as asked, in this process."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
+        | {"masked": False}
         | request
     )
     callbacks = [Progress()]
@@ -112,8 +132,8 @@ def run(request):
     if ask.file_limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ask.file_limit, ask.file_limit))
     result = train(
-        make_model(),
-        batches,
+        make_masked_model() if ask.masked else make_model(),
+        make_masked_batches(batches) if ask.masked else batches,
         make_config(**ask.config),
         output=Path(ask.output),
         resume=ask.resume,

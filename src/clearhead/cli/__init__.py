@@ -1,6 +1,7 @@
 """The command line: verbs only. Nothing heavy is imported until a verb is chosen."""
 
 import importlib
+import logging
 import sys
 
 from clearhead.errors import ClearheadError, choose
@@ -9,9 +10,12 @@ from clearhead.errors import ClearheadError, choose
 VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
+    "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity of a model at several lengths"),
+    "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
+    "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),
     "plan": ("clearhead.cli.plan", "parameters, FLOPs and cache bytes of presets"),
     "bench": ("clearhead.cli.bench", "speed, as ratios to named peers in one run"),
 }
@@ -28,6 +32,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"clearhead {__version__}")
         return
+    # transformers imports torchao where it is installed, and that tells what the machine lacks.
+    for chatty in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         module, _ = VERBS[choose("verb", words[0], VERBS)]
         code = importlib.import_module(module).run(words[1:])

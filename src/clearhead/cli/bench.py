@@ -17,7 +17,19 @@ class Command:
     """Which figures to measure."""
 
     names: Positional[
-        tuple[Literal["training-step", "kernel", "attention", "memory", "orthoadam", "demo"], ...]
+        tuple[
+            Literal[
+                "training-step",
+                "kernel",
+                "attention",
+                "memory",
+                "blocks",
+                "orthoadam",
+                "diagnose",
+                "demo",
+            ],
+            ...,
+        ]
     ] = ("training-step", "kernel")
     """Benchmarks."""
     rounds: int = 9

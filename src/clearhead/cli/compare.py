@@ -1,10 +1,12 @@
 """clearhead compare: the main job."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from clearhead.cli.options import parse
+from tyro.conf import Positional
+
+from clearhead.cli.options import Overrides, Variations, parse
 from clearhead.cli.report import publish
 from clearhead.experiments.compare import RECORDS, CompareConfig, InterruptedRun, compare
 from clearhead.report import load
@@ -15,6 +17,9 @@ from clearhead.train import Progress
 class Command(CompareConfig):
     """A comparison and its report."""
 
+    presets: Positional[tuple[str, ...]] = CompareConfig.presets
+    set: Overrides = field(default_factory=dict)
+    vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
     """Records shown beside those of this run, each under its own label."""
 
@@ -24,8 +29,9 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="compare",
-        description="Train presets on the same tokens in the same order, measure them alike, "
-        "print a table, and write records and a report.",
+        description="Train presets, with every combination of the settings varied, on the same "
+        "tokens in the same order, measure them alike, print a table, and write records and a "
+        "report.",
     )
     load(command.beside)  # a file that cannot be read is better known before the training
     try:

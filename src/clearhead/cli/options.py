@@ -1,7 +1,8 @@
 """What several verbs share: parsing into a dataclass, and KEY=VALUE overrides."""
 
 import json
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -10,24 +11,83 @@ from clearhead.errors import ClearheadError
 T = TypeVar("T")
 
 
-def parse(kind: type[T], words: list[str], *, verb: str, description: str) -> T:
+def parse(
+    kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
+) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
 
-    A list follows one flag, `--presets transformer softmax1`; a nested setting has a dotted one,
-    `--train.tokens 1000000`.
+    A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
+    `--train.tokens 1000000`. KEY=VALUE pairs may also repeat theirs: `--set a=1 --set b=2`.
+    `default` stands in for the defaults of `kind`.
     """
-    return tyro.cli(kind, prog=f"clearhead {verb}", description=description, args=words)
+    for flag in ("--set", "--vary"):
+        words = _gathered(words, flag)
+    start: Any = tyro.MISSING_NONPROP if default is None else default
+    prog = f"clearhead {verb}"
+    return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 
-def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE pairs for a configuration; a value is JSON, or else plain text."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ClearheadError(f"{pair!r} is not KEY=VALUE: for example maps=differential")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
+def _gathered(words: list[str], flag: str) -> list[str]:
+    """What follows each `flag` behind one, last: of several tyro would take the last, unsaid."""
+    others, pairs = list[str](), list[str]()
+    inside = False
+    for word in words:
+        inside = word == flag or (inside and not word.startswith("--"))
+        if word != flag:
+            (pairs if inside else others).append(word)
+    return [*others, flag, *pairs] if flag in words else others
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as {KEY: VALUE}.
+
+    Raises:
+        ClearheadError: for another form, and for a key given twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            raise ClearheadError(f"{word!r} is not KEY=VALUE: for example maps=differential")
+        if key in found:
+            raise ClearheadError(f"{key} is given twice: {found[key]} and {value}")
+        found[key] = value
     return found
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words for a configuration; a value is JSON, or else plain text."""
+    return {key: _value(text) for key, text in pairs(words).items()}
+
+
+def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, text in pairs(words).items():
+        try:
+            found[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
+        except ValueError:
+            found[key] = tuple(map(_value, text.split(",")))
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:
+    """How tyro reads a field by `read`."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda found: [f"{key}={value}" for key, value in found.items()],
+    )
+
+
+Overrides = Annotated[dict[str, Any], _words(overrides, "[KEY=VALUE ...]")]
+Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "[KEY=VALUE,VALUE ...]")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.report import comparison, load, to_console, write_page
+from clearhead.report import at_equal_loss, comparison, load, to_console, write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,15 @@ def run(words: list[str]) -> int:
 def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
     """Print the table of each labelled set of records, and write the page of all."""
     from rich.console import Console
+    from rich.markup import escape
 
     records = load(paths)
     console = Console()
     for label in records.labels():
-        console.print(to_console(comparison(records.labelled(label))))
+        labelled = records.labelled(label)
+        console.print(to_console(comparison(labelled)))
+        if (table := at_equal_loss(labelled)) is not None:
+            console.print(f"At equal loss, beside {escape(table.baseline)}:")
+            console.print(to_console(table))
     write_page(records, page, title=title)
     console.print(f"report: {page}")

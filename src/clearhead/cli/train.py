@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +10,28 @@ import torch
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.data import DataConfig, prepare
-from clearhead.experiments.building import batches, best_device, fitted
-from clearhead.models import ClearheadForCausalLM, plan, preset
-from clearhead.train import Callback, Progress, TensorBoard, Trackio, TrainConfig, train
+from clearhead.data import DataConfig, prepare, with_mask_token
+from clearhead.data.masking import SHARE
+from clearhead.errors import ClearheadError
+from clearhead.experiments.building import (
+    OBJECTIVES,
+    batches,
+    best_device,
+    check_objective,
+    fitted,
+    masked_batches,
+    masked_recipe,
+)
+from clearhead.models import plan, preset
+from clearhead.train import (
+    BatchSource,
+    Callback,
+    Progress,
+    TensorBoard,
+    Trackio,
+    TrainConfig,
+    train,
+)
 
 TRACKERS = {"tensorboard": TensorBoard, "trackio": Trackio}
 
@@ -24,7 +43,12 @@ class Command:
     preset: Positional[str] = "transformer"
     """A preset: clearhead plan lists them."""
     size: str = "tiny"
-    """tiny or small."""
+    """tiny, small, or a paper's own: crammed."""
+    objective: Literal["next-token", "mlm"] = "next-token"
+    """What is learnt: the next token, or hidden ones. With mlm, training starts from the crammed
+    BERT's recipe: add it to see those defaults."""
+    mask: float | None = None
+    """With mlm: the share of tokens hidden; 0.25 where not given."""
     output: Path = Path("runs/train")
     """The run folder."""
     resume: bool = False
@@ -40,35 +64,59 @@ class Command:
 
 
 def run(words: list[str]) -> int:
+    masked = ("--objective", "mlm") in pairwise(words) or "--objective=mlm" in words
     command = parse(
         Command,
         words,
         verb="train",
         description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
+        default=Command(objective="mlm", train=masked_recipe()) if masked else None,
     )
     changes = overrides(command.set)
-    preset(command.preset, command.size, **changes)  # refuses before anything is read
+    config = preset(command.preset, command.size, **changes)  # refuses before anything is read
+    check_objective(command.objective, config)
+    share = _share(command)
     trackers: list[Callback] = [TRACKERS[name]() for name in command.track]
     corpus = prepare(command.data, progress=_say)
+    if share is not None:
+        corpus = with_mask_token(corpus)
     config = fitted(command.preset, command.size, corpus, command.train, **changes)
     counts = plan(config)
     _say(f"{command.preset}: {counts.parameters:,} parameters")
     torch.manual_seed(command.train.seed)
+    made: BatchSource = batches(corpus, command.train)
+    if share is not None:
+        made = masked_batches(corpus, command.train, share)
     result = train(
-        ClearheadForCausalLM(config).to(best_device()),
-        batches(corpus, command.train),
+        OBJECTIVES[command.objective](config).to(best_device()),
+        made,
         command.train,
         output=command.output,
         tokenizer=corpus.tokenizer,
         resume=command.resume,
         callbacks=[Progress(), *trackers],
-        description={"preset": command.preset, "size": command.size, "data": corpus.describe()},
+        description={
+            "preset": command.preset,
+            "size": command.size,
+            "objective": command.objective,
+            "mask": share,
+            "data": corpus.describe(),
+        },
     )
     if result.stop_signal is not None:
         _say(f"stopped and saved at step {result.steps}: add --resume to go on")
         return 128 + result.stop_signal
     _say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
+
+
+def _share(command: Command) -> float | None:
+    """The share of tokens hidden; None where the next token is learnt."""
+    if command.objective != "mlm":
+        if command.mask is not None:
+            raise ClearheadError("mask has no effect without --objective mlm: leave it out")
+        return None
+    return SHARE if command.mask is None else command.mask
 
 
 def _say(line: str) -> None:

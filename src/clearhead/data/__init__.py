@@ -19,22 +19,34 @@ reused for as long as the text, the tokenizer and the split are the same.
 overlapping the one before by a token. Every epoch visits all windows once, in a permutation that
 depends on the seed and the epoch only; weighted sources alternate in exact shares. With document
 masks a batch says which document a token is of, and positions start again with each.
+`MaskedBatches` hides tokens of the same windows, as a function of the seed and the batch's number.
 """
 
 from clearhead.data.batches import Batches, windows
 from clearhead.data.config import DataConfig
 from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.labelled import Labelled, LabelledBatches
+from clearhead.data.masking import MASK, MaskedBatches, Masking, with_mask_token
 from clearhead.data.preparation import prepare
+from clearhead.data.tasks import GLUE, Task
 from clearhead.data.tokenizer import BEGIN, END, PAD
 
 __all__ = [
     "BEGIN",
     "END",
+    "GLUE",
+    "MASK",
     "PAD",
     "Batches",
     "Corpus",
     "DataConfig",
+    "Labelled",
+    "LabelledBatches",
+    "MaskedBatches",
+    "Masking",
+    "Task",
     "TokenStream",
     "prepare",
     "windows",
+    "with_mask_token",
 ]

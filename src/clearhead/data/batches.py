@@ -30,6 +30,9 @@ class Batches:
     1000 sequences from a multiple of 1000 on hold each source's exact share (the largest remainders
     round up), in a seeded order.
 
+    Attributes:
+        fingerprint: the corpus's: a run is not resumed on another.
+
     Args:
         corpus: from `prepare`.
         split: "train" or "validation".
@@ -62,6 +65,7 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.document_masks = document_masks
+        self.fingerprint = corpus.fingerprint
         self._streams = corpus.split(split)
         self._windows = [self._count(stream) for stream in self._streams]
         total = sum(self._windows)

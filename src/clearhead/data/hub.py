@@ -7,7 +7,7 @@ a run repeats without a network. Delete the copy to fetch a newer version of the
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,51 @@ def download(spec: str, config: DataConfig, progress: Callable[[str], None]) -> 
     return path
 
 
+def download_rows(spec: str, cache: Path, progress: Callable[[str], None]) -> Path:
+    """Return the local .jsonl copy of a data set with all its fields, streaming it down if new.
+
+    A class is written by its name where the data set names its classes.
+
+    Raises:
+        ClearheadError: where the data set cannot be had.
+    """
+    root = cache / "hub"
+    path = root / f"{hashlib.sha256(json.dumps([spec, 'rows']).encode()).hexdigest()[:32]}.jsonl"
+    if path.exists():
+        return path
+    rows = _stream(spec)
+    progress(f"{spec}: downloading")
+    features = getattr(rows, "features", None) or {}
+    named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
+    with building(root) as folder:
+        copy = folder / "rows"
+        with open(copy, "w", encoding="ascii") as file:
+            for row in _rows(rows, spec):
+                for field, names in named.items():
+                    if isinstance(row[field], int) and 0 <= row[field] < len(names):
+                        row = {**row, field: names[row[field]]}
+                file.write(json.dumps(row, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(copy, path)  # only a whole copy ever has this name
+    return path
+
+
+def _rows(rows: Any, spec: str) -> Iterator[Any]:
+    try:
+        yield from rows
+    except Exception as error:  # the network, a format, a script: whatever datasets raises
+        raise _failed(spec, error) from error
+
+
 def _copy(rows: Any, spec: str, config: DataConfig, write: Callable[[str], object]) -> None:
-    taken, number = 0, 0
-    iterator = iter(rows)
-    while config.limit is None or taken < config.limit:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # the network, a format, a script: whatever datasets raises
-            raise _failed(spec, error) from error
-        number += 1
+    taken = 0
+    for number, row in enumerate(_rows(rows, spec), start=1):
         text = text_of(row, config.text_field, f"data {spec!r}, row {number}")
         write(text)
         taken += len(text.encode("utf-8"))
+        if config.limit is not None and taken >= config.limit:
+            return
 
 
 def _stream(spec: str) -> Any:

@@ -65,7 +65,8 @@ def read(file: File, text_field: str) -> Iterator[str]:
     kind = ending(file.path)
     with _reading(file.path):
         if kind in JSON_LINES:
-            yield from _json_lines(file.path, text_field)
+            for where, row in json_rows(file.path):
+                yield text_of(row, text_field, where)
         elif kind in PARQUET:
             yield from _parquet(file.path, text_field)
         else:
@@ -139,8 +140,13 @@ def _text(path: Path, size: int) -> Iterator[str]:
         yield ""
 
 
-def _json_lines(path: Path, text_field: str) -> Iterator[str]:
-    with _open(path) as stream:
+def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield where it stands and what it is, for every line of a .jsonl or .jsonl.gz file.
+
+    Raises:
+        ClearheadError: a file that cannot be read, or a line that is no JSON.
+    """
+    with _reading(path), _open(path) as stream:
         for number, line in enumerate(stream, start=1):
             where = f"{path}, line {number}"
             if not line.strip():
@@ -151,7 +157,7 @@ def _json_lines(path: Path, text_field: str) -> Iterator[str]:
                 raise ClearheadError(f"{where}: byte {error.start} of it is not UTF-8") from error
             except (ValueError, RecursionError) as error:
                 raise ClearheadError(f"{where}: not JSON ({error})") from error
-            yield text_of(row, text_field, where)
+            yield where, row
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[str]:

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.interface import probing
+from clearhead.diagnose.maps import DIFFERENCE, SHAPED, maps_of
 from clearhead.diagnose.running import batches, evaluating
 from clearhead.diagnose.weights import AttentionCall, Tile
 from clearhead.errors import ClearheadError, choose
-from clearhead.nn.attention import Attention
 
-PLAIN = "softmax"
-DIFFERENCE = "difference"
 METRICS = ("first_token_argmax_share", "first_token_mass", "null_mass", "chance_floor")
 LONGEST_MAP = 64  # tokens: beyond, nobody can read a heat-map
 
@@ -168,23 +166,18 @@ def attention_maps(
 
 
 def named_maps(call: AttentionCall, tile: Tile) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """(name, weights [B, heads, R, S], null weight [B, heads, R] or None) of each map of a tile.
-
-    Attention of clearhead.nn says how many it has a head, in which order, and how they combine;
-    any other has one.
-    """
-    combine = call.module.maps if isinstance(call.module, Attention) else None
-    names = (PLAIN,) if combine is None else combine.maps
-    parts = (tile.weights,) if combine is None else combine.split(tile.weights)
-    nulls: Sequence[Tensor | None] = [None] * len(names)
+    """(name, weights [B, heads, R, S], null weight [B, heads, R] or None) of each map of a tile."""
+    maps = maps_of(call)
+    nulls: Sequence[Tensor | None] = [None] * len(maps.names)
     if tile.null is not None:
-        nulls = [tile.null] if combine is None else combine.split(tile.null)
-    yield from zip(names, parts, nulls, strict=True)
-    by = call.coefficients
-    if combine is not None and by is not None:
-        if by.ndim > 2:  # one for each token
-            by = by[:, :, tile.start : tile.start + tile.weights.shape[2]]
-        yield DIFFERENCE, combine.effective(tile.weights, by), None
+        nulls = maps.split(tile.null)
+    yield from zip(maps.names, maps.split(tile.weights), nulls, strict=True)
+    difference = maps.difference(tile.weights, tile.start)
+    if difference is not None:
+        yield DIFFERENCE, difference, None
+    shaped = maps.shaped(tile, call.k.shape[2] - call.q.shape[2])
+    if shaped is not None:
+        yield SHAPED, shaped, None
 
 
 def _of_rows(weights_BHRS: Tensor, visible: Tensor, null_BHR: Tensor | None) -> dict[str, Tensor]:

@@ -87,7 +87,11 @@ class HiddenStatistics:
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         """Add the output of a layer."""
-        largest, shape = x_BTC.abs().amax(-1).double(), kurtosis(x_BTC).double()
+        self.observe_tokens(layer, x_BTC.abs().amax(-1), kurtosis(x_BTC))
+
+    def observe_tokens(self, layer: int, largest_BT: Tensor, kurtosis_BT: Tensor) -> None:
+        """Add the largest |x| and the kurtosis of every token."""
+        largest, shape = largest_BT.double(), kurtosis_BT.double()
         for tokens, part in (("first", slice(0, 1)), ("rest", slice(1, None))):
             undefined = shape[:, part].isnan()
             new = {

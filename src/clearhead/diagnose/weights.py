@@ -1,4 +1,4 @@
-"""Attention weights by tiles of query rows, as the probes see them.
+"""Attention scores and weights by tiles of query rows, as the probes see them.
 
 Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
 """
@@ -32,6 +32,22 @@ class Tile(NamedTuple):
     null: Tensor | None
 
 
+class Scores(NamedTuple):
+    """Rows `start` to `start + R` of the logits, as they enter the softmax.
+
+    Attributes:
+        start: the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
+        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+        clear: every row sees at least the first so many keys.
+    """
+
+    start: int
+    scores: Tensor
+    visible: Tensor
+    clear: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
     """What one layer's attention was asked for.
@@ -47,6 +63,9 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
+        by_side: q and k are two of width D side by side; the second scores later keys.
+        rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
+            padded batch under dynamic-causal, a call has columns that are another base's in a row.)
         coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
@@ -64,26 +83,44 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     coefficients: Tensor | None = None
+    by_side: bool = False
+    rows: Tensor | None = None
 
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
+        for start, score, visible, _ in self.scores():
+            weights, null = normalised(score.masked_fill(~visible, -torch.inf), self.sink)
+            yield Tile(start, weights, visible, null)
+
+    def scores(self, size: int | None = None, first: int = 0) -> Iterator[Scores]:
+        """The logits of the queries from `first` on, in float32 at least, by tiles of at most
+        `size` numbers (`WEIGHTS` unless given)."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)
         k = self.k.to(wide).repeat_interleave(heads // self.k.shape[1], dim=1)
-        rows = max(1, min(ROWS, WEIGHTS // (batch * heads * keys)))
-        for start in range(0, queries, rows):
+        rows = max(1, min(ROWS, (size or WEIGHTS) // (batch * heads * keys)))
+        masked = any(part is not None for part in (self.key_mask, self.segments, self.mask))
+        for start in range(first, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self.q[:, :, start:stop].to(wide) @ k[:, :, :end].mT * self.scale
+            score = self._score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
                 if added is not None and added.dtype != torch.bool:
                     score = score + added[:, :, start:stop, :end]
-            visible = self._visible(start, stop, end)
-            weights, null = _normalised(score.masked_fill(~visible, -torch.inf), self.sink)
-            yield Tile(start, weights, visible, null)
+            clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
+            yield Scores(start, score, self._visible(start, stop, end), clear)
+
+    def _score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
+        q_BHRD = q_BHRD * self.scale  # rather than the scores: a pass less over the larger
+        if not self.by_side:
+            return q_BHRD @ k_BHSD.mT
+        (earlier_q, later_q), (earlier_k, later_k) = q_BHRD.chunk(2, -1), k_BHSD.chunk(2, -1)
+        row = torch.arange(start, start + q_BHRD.shape[2], device=q_BHRD.device)[:, None]
+        later = torch.arange(k_BHSD.shape[2], device=q_BHRD.device) > row
+        return torch.where(later, later_q @ later_k.mT, earlier_q @ earlier_k.mT)
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
         device = self.q.device
@@ -97,6 +134,8 @@ class AttentionCall:
         if self.segments is not None:
             own = self.segments[:, None, before + start : before + stop, None]
             visible = visible & (own == self.segments[:, None, None, :end])
+        if self.rows is not None:
+            visible = visible & self.rows[:, None, start:stop, None]
         if self.mask is not None:
             part = self.mask[:, :, start:stop, :end]
             # Models hide a key by the least number of their dtype, or by −inf.
@@ -105,7 +144,7 @@ class AttentionCall:
         return visible
 
 
-def _normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
+def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
     """exp(s) / (exp(sink) + Σ exp(s)), and exp(sink) over the same; rows that see no key are 0."""
     top = score_BHRS.amax(-1, keepdim=True)
     if sink is None:

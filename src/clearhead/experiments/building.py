@@ -4,9 +4,13 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Batches, Corpus
-from clearhead.models import ClearheadConfig, preset
+from clearhead.data import Batches, Corpus, MaskedBatches, Masking
+from clearhead.errors import ClearheadError
+from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.train import TrainConfig
+
+# Objective → the model class that learns it.
+OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}
 
 
 def best_device() -> torch.device:
@@ -40,4 +44,44 @@ def batches(corpus: Corpus, settings: TrainConfig) -> Batches:
         batch_size=settings.batch_size,
         seed=settings.seed,
         document_masks=settings.document_masks,
+    )
+
+
+def masked_batches(corpus: Corpus, settings: TrainConfig, share: float) -> MaskedBatches:
+    """The same windows in the same order, with a share of their tokens hidden.
+
+    `corpus` has a mask token: `clearhead.data.with_mask_token`.
+    """
+    return MaskedBatches(batches(corpus, settings), Masking(corpus.tokenizer, share))
+
+
+def check_objective(name: str, config: ClearheadConfig) -> None:
+    """Refuse a preset that cannot learn the objective, naming what it can."""
+    needed = {"next-token": "causal", "mlm": "bidirectional"}[name]
+    if config.direction != needed:
+        other = next(known for known in OBJECTIVES if known != name)
+        raise ClearheadError(
+            f"objective {name} needs direction={needed!r}, and this preset has "
+            f"{config.direction!r}: choose --objective {other}, or another preset"
+        )
+
+
+def masked_recipe() -> TrainConfig:
+    """The crammed BERT's recipe (arXiv 2212.14034): what masked training does unless told other.
+
+    Its budget was a day of wall-clock, its full step 8,192 rows; here steps and tokens are counted.
+    """
+    return TrainConfig(
+        sequence_length=128,
+        batch_size=16,
+        accumulation=8,
+        ramp=0.6,
+        learning_rate=1e-3,
+        final_learning_rate=0.0,
+        schedule="triangle",
+        warmup=0.75,
+        weight_decay=0.01,
+        betas=(0.9, 0.98),
+        epsilon=1e-12,
+        clip=0.5,
     )

@@ -1,8 +1,9 @@
-"""The main job: the same tokens, in the same order, to every preset; then the same questions."""
+"""The main job: the same tokens, in the same order, to every arm; then the same questions."""
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
+from clearhead.experiments.arms import Arm, make_arms
 from clearhead.experiments.building import batches, best_device, fitted
 from clearhead.experiments.measures import attention_records, measure
-from clearhead.models import ClearheadForCausalLM, plan, preset
-from clearhead.report.records import Records, load
-from clearhead.train import Callback, TrainConfig, TrainResult, is_finished, train
+from clearhead.experiments.milestones import FILE as MILESTONES
+from clearhead.experiments.milestones import Milestones, milestone_steps
+from clearhead.models import ClearheadForCausalLM, plan
+from clearhead.optim import build_optimizer
+from clearhead.report.records import Records, as_line, load
+from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
 from clearhead.train.atomic import write_text
 
 RECORDS = "records.jsonl"
@@ -25,23 +30,34 @@ class CompareConfig:
     """A comparison: which models, on what, for how long."""
 
     presets: tuple[str, ...] = ("transformer", "differential", "softmax1")
-    """Presets to train; the first that is `transformer` is what the others are judged by."""
+    """Presets to train; the first arm of `transformer`, or else the first of all, is what the
+    others are judged by."""
     size: str = "tiny"
     """Size of the presets: tiny or small."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the configuration of every preset, KEY=VALUE, such as norm=rmsnorm-single."""
+    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """KEY=VALUE,VALUE…: every preset is trained with each value, and with each combination where
+    several keys are varied. A key is train.FIELD, such as train.optimizer, or one of the
+    configuration, such as norm or num_hidden_layers."""
     seeds: tuple[int, ...] = (0,)
-    """One run a preset for each; a seed fixes initial weights and the order of the data."""
+    """One run an arm for each; a seed fixes initial weights and the order of the data."""
     output: Path = Path("runs/compare")
     """Folder of the runs, records and report; the same command goes on where it stopped."""
     lengths: tuple[int, ...] = (1, 2, 4, 8)
     """Perplexity is measured at these multiples of the training length."""
     evaluation_tokens: int = 65_536
     """Validation tokens read at each length."""
+    measure_every: float = 0
+    """Steps between measurements of outliers, attention and validation loss during training; below
+    1 a fraction of all steps; 0 measures at the end only."""
     rates: dict[str, float] = field(default_factory=dict)
-    """A learning rate of its own for a preset, where one was tuned."""
+    """Learning rates of their own, where they were tuned: an arm's name, a part of it (a preset, an
+    optimizer) or a pattern such as "softmax1*sgd", and the rate. The first that matches counts."""
     label: str = ""
     """Names the records on a report that shows several sets; empty for a run just made."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
-    """Training, the same for every preset; the learning rate is the best of three at `tiny`."""
+    """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
 
@@ -53,14 +69,21 @@ class CompareConfig:
                 raise ClearheadError(f"{name} must be one or more, each once; found {found}")
         if min(self.lengths) < 1 or self.evaluation_tokens < 1:
             raise ClearheadError("lengths and evaluation_tokens must be whole numbers above 0")
-        for name in self.presets:
-            preset(name, self.size)  # refuses what is unknown before anything is read or written
-        for name in self.rates:
-            if name not in self.presets:
-                raise ClearheadError(
-                    f"rates names {name!r}, which is not compared: compared are "
-                    f"{', '.join(self.presets)}"
-                )
+        # Refuses what is unknown or impossible before anything is read or written.
+        for arm in self.arms:
+            milestone_steps(self.measure_every, arm.train)
+
+    @cached_property
+    def arms(self) -> tuple[Arm, ...]:
+        """What is compared, in order."""
+        return make_arms(
+            self.presets,
+            self.size,
+            self.train,
+            set=self.set,
+            vary=self.vary,
+            rates=self.rates,
+        )
 
 
 class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
@@ -78,124 +101,168 @@ def compare(
     say: Callable[[str], None],
     callbacks: Callable[[], list[Callback]] = list,
 ) -> Records:
-    """Train and measure every preset with every seed, and return the records.
+    """Train and measure every arm with every seed, and return the records.
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
-    goes on with the run at hand. `records.jsonl` there holds the records of all runs.
+    goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
+    diverges is recorded as such, and the others go on: in a sweep that is a result.
 
     Raises:
-        ClearheadError: for settings or data that do not work, or a folder of other settings.
+        ClearheadError: for settings or data that do not work, a folder of other settings, or where
+            every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     corpus = prepare(config.data, progress=say)
-    device = best_device()
-    written = []
-    for seed, name in ((seed, name) for seed in config.seeds for name in config.presets):
-        folder = config.output / f"{name}-seed{seed}"
-        records = folder / RECORDS
-        header = _header(config, corpus, name, seed)
-        if records.exists():
-            _check_same(records, header)
-            say(f"{name}, seed {seed}: already done")
+    jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
+    for job in jobs:  # all before the first, which may take hours
+        if job.records.exists():
+            _check_same(job.records, job.header)
         else:
-            say(f"{name}, seed {seed}: {header['parameters']:,} parameters")
-            lines = _run(config, corpus, header, folder, device, callbacks())
-            write_text(records, "".join(_serialised(lines)))
-        written.append(records)
+            _check_optimizer(job)
+    written, diverged = list[Path](), list[str | None]()
+    for job in jobs:
+        if job.records.exists():
+            say(f"{job.called}: already done")
+        else:
+            say(f"{job.called}: {job.header['parameters']:,} parameters")
+            lines = _run(job, callbacks())
+            write_text(job.records, "".join(map(as_line, lines)))
+        header = json.loads(job.records.read_text("utf-8").splitlines()[0])
+        diverged.append(header.get("diverged"))
+        if diverged[-1]:
+            say(f"{job.called}: {diverged[-1]}")
+        written.append(job.records)
         text = "".join(path.read_text("utf-8") for path in written)
         write_text(config.output / RECORDS, text)
+    if all(diverged):
+        raise DivergedError(f"no run stayed finite: {diverged[0]}")
     return load(config.output / RECORDS)
 
 
-def _header(config: CompareConfig, corpus: Corpus, name: str, seed: int) -> dict[str, Any]:
-    """The run's own line of the records; what a training run adds to it comes later."""
-    rate = config.rates.get(name, config.train.learning_rate)
-    settings = replace(config.train, seed=seed, learning_rate=rate)
-    model = fitted(name, config.size, corpus, settings)
-    counts = plan(model)
-    return {
-        "kind": "run",
-        "run": f"{name}/seed{seed}",
-        "preset": name,
-        "size": config.size,
-        "seed": seed,
-        "label": config.label,
-        "model": model.to_diff_dict(),
-        "train": asdict(settings),
-        "data": corpus.describe(),
-        "parameters": counts.parameters,
-        "non_embedding_parameters": counts.non_embedding_parameters,
-        "lengths": [multiple * settings.sequence_length for multiple in config.lengths],
-        "evaluation_tokens": config.evaluation_tokens,
-    }
+class _Job:
+    """One run: an arm with a seed."""
+
+    def __init__(self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.arm = arm
+        self.seed = seed
+        self.settings = replace(arm.train, seed=seed)
+        self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
+        self.folder = config.output / f"{arm.folder}-seed{seed}"
+        self.records = self.folder / RECORDS
+        self.called = f"{arm.name}, seed {seed}"
+        self.header = self._header()
+
+    def _header(self) -> dict[str, Any]:
+        """The run's own line of the records; what a training run adds to it comes later."""
+        counts = plan(self.model)
+        length = self.settings.sequence_length
+        return {
+            "kind": "run",
+            "run": f"{self.arm.name}/seed{self.seed}",
+            "arm": self.arm.name,
+            "preset": self.arm.preset,
+            "changes": self.arm.changes,
+            "size": self.config.size,
+            "seed": self.seed,
+            "label": self.config.label,
+            "model": self.model.to_diff_dict(),
+            "train": asdict(self.settings),
+            "data": self.corpus.describe(),
+            "parameters": counts.parameters,
+            "non_embedding_parameters": counts.non_embedding_parameters,
+            "lengths": [multiple * length for multiple in self.config.lengths],
+            "evaluation_tokens": self.config.evaluation_tokens,
+            "measure_every": milestone_steps(self.config.measure_every, self.settings),
+        }
 
 
-def _run(
-    config: CompareConfig,
-    corpus: Corpus,
-    header: dict[str, Any],
-    folder: Path,
-    device: torch.device,
-    callbacks: list[Callback],
-) -> Iterator[dict[str, Any]]:
+def _check_optimizer(job: _Job) -> None:
+    """Refuse one whose library is missing, or whose patterns match nothing."""
+    with torch.device("meta"):
+        model = ClearheadForCausalLM(job.model)
+    try:
+        build_optimizer(model, job.settings)
+    except ClearheadError as error:
+        raise ClearheadError(f"{job.arm.name}: {error}") from error
+
+
+def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     """Train one model, or go on with it; then ask it everything. Yields its records."""
-    settings = TrainConfig(**header["train"])
-    seed, name = header["seed"], header["run"]
-    torch.manual_seed(seed)
-    model = ClearheadForCausalLM(fitted(header["preset"], config.size, corpus, settings)).to(device)
+    settings, corpus, folder = job.settings, job.corpus, job.folder
+    name, every = job.header["run"], job.header["measure_every"]
+    device = best_device()
+    torch.manual_seed(job.seed)
+    model = ClearheadForCausalLM(job.model).to(device)
+    if every:
+        callbacks = [
+            *callbacks,
+            Milestones(corpus, settings, every=every),
+        ]
     measures: dict[str, Any] = {}
+    diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
         model = ClearheadForCausalLM.from_pretrained(folder / "final").to(device)
         measures = {"reason": "the process that trained it was stopped before the measurements"}
     else:
-        result = train(
-            model,
-            batches(corpus, settings),
-            settings,
-            output=folder,
-            tokenizer=corpus.tokenizer,
-            resume=folder.exists(),
-            callbacks=callbacks,
-            description={"run": name},
-        )
-        if result.stop_signal is not None:
-            raise InterruptedRun(result)
-        measures = {
-            "train_seconds": result.seconds,
-            "tokens_per_second": result.tokens_per_second,
-            "peak_memory_bytes": result.peak_memory_bytes,
-        }
+        try:
+            result = train(
+                model,
+                batches(corpus, settings),
+                settings,
+                output=folder,
+                tokenizer=corpus.tokenizer,
+                resume=folder.exists(),
+                callbacks=callbacks,
+                description={"run": name},
+            )
+        except DivergedError as error:
+            diverged = measures["reason"] = str(error)
+        else:
+            if result.stop_signal is not None:
+                raise InterruptedRun(result)
+            measures = {
+                "train_seconds": result.seconds,
+                "tokens_per_second": result.tokens_per_second,
+                "peak_memory_bytes": result.peak_memory_bytes,
+            }
     made = json.loads((folder / "run.json").read_text("utf-8"))
-    yield header | {key: made[key] for key in ("versions", "device", "command", "date")}
+    made = {key: made[key] for key in ("versions", "device", "command", "date")}
+    yield job.header | made | {"diverged": diverged}
     for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
         yield json.loads(line) | {"kind": "step", "run": name}
+    if every:
+        for line in (folder / MILESTONES).read_text("utf-8").splitlines():
+            yield json.loads(line)
     for metric in ("train_seconds", "tokens_per_second", "peak_memory_bytes"):
         value = measures.get(metric)
         reason = {} if value is not None else {"reason": measures["reason"]}
         yield {"kind": "measure", "run": name, "metric": metric, "value": value, **reason}
-    measured = measure(
+    if diverged is not None:
+        for length in job.header["lengths"]:
+            measured = {"metric": "perplexity", "length": length, "value": None}
+            yield {"kind": "measure", "run": name, **measured, "reason": diverged}
+        return
+    for found in measure(
         model,
         corpus,
-        length=settings.sequence_length,
-        lengths=header["lengths"],
-        tokens=config.evaluation_tokens,
-    )
-    for found in measured:
+        settings,
+        lengths=job.header["lengths"],
+        tokens=job.config.evaluation_tokens,
+    ):
         yield {"kind": "measure", "run": name, **found}
-    if seed == config.seeds[0]:
+    if job.seed == job.config.seeds[0]:
         for found in attention_records(model, corpus):
             yield {"kind": "attention", "run": name, **found}
-
-
-def _serialised(records: Iterator[dict[str, Any]]) -> Iterator[str]:
-    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _check_same(path: Path, header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
     found = json.loads(path.read_text("utf-8").splitlines()[0])
     wanted = json.loads(json.dumps(header))
-    for key in ("size", "model", "train", "lengths", "evaluation_tokens"):
+    found.setdefault("measure_every", 0)  # in the records of version 0.1
+    for key in ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every"):
         if found[key] != wanted[key]:
             different = key
             if isinstance(wanted[key], dict):

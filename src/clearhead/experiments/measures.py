@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose import attention_maps
+from clearhead.diagnose import attention_maps, rotated_kurtosis
 from clearhead.diagnose import measure as diagnose
 from clearhead.eval import lengths as perplexity_by_length
+from clearhead.train import TrainConfig
 
 DIAGNOSED_WINDOWS = 32
 HEAT_MAP_TOKENS = 48
@@ -16,18 +17,41 @@ TOKENS_IN_A_BATCH = 4096
 
 
 def measure(
-    model: Any, corpus: Corpus, *, length: int, lengths: Sequence[int], tokens: int
+    model: Any,
+    corpus: Corpus,
+    settings: TrainConfig,
+    *,
+    lengths: Sequence[int],
+    tokens: int,
 ) -> Iterator[dict[str, Any]]:
     """Perplexity by length; attention and hidden states at the training length.
 
     Args:
-        length: the training length in tokens.
+        settings: those of the training.
         lengths: window lengths of the perplexities.
         tokens: validation tokens read at each length.
     """
     yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
-    texts = windows(corpus, length=length, count=DIAGNOSED_WINDOWS)
-    yield from diagnose(model, texts, batch_size=max(1, TOKENS_IN_A_BATCH // length))
+    length = settings.sequence_length
+    texts = list(windows(corpus, length=length, count=DIAGNOSED_WINDOWS))
+    yield from states(model, texts, settings, batch_size=max(1, TOKENS_IN_A_BATCH // length))
+
+
+def states(
+    model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
+) -> Iterator[dict[str, Any]]:
+    """Attention and hidden states, these in the model's own basis and in OrthoAdam's.
+
+    Whatever the optimizer was, the basis is the one that OrthoAdam has with this seed.
+    """
+    yield from diagnose(model, texts, batch_size=batch_size)
+    yield from rotated_kurtosis(
+        model,
+        texts,
+        kind=settings.rotation or "hadamard",
+        seed=settings.seed,
+        batch_size=batch_size,
+    )
 
 
 def attention_records(model: Any, corpus: Corpus) -> Iterator[dict[str, Any]]:

@@ -3,17 +3,28 @@
 Importing this registers `model_type` "clearhead" with transformers' AutoConfig and AutoModel.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
+from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.modeling import ClearheadForCausalLM, ClearheadModel
+from clearhead.models.masked import ClearheadForMaskedLM
 from clearhead.models.plan import Plan, plan
 from clearhead.models.scaling import with_rope_scaling
+from clearhead.models.trunk import ClearheadModel
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
 AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
+AutoModelForMaskedLM.register(ClearheadConfig, ClearheadForMaskedLM)
+AutoModelForSequenceClassification.register(ClearheadConfig, ClearheadForSequenceClassification)
 
 __all__ = [
     "BASELINE",
@@ -21,6 +32,8 @@ __all__ = [
     "SIZES",
     "ClearheadConfig",
     "ClearheadForCausalLM",
+    "ClearheadForMaskedLM",
+    "ClearheadForSequenceClassification",
     "ClearheadModel",
     "Plan",
     "plan",

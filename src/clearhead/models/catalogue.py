@@ -39,6 +39,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sas": _SAS,
     "sas-p": _SAS_P,
     "sas-p-nonorm": {**_SAS_P, "norm": "none"},
+    "bert": {
+        "position": "scaled-sinusoidal",
+        "direction": "bidirectional",
+        "norm": "layernorm",
+        "norm_eps": 1e-12,
+        "embedding_norm": "layernorm",
+        "mlp": "geglu",
+    },
 }
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
@@ -61,6 +69,7 @@ SUMMARIES = {
     "sas": "no attention skip, no value or projection matrices, shaped attention (SAS)",
     "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
     "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
+    "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
 }
 
 _CODEPARROT = {
@@ -104,6 +113,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 512,
         "mlp": "gelu",
     },
+    "crammed": {
+        "vocab_size": 32_768,
+        "hidden_size": 768,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 128,
+    },
 }
 
 # The paper's Pre-LN has RMSNorm, ReLU and no biases.
@@ -136,6 +153,10 @@ def presets() -> dict[str, str]:
 
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
+
+    Presets match the baseline in parameters at the shapes of the sizes. With another `hidden_size`,
+    `mlp` or `bias` the MLP gets the baseline's width, and with other heads it keeps its own: then
+    give `intermediate_size`, or see what the preset costs (`clearhead plan`).
 
     Raises:
         ClearheadError: an unknown preset, size or key (naming the near misses), or a combination

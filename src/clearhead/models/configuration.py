@@ -2,17 +2,25 @@
 
 import difflib
 import os
+import types
+import typing
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec
 
 STUB = "modeling_clearhead.py"
+_AUTO = {
+    "AutoConfig": "ClearheadConfig",
+    "AutoModelForCausalLM": "ClearheadForCausalLM",
+    "AutoModelForMaskedLM": "ClearheadForMaskedLM",
+    "AutoModelForSequenceClassification": "ClearheadForSequenceClassification",
+}
 
 # What transformers itself passes or stores beside a configuration's declared fields.
 _TRANSFORMERS_KEYS = {
@@ -23,23 +31,27 @@ _TRANSFORMERS_KEYS = {
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "quantization_config",
     "torch_dtype",
-}
-
-# What other models have and no axis here does, and why.
-_ABSENT = {
-    "attention_dropout": (
-        "dropout is not built: on a shaped matrix it would drop the only path of the signal, α I"
-    ),
-    "qk_norm": (
-        "a norm of queries and keys is not built: beside W_Q = 0 it would multiply the gradient of "
-        "W_Q by 1/eps"
-    ),
 }
 
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
-_GATED = ("swiglu",)  # the MLPs of three matrices
+# What other models have and none here, and why.
+_NO_MAP_DROPOUT = (
+    "no number is left out of attention maps, which in a shaped block carry the signal itself; "
+    "choose dropout, of what branches add"
+)
+_ABSENT = {
+    "attention_dropout": _NO_MAP_DROPOUT,
+    "attn_pdrop": _NO_MAP_DROPOUT,
+    "attention_probs_dropout_prob": _NO_MAP_DROPOUT,
+    "qk_norm": (
+        "no norm of queries and keys is built; beside W_Q = 0 it would multiply the gradient of "
+        "W_Q by 1/eps"
+    ),
+}
+_GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
 class ClearheadConfig(PreTrainedConfig):
@@ -69,6 +81,11 @@ class ClearheadConfig(PreTrainedConfig):
     MLP's skip start with; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the
     full width of an MLP over this one's.
 
+    `embedding_norm` is a value of `norm`, for what enters the first layer, or "none". `dropout` is
+    the share of numbers left out, in training, of what enters the first layer, of what a branch
+    adds to a stream that passes by it, and before a classification head's last matrix; attention
+    maps keep theirs, and so does a branch that is the stream itself.
+
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
             cannot be built or would have no effect, saying what to change.
@@ -96,6 +113,8 @@ class ClearheadConfig(PreTrainedConfig):
     attention_gain: float | None = None
     mlp_gain: float | str | None = None
     mlp_skip_gain: float | None = None
+    embedding_norm: str = "none"
+    dropout: float = 0.0
     bias: bool = False
     norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -122,6 +141,8 @@ class ClearheadConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self._check_types()
+        self._check_starts()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -129,15 +150,11 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
-        self._check_gains()
         self._settle_rope()
         super().__post_init__(**kwargs)
         if self.position not in _ROTARY:
             self.rope_parameters = None  # transformers fills in a default of its own
-        self.auto_map = {
-            "AutoConfig": "modeling_clearhead.ClearheadConfig",
-            "AutoModelForCausalLM": "modeling_clearhead.ClearheadForCausalLM",
-        }
+        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
         self._check()
 
     def layer(self, index: int) -> LayerSpec:
@@ -173,6 +190,7 @@ class ClearheadConfig(PreTrainedConfig):
             attention_gain=self.attention_gain,
             mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
             mlp_skip_gain=self.mlp_skip_gain,
+            dropout=self.dropout,
             **axes,
         )
 
@@ -200,12 +218,19 @@ class ClearheadConfig(PreTrainedConfig):
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
             if key in _ABSENT:
-                raise ClearheadError(f"unknown configuration key {key!r}: {_ABSENT[key]}")
+                raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
             if key not in known and not key.startswith("_"):
                 fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
                 near = difflib.get_close_matches(key, fields, n=3)
                 hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
                 raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+
+    def _check_types(self) -> None:
+        for key, hint in ClearheadConfig.__annotations__.items():
+            value = getattr(self, key)
+            if typing.get_origin(hint) is not ClassVar and not _accepts(hint, value):
+                wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
+                raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
     def _settle_rope(self) -> None:
         if self.position not in _ROTARY:
@@ -232,6 +257,9 @@ class ClearheadConfig(PreTrainedConfig):
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
+        choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
         self._check_values()
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))
@@ -251,12 +279,33 @@ class ClearheadConfig(PreTrainedConfig):
                 "values='reparametrised', or leave it out"
             )
 
-    def _check_gains(self) -> None:
+    def _check_starts(self) -> None:
         if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
-            raise ClearheadError(f"mlp_gain={self.mlp_gain!r}: give a number, or 'depth'")
-        for key in ("attention_gain", "mlp_gain", "mlp_skip_gain", "query_range", "value_gain"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int | float | str | None):
-                raise ClearheadError(f"{key}={value!r} must be a number")
+            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
         if self.query_range is not None and self.query_range < 0:
             raise ClearheadError(f"query_range={self.query_range} is a spread: at least 0")
+
+
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a name",
+    dict: "a mapping",
+    list: "a list",
+    types.NoneType: "null",
+}
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The plain types that a hint names: of a union its members, of list[int] list."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if union else (hint,)
+    return [typing.get_origin(part) or part for part in parts]
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    kinds = _kinds(hint)
+    if isinstance(value, bool):  # which Python counts among the whole numbers
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead.errors import ClearheadError
+from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.modeling import ClearheadForCausalLM
 
 _SAME = (
     "vocab_size",

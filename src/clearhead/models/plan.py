@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.modeling import ClearheadModel
+from clearhead.models.trunk import ClearheadModel
 from clearhead.nn import REGISTRY
 
 

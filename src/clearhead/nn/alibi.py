@@ -6,14 +6,17 @@ from torch import Tensor
 
 from clearhead import ops
 from clearhead.nn.positions import NoPosition, Part
+from clearhead.nn.single import visible_keys
 from clearhead.spec import Declaration, LayerSpec
 
 LONGEST = 256**2
 
 
 class Alibi(NoPosition):
-    """Scores get −slope · (i − j), from 8 more columns (`ops.alibi_columns`), never a T × T bias.
+    """Scores get −slope · |i − j|, from 8 more columns (`ops.alibi_columns`), never a T × T bias.
 
+    Causally that is −slope · (i − j). Of a whole text the columns of the keys after a query carry
+    the opposite of it: |i − j| is no one sum of products, but one on either side.
     The maps of one head share its slope: differential attention subtracts what both have. Keys are
     kept without the columns, which their positions give.
     """
@@ -25,7 +28,10 @@ class Alibi(NoPosition):
     def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
         layer = self.layer
         slopes = ops.alibi_slopes(self.heads)
-        return (Part(*ops.alibi_columns(queries_BT, keys_BS, slopes, layer.head_dim**-0.5)),)
+        q, k = ops.alibi_columns(queries_BT, keys_BS, slopes, layer.head_dim**-0.5)
+        if layer.direction == "causal":
+            return (Part(q, k),)
+        return (Part((q, -q), (k, k), by_side=True),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
@@ -33,19 +39,21 @@ class Alibi(NoPosition):
 
 
 def _refuses(layer: LayerSpec) -> str | None:
-    if layer.direction != "causal":
-        return "|i − j| is not a sum of products of columns: choose direction='causal' or rope"
     if layer.max_position_embeddings > LONGEST:
         return f"positions above {LONGEST} have more than two digits of base 256: choose rope"
     return None
 
 
+def _flops(layer: LayerSpec, length: int) -> float:
+    return 2.0 * ops.alibi.COLUMNS * layer.num_attention_heads * visible_keys(layer, length)
+
+
 DECLARATION = Declaration(
     axis="position",
     name="alibi",
-    summary="scores minus slope · distance, a slope for each head",
+    summary="scores minus slope · distance, either way, a slope for each head",
     source="arXiv 2108.12409",
     build=Alibi,
     refuses=_refuses,
-    flops=lambda layer, length: 2.0 * ops.alibi.COLUMNS * layer.num_attention_heads * length / 2,
+    flops=_flops,
 )

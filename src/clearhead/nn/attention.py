@@ -68,7 +68,8 @@ class Attention(nn.Module):
         Args:
             parts: what the position module made for these positions.
             attend: a function with the signature of `ops.attend`, with this module before it, and
-                a keyword `coefficients`, what `maps` combines its maps by.
+                the keywords `coefficients`, what `maps` combines its maps by, and `rows`, bool
+                [B, rows], which of the outputs are used (None for all).
             cache: a transformers Cache of `past` tokens; S = past + T.
             key_mask: bool [B, S]. segments: int [B, S].
         """
@@ -79,7 +80,7 @@ class Attention(nn.Module):
         v_BTC = own_BTC.to(k.dtype)
         v = _heads(v_BTC, self.value_heads)
         if not self.late:
-            k = self.scores.keys(k, parts[0].keys)
+            k = parts[0].prepared(self.scores.keys, k, parts[0].keys)
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         coefficients = self.maps.coefficients(x_BTC)
@@ -142,7 +143,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
         if self.late:
-            k = self.scores.keys(k, part.keys)
+            k = part.prepared(self.scores.keys, k, part.keys)
         k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
         if part.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + part.stop
@@ -153,11 +154,13 @@ class Attention(nn.Module):
                 coefficients = coefficients[:, :, part.start : part.stop]
 
         def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, coefficients=coefficients, **options)
+            used = {"coefficients": coefficients, "rows": part.rows}
+            return attend(self, *tensors, **used, **options)
 
         return self.maps(
-            *(self.scores.queries(q, part.queries), k, v, coefficients),
+            *(part.prepared(self.scores.queries, q, part.queries), k, v, coefficients),
             attend=bound,
+            by_side=part.by_side,
             sink=self.normalizer.sink(),
             causal=self.causal,
             key_mask=key_mask,

@@ -31,6 +31,7 @@ class Block(nn.Module):
         self.mlp_gain = gain(scale, layer.mlp_gain)
         self.mlp_skip = REGISTRY.find("mlp_skip", layer.mlp_skip).build()
         self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)
+        self.dropout = nn.Dropout(layer.dropout)
 
     def forward(self, x_BTC: Tensor, **context: Any) -> Tensor:
         return self.order.run(self, x_BTC, context)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
+from clearhead.nn.offloading import with_own_parameters
 from clearhead.nn.single import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
@@ -46,6 +47,7 @@ class Differential(nn.Module):
         if self.head_norm == "affine":
             nn.init.ones_(self.norm_weight)
 
+    @with_own_parameters
     def coefficients(self, x_BTC: Tensor | None = None) -> Tensor:
         """λ, a float32 scalar, whatever the input."""
         with torch.autocast(self.lambda_q1.device.type, enabled=False):

@@ -15,9 +15,4 @@ BIDIRECTIONAL = Declaration(
     summary="a token sees the whole text; no generation, no cache",
     source="arXiv 1810.04805",
     build=lambda: False,
-    refuses=lambda layer: (
-        "without order a text is a bag of tokens: choose another position, or direction='causal'"
-        if layer.position == "none"
-        else None
-    ),
 )

@@ -10,16 +10,17 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class GatedMLP(nn.Module):
-    """(silu(x W_gate) ∘ x W_up) W_down."""
+    """(f(x W_gate) ∘ x W_up) W_down."""
 
-    def __init__(self, layer: LayerSpec) -> None:
+    def __init__(self, layer: LayerSpec, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
         self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
         self.down_proj = _down(layer)
+        self.function = function
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))
+        return self.down_proj(self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))
 
 
 class PlainMLP(nn.Module):
@@ -49,7 +50,15 @@ SWIGLU = Declaration(
     name="swiglu",
     summary="silu gate times a linear branch; three matrices",
     source="arXiv 2002.05202",
-    build=GatedMLP,
+    build=lambda layer: GatedMLP(layer, F.silu),
+    shards="channels",
+)
+GEGLU = Declaration(
+    axis="mlp",
+    name="geglu",
+    summary="exact GELU gate times a linear branch; three matrices",
+    source="arXiv 2002.05202",
+    build=lambda layer: GatedMLP(layer, F.gelu),
     shards="channels",
 )
 GELU = Declaration(

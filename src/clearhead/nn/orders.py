@@ -15,9 +15,9 @@ class Sequential:
     @staticmethod
     def run(block: Any, x_BTC: Tensor, context: dict[str, Any]) -> Tensor:
         attended = block.attention_gain(block.self_attn(block.input_layernorm(x_BTC), **context))
-        x_BTC = block.attention_skip(x_BTC, attended)
+        x_BTC = block.attention_skip(x_BTC, attended, block.dropout)
         changed = block.mlp_gain(block.mlp(block.post_attention_layernorm(x_BTC)))
-        return block.mlp_skip(block.mlp_skip_gain(x_BTC), changed)
+        return block.mlp_skip(block.mlp_skip_gain(x_BTC), changed, block.dropout)
 
 
 class Parallel:
@@ -29,7 +29,8 @@ class Parallel:
     def run(block: Any, x_BTC: Tensor, context: dict[str, Any]) -> Tensor:
         z_BTC = block.input_layernorm(x_BTC)
         attended = block.attention_gain(block.self_attn(z_BTC, **context))
-        return block.attention_skip(x_BTC, attended + block.mlp_gain(block.mlp(z_BTC)))
+        x_BTC = block.attention_skip(x_BTC, attended, block.dropout)
+        return x_BTC + block.dropout(block.mlp_gain(block.mlp(z_BTC)))
 
 
 def _refuses(layer: LayerSpec) -> str | None:

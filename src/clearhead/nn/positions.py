@@ -5,6 +5,7 @@ what queries and keys need at these positions; `prepare` puts it into them, in e
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ class Part(NamedTuple):
     """Some queries, and how they and the keys they read are prepared.
 
     Attributes:
-        queries, keys: what `prepare` takes beside the queries, and beside the keys.
+        queries, keys: what `prepare` takes beside the queries, and beside the keys; `by_side`, two
+            of them, for the keys up to a query's own and for those after it (`ops.attend`).
         start, stop: these of the queries; None, to the end.
         rows: bool [B, stop − start], which of them; None for all.
     """
@@ -27,10 +29,19 @@ class Part(NamedTuple):
     start: int = 0
     stop: int | None = None
     rows: Tensor | None = None
+    by_side: bool = False
+
+    def prepared(self, prepare: Callable[[Tensor, Any], Tensor], x: Tensor, table: Any) -> Tensor:
+        """`x` with a table of this part's put into it by `prepare`, once for each side."""
+        if self.by_side:
+            return torch.cat([prepare(x, of_side) for of_side in table], -1)
+        return prepare(x, table)
 
 
 class NoPosition(nn.Module):
-    """No position at all: order is known only through the causal mask. The base of the others.
+    """No position at all: order is known through the causal mask alone. The base of the others.
+
+    Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
 
     Positions are built for a layer and its number of heads (a head may have several maps).
     """
@@ -78,11 +89,31 @@ class Sinusoidal(NoPosition):
     """
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        width = x_BTC.shape[-1]
-        even = torch.arange(0, width, 2, device=x_BTC.device, dtype=torch.float32)
-        angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        waves = _waves(positions_BT, x_BTC.shape[-1])
         return x_BTC + (waves * self.layer.initializer_range).to(x_BTC.dtype)
+
+
+class ScaledSinusoidal(NoPosition):
+    """The waves of `Sinusoidal` times one learned number, which starts at 1/√C."""
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, self.layer.hidden_size**-0.5)
+
+    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
+        waves = _waves(positions_BT, x_BTC.shape[-1])
+        return x_BTC + (waves * self.scale).to(x_BTC.dtype)
+
+
+def _waves(positions_BT: Tensor, width: int) -> Tensor:
+    """sin and cos of position · 10000^(−2j/width) in neighbouring channels, float32 [B, T, C]."""
+    even = torch.arange(0, width, 2, device=positions_BT.device, dtype=torch.float32)
+    angle = positions_BT[..., None].float() * torch.exp(even * (-math.log(10_000.0) / width))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 LEARNED = Declaration(
@@ -99,10 +130,17 @@ SINUSOIDAL = Declaration(
     source="arXiv 1706.03762, section 3.5",
     build=Sinusoidal,
 )
+SCALED_SINUSOIDAL = Declaration(
+    axis="position",
+    name="scaled-sinusoidal",
+    summary="fixed waves times a learned number, added to the embedding",
+    source="arXiv 2212.14034 (crammed BERT); arXiv 2202.10447",
+    build=ScaledSinusoidal,
+)
 NONE = Declaration(
     axis="position",
     name="none",
-    summary="no position: the causal mask alone tells order",
+    summary="no position: the causal mask alone tells order; without it, a bag of tokens",
     source="arXiv 2305.19466",
     build=NoPosition,
 )

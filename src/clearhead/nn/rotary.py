@@ -27,6 +27,7 @@ class Rotary(NoPosition):
     "dynamic-causal" takes it from the query's own position, rounded up to a power of two times the
     trained length: what a token computes depends on nothing that comes later, so that cached
     decoding is the full forward at any depth. Queries of each such base are a part of their own.
+    Of a whole text a query's reach is the row's length, and that is rounded up: "dynamic" in steps.
     """
 
     @staticmethod
@@ -39,6 +40,9 @@ class Rotary(NoPosition):
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
             return (self._part(queries_BT, keys_BS, self._theta(length_B)),)
         if kind == "dynamic-causal":
+            if self.layer.direction != "causal":
+                reach_B = self._lengths(keys_BS)[self._bucket(keys_BS.amax(1))]
+                return (self._part(queries_BT, keys_BS, self._theta(reach_B)),)
             return tuple(self._by_bucket(queries_BT, keys_BS))
         return (self._part(queries_BT, keys_BS),)
 
@@ -60,10 +64,17 @@ class Rotary(NoPosition):
             return Part(queries, queries)
         return Part(queries, ops.rotary_table(keys_BS, frequency, factor))
 
+    def _lengths(self, positions: Tensor) -> Tensor:
+        """Powers of two times the trained length."""
+        powers = 2 ** torch.arange(BUCKETS, device=positions.device)
+        return self.layer.max_position_embeddings * powers
+
+    def _bucket(self, positions: Tensor) -> Tensor:
+        """Which of them is the first that has room for the position."""
+        return torch.bucketize(positions + 1, self._lengths(positions))
+
     def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[Part]:
-        trained = self.layer.max_position_embeddings
-        lengths = trained * 2 ** torch.arange(BUCKETS, device=queries_BT.device)
-        bucket_BT = torch.bucketize(queries_BT + 1, lengths)  # the first that is long enough
+        lengths, bucket_BT = self._lengths(queries_BT), self._bucket(queries_BT)
         parts = []
         for bucket in bucket_BT.unique().tolist():
             rows = bucket_BT == bucket
@@ -77,7 +88,10 @@ class Rotary(NoPosition):
 
 
 class XPos(Rotary):
-    """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
+    """Rotation whose scores fade with distance, ζ_j^(|m−n|/512); its centre never moves.
+
+    The paper has earlier keys alone: later ones would grow by its formula. Of a whole text they
+    fade as earlier ones do, from tables with the inverse factors.
 
     The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
     """
@@ -90,7 +104,12 @@ class XPos(Rotary):
         layer = self.layer
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
         centre = layer.max_position_embeddings // 2
-        return (Part(*ops.xpos_tables(queries_BT, keys_BS, frequency, centre)),)
+        queries, keys = ops.xpos_tables(queries_BT, keys_BS, frequency, centre)
+        if layer.direction == "causal":
+            return (Part(queries, keys),)
+        # The roles exchanged: queries with ζ^−(m−c), keys with ζ^(n−c).
+        later_keys, later_queries = ops.xpos_tables(keys_BS, queries_BT, frequency, centre)
+        return (Part((queries, later_queries), (keys, later_keys), by_side=True),)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -116,14 +135,10 @@ def _refuses(layer: LayerSpec) -> str | None:
         return "low_freq_factor must be above 0 and below high_freq_factor"
     if kind.startswith("dynamic") and layer.head_dim == 2:
         return f"rope_type={kind!r} needs two waves to stretch: choose head_dim above 2"
-    if kind == "dynamic-causal" and layer.direction != "causal":
-        return "dynamic-causal looks back only: choose rope_type='dynamic', or direction='causal'"
     return None
 
 
 def _xpos_refuses(layer: LayerSpec) -> str | None:
-    if layer.direction != "causal":
-        return "its scores would grow towards later keys: choose direction='causal' or rope"
     if layer.rope_parameters["rope_type"] != "default":
         return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
     if layer.max_position_embeddings > LONGEST_XPOS:

@@ -54,10 +54,14 @@ class Single(nn.Module):
         return mass_BHT1
 
 
+def visible_keys(layer: LayerSpec, length: int) -> float:
+    """How many keys a token sees on average."""
+    return (length + 1) / 2 if layer.direction == "causal" else float(length)
+
+
 def attention_flops(layer: LayerSpec, length: int) -> float:
-    """q kᵀ and p v for each token, over its visible keys: causally (length + 1) / 2 on average."""
-    visible = (length + 1) / 2 if layer.direction == "causal" else length
-    return 4.0 * layer.num_attention_heads * layer.head_dim * visible
+    """q kᵀ and p v for each token, over its visible keys."""
+    return 4.0 * layer.num_attention_heads * layer.head_dim * visible_keys(layer, length)
 
 
 def numbers_per_group(layer: LayerSpec) -> int:

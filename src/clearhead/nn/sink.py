@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.offloading import with_own_parameters
 from clearhead.nn.softmax import Softmax
 from clearhead.spec import Declaration
 
@@ -21,6 +22,7 @@ class Sink(Softmax):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.logit)
 
+    @with_own_parameters
     def sink(self) -> Tensor:
         return self.logit
 

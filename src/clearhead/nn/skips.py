@@ -1,16 +1,23 @@
-"""Skips: what of the stream passes by a branch."""
+"""Skips: what of the stream passes by a branch.
+
+Dropout is of what is added: a branch that nothing passes by is the stream itself, and keeps all.
+"""
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from clearhead.spec import Declaration, LayerSpec
 
+Dropout = Callable[[Tensor], Tensor]
 
-def identity(x_BTC: Tensor, branch_BTC: Tensor) -> Tensor:
+
+def identity(x_BTC: Tensor, branch_BTC: Tensor, dropout: Dropout) -> Tensor:
     """The stream, and the branch added to it."""
-    return x_BTC + branch_BTC
+    return x_BTC + dropout(branch_BTC)
 
 
-def none(x_BTC: Tensor, branch_BTC: Tensor) -> Tensor:
+def none(x_BTC: Tensor, branch_BTC: Tensor, dropout: Dropout) -> Tensor:
     """The branch alone."""
     return branch_BTC
 

@@ -8,26 +8,14 @@ rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differen
 instead is silently wrong, as the kernels' lse carries no gradient.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import stock, tiles
-
-# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
-# tiles also take long to compile.
-LONGEST_COMPILED_TILES = 1024
-
-
-class Options(NamedTuple):
-    """What a kernel is told beside its tensors."""
-
-    causal: bool
-    scale: float
-    key_mask: Tensor | None
-    segments: Tensor | None
+from clearhead.ops.kernels import Options, chosen, sink_gradient
+from clearhead.ops.sides import AttendBySide
 
 
 def attend(
@@ -40,6 +28,7 @@ def attend(
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     scale: float | None = None,
+    by_side: bool = False,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
 
@@ -53,6 +42,9 @@ def attend(
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         scale: 1/√D unless given.
+        by_side: queries and keys are two of width D side by side, [B, H, T, 2D] and [B, G, T, 2D]:
+            the first halves score the keys up to a query's own, the second halves those after it.
+            Not causal, and T = S.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
@@ -60,24 +52,25 @@ def attend(
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit.
     """
-    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments)
+    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments, by_side)
+    queries = q_BHTD.shape[2]
+    width = q_BHTD.shape[-1] // 2 if by_side else q_BHTD.shape[-1]
     options = Options(
-        causal=causal and q_BHTD.shape[2] > 1,  # a single, last query sees every key
-        scale=q_BHTD.shape[-1] ** -0.5 if scale is None else scale,
+        causal=causal and queries > 1,  # a single, last query sees every key
+        scale=width**-0.5 if scale is None else scale,
         key_mask=key_mask,
-        segments=segments,
+        query_segments=None if segments is None else segments[:, -queries:],
+        key_segments=segments,
     )
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
-
-
-def _kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Options) -> Any:
-    """The module whose `forward` and `backward` compute this: stock where it can, or tiles."""
-    short = k_BGSD.shape[2] <= LONGEST_COMPILED_TILES
-    if torch.compiler.is_compiling() and q_BHTD.device.type == "cpu" and short:
-        return tiles
-    return stock if stock.takes(q_BHTD, k_BGSD, v_BGSV, options) else tiles
+    if not by_side:
+        return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
+    earlier_q, later_q = q_BHTD.chunk(2, -1)
+    earlier_k, later_k = k_BGSD.chunk(2, -1)
+    if queries == 1:  # nothing is later
+        return _Attend.apply(earlier_q, earlier_k, v_BGSV, sink, options)
+    return AttendBySide.apply(earlier_q, later_q, earlier_k, later_k, v_BGSV, sink, options)
 
 
 class _Attend(torch.autograd.Function):
@@ -85,7 +78,7 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     ) -> Tensor:
-        kernel = _kernel(q, k, v, options)
+        kernel = chosen(q, k, v, options)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = kernel.forward(q, k, v, **options._asdict())
@@ -94,21 +87,19 @@ class _Attend(torch.autograd.Function):
             o1 = o * torch.exp(lse - lse1)[..., None]
             # Not a cast that casts nothing: torch 2.11 compiles that into gradients of zero.
             o, lse = o1 if o1.dtype == o.dtype else o1.to(o.dtype), lse1
-        ctx.save_for_backward(q, k, v, o, lse, sink, options.key_mask, options.segments)
+        ctx.save_for_backward(q, k, v, o, lse, sink, *options[2:])
         ctx.causal, ctx.scale, ctx.kernel = options.causal, options.scale, kernel
         return o
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, o, lse, sink, key_mask, segments = ctx.saved_tensors
-        options = Options(ctx.causal, ctx.scale, key_mask, segments)
+        q, k, v, o, lse, sink, key_mask, query_segments, key_segments = ctx.saved_tensors
+        options = Options(ctx.causal, ctx.scale, key_mask, query_segments, key_segments)
         dsink = None
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = ctx.kernel.backward(grad, q, k, v, o, lse, **options._asdict())
             if sink is not None and ctx.needs_input_grad[3]:
-                row_BHT = (grad.to(lse.dtype) * o.to(lse.dtype)).sum(-1)
-                dsink = -(torch.exp(sink.to(lse.dtype)[:, None] - lse) * row_BHT).sum((0, 2))
-                dsink = dsink.to(sink.dtype)
+                dsink = sink_gradient(sink, grad, o, lse)
         return dq, dk, dv, dsink, None
 
 
@@ -120,6 +111,7 @@ def _check(
     sink: float | Tensor | None,
     key_mask: Tensor | None,
     segments: Tensor | None,
+    by_side: bool,
 ) -> None:
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"
@@ -133,6 +125,11 @@ def _check(
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
+    if by_side and (causal or queries != keys or width % 2):
+        raise ClearheadError(
+            "by_side is of a whole text that is not causal, two widths side by side; found "
+            f"causal={causal}, {queries} queries, {keys} keys, width {width}"
+        )
     if isinstance(sink, Tensor) and sink.shape != (heads,):
         raise ClearheadError(
             f"sink must have one logit a head [{heads}]; found {tuple(sink.shape)}"

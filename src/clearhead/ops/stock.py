@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 
 def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
     """Whether one of the stock kernels computes this request exactly."""
-    if options.segments is not None or v_BGSV.shape[3] > q_BHTD.shape[3]:
+    if options.key_segments is not None or v_BGSV.shape[3] > q_BHTD.shape[3]:
         return False
     if options.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
         return False
@@ -45,7 +45,8 @@ def forward(
     causal: bool,
     scale: float,
     key_mask: Tensor | None,
-    segments: None,
+    query_segments: None,
+    key_segments: None,
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
 
@@ -82,7 +83,8 @@ def backward(
     causal: bool,
     scale: float,
     key_mask: Tensor | None,
-    segments: None,
+    query_segments: None,
+    key_segments: None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     width = v_BGSV.shape[3]

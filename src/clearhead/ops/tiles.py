@@ -26,7 +26,8 @@ def forward(
     causal: bool,
     scale: float,
     key_mask: Tensor | None,
-    segments: Tensor | None,
+    query_segments: Tensor | None,
+    key_segments: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] in the inputs' dtype, and its log-sum-exp [B, H, T], float32.
 
@@ -39,6 +40,7 @@ def forward(
     for start, stop, end in _tiles(length, keys, causal):
         q = _wide(q_BHTD[:, :, start:stop])
         score = torch.matmul(q, k[:, :, :end].mT) * scale
+        segments = query_segments, key_segments
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         if hidden is not None:
             score = torch.where(hidden, -torch.inf, score)
@@ -63,7 +65,8 @@ def backward(
     causal: bool,
     scale: float,
     key_mask: Tensor | None,
-    segments: Tensor | None,
+    query_segments: Tensor | None,
+    key_segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     _, heads, length, _ = q_BHTD.shape
@@ -78,6 +81,7 @@ def backward(
     for start, stop, end in _tiles(length, keys, causal):
         q = q_BHTD[:, :, start:stop]
         g = grad_BHTV[:, :, start:stop]
+        segments = query_segments, key_segments
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         weight, dscore = _differentiate(
             *(q, g, wide_k[:, :, :end], v[:, :, :end]),
@@ -145,7 +149,7 @@ def _hidden(
     end: int,
     causal: bool,
     key_mask: Tensor | None,
-    segments: Tensor | None,
+    segments: tuple[Tensor | None, Tensor | None],
     like: Tensor,
 ) -> Tensor | None:
     """What a tile must not see, as bool [B or 1, 1, rows, end]; None where it sees everything."""
@@ -156,10 +160,9 @@ def _hidden(
     if key_mask is not None:
         padding = ~key_mask[:, None, None, :end]
         hidden = padding if hidden is None else hidden | padding
-    if segments is not None:
-        offset = keys - queries
-        rows = segments[:, offset + start : offset + stop]
-        other = rows[:, None, :, None] != segments[:, None, None, :end]
+    of_queries, of_keys = segments
+    if of_queries is not None and of_keys is not None:
+        other = of_queries[:, None, start:stop, None] != of_keys[:, None, None, :end]
         hidden = other if hidden is None else hidden | other
     return hidden
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from clearhead.errors import choose
 
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "constant", "triangle")
 
 
 class ScheduleConfig(Protocol):
@@ -31,6 +31,9 @@ class ScheduleConfig(Protocol):
     def steps(self) -> int:
         """Number of optimizer steps of the whole run."""
 
+    def used(self, step: int) -> float:
+        """The share of the run's budget that steps before `step` take; read by "triangle"."""
+
 
 def learning_rate(step: int, config: ScheduleConfig) -> float:
     """The learning rate of `step`, counted from 0.
@@ -38,7 +41,13 @@ def learning_rate(step: int, config: ScheduleConfig) -> float:
     It rises linearly and reaches the peak on the last step of the warmup; then it falls so that
     the last step of the run uses exactly `final_learning_rate` times the peak ("constant" stays at
     the peak). The first step never has rate 0, which would waste its batch.
+
+    "triangle" is the crammed BERT's triangle2 (arXiv 2212.14034), a function of the share x of the
+    budget used before the step: min(1/4 + 3/4 · x / warmup, (1 − x) / (1 − warmup)), with warmup
+    3/4 there. It falls towards `final_learning_rate`, which the end of the last step would have.
     """
+    if config.schedule == "triangle":
+        return config.learning_rate * _triangle(config.used(step), config)
     warmup = round(config.warmup * config.steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -52,3 +61,10 @@ def learning_rate(step: int, config: ScheduleConfig) -> float:
             remaining = 0.5 * (1.0 + math.cos(math.pi * done))
     final = config.final_learning_rate
     return config.learning_rate * (final + (1.0 - final) * remaining)
+
+
+def _triangle(used: float, config: ScheduleConfig) -> float:
+    if used < config.warmup:
+        return 0.25 + 0.75 * used / config.warmup
+    final = config.final_learning_rate
+    return final + (1.0 - final) * (1.0 - used) / (1.0 - config.warmup)

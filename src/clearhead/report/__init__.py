@@ -1,7 +1,17 @@
 """Records to tables, figures and one page. Nothing here trains or measures."""
 
+from clearhead.report.milestones import at_equal_loss
 from clearhead.report.page import write_page
 from clearhead.report.records import Records, Run, append, load
 from clearhead.report.tables import comparison, to_console
 
-__all__ = ["Records", "Run", "append", "comparison", "load", "to_console", "write_page"]
+__all__ = [
+    "Records",
+    "Run",
+    "append",
+    "at_equal_loss",
+    "comparison",
+    "load",
+    "to_console",
+    "write_page",
+]

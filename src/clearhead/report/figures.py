@@ -71,7 +71,7 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
     if not last:
         return None
     width = math.ceil(last / POINTS)
-    curves = {preset: _blocks(records.of(preset), width, against) for preset in records.presets()}
+    curves = {arm: _blocks(records.of(arm), width, against) for arm in records.arms()}
     longest = max((x for curve in curves.values() for x, *_ in curve), default=0.0)
     if longest == 0:
         return None
@@ -81,8 +81,8 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
         "loss (nats per token)",
         hovermode="closest",
     )
-    for preset, curve in curves.items():
-        _curve(figure, preset, [(x / divisor, *rest) for x, *rest in curve], looks[preset])
+    for arm, curve in curves.items():
+        _curve(figure, arm, [(x / divisor, *rest) for x, *rest in curve], looks[arm])
     smoothing = "none" if width == 1 else f"each point is the mean over {width} steps"
     start = _crop_start(figure, [[y for _, y, _ in curve] for curve in curves.values()])
     title = "by tokens read" if against == "tokens" else "by time on this machine"
@@ -129,7 +129,7 @@ def _blocks(runs: Sequence[Run], width: int, against: str) -> list[tuple[float, 
     return curve
 
 
-def _curve(figure: "go.Figure", preset: str, curve: list[Any], look: style.Look) -> None:
+def _curve(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) -> None:
     import plotly.graph_objects as go
 
     if not curve:
@@ -148,14 +148,14 @@ def _curve(figure: "go.Figure", preset: str, curve: list[Any], look: style.Look)
             mode="lines",
             hoverinfo="skip",
             showlegend=False,
-            legendgroup=style.plain(preset),
+            legendgroup=style.plain(arm),
         )
         figure.add_trace(band)
     line = go.Scatter(
         x=x,
         y=y,
-        name=style.plain(preset),
-        legendgroup=style.plain(preset),
+        name=style.plain(arm),
+        legendgroup=style.plain(arm),
         mode="lines",
         line={"color": look.colour, "width": 2},
         hovertemplate="%{x:.4g}: %{y:.4f}",
@@ -169,30 +169,31 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     if not lengths:
         return None
     figure = new("length of the text (tokens, log scale)", "validation perplexity")
-    missing: list[str] = []
+    missing: dict[str, list[str]] = {}
     shown: list[float] = []
-    for preset in records.presets():
+    for arm in records.arms():
         points = []
         for length in lengths:
-            summary = records.summary(preset, "perplexity", length=length)
+            summary = records.summary(arm, "perplexity", length=length)
             if summary is not None:
                 points.append((length, summary.mean, summary.deviation))
                 continue
-            reason = records.reason(preset, "perplexity", length=length)
+            reason = records.reason(arm, "perplexity", length=length)
             if reason:
-                missing.append(f"{preset} at {length:,} tokens: {reason}.")
+                missing.setdefault(f"at {length:,} tokens: {reason}.", []).append(arm)
         shown.extend(mean for _, mean, _ in points)
-        _line(figure, preset, points, looks[preset])
+        line(figure, arm, points, looks[arm])
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    _scale_axis(figure, "validation perplexity", shown)
+    scale_axis(figure, "validation perplexity", shown)
     trained = records.sequence_length()
     if trained:
         _mark(figure, trained)
     note = "Bars: ± 1 standard deviation over seeds. " if _has_bars(figure) else ""
+    reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     return Panel(
-        title="Perplexity by length of text", figure=figure, note=(note + " ".join(missing)).strip()
+        title="Perplexity by length of text", figure=figure, note=(note + " ".join(reasons)).strip()
     )
 
 
@@ -220,15 +221,18 @@ def _mark(figure: "go.Figure", trained: int) -> None:
     )
 
 
-def _line(
+def line(
     figure: "go.Figure",
-    preset: str,
+    arm: str,
     points: Sequence[tuple[float, float, float | None]],
     look: style.Look,
     *,
     name: str = "",
     dash: str = "solid",
+    size: int = 8,
 ) -> None:
+    """Add an arm's line through (x, y, spread or None); `name` and `dash` tell a second one apart,
+    which the legend leaves out."""
     import plotly.graph_objects as go
 
     if not points:
@@ -237,14 +241,14 @@ def _line(
     trace = go.Scatter(
         x=x,
         y=y,
-        name=style.plain(preset + name),
-        legendgroup=style.plain(preset),
+        name=style.plain(arm + name),
+        legendgroup=style.plain(arm),
         showlegend=not name,
         mode="lines+markers",
         line={"color": look.colour, "width": 2, "dash": dash},
         marker={
             "color": look.colour,
-            "size": 8,
+            "size": size,
             "symbol": look.symbol if dash == "solid" else f"{look.symbol}-open",
         },
         hovertemplate="%{x}: %{y:.5g}",
@@ -260,7 +264,7 @@ def _line(
     figure.add_trace(trace)
 
 
-def _scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
+def scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
     """A logarithmic y axis where `shown` spans more than a factor of four, and one that says so."""
     if not shown or min(shown) <= 0 or max(shown) < 4 * min(shown):
         return
@@ -283,7 +287,9 @@ def _has_bars(figure: "go.Figure") -> bool:
 
 
 def by_layer(
-    records: Records, looks: Looks, metric: Literal["kurtosis", "largest_activation"]
+    records: Records,
+    looks: Looks,
+    metric: Literal["kurtosis", "kurtosis_rotated", "largest_activation"],
 ) -> Panel | None:
     """Kurtosis or largest activation of the hidden states by layer, first token and rest apart."""
     layers = records.dimension(metric, "layer")
@@ -291,26 +297,30 @@ def by_layer(
         return None
     title, axis = {
         "kurtosis": ("Kurtosis by layer", "kurtosis (3 = Gaussian)"),
+        "kurtosis_rotated": (
+            "Kurtosis by layer in OrthoAdam’s basis",
+            "kurtosis, rotated (3 = Gaussian)",
+        ),
         "largest_activation": ("Largest activation by layer", "largest |activation|"),
     }[metric]
     figure = new("layer", axis)
     figure.update_xaxes(tickvals=layers)
     shown: list[float] = []
-    for preset in records.presets():
+    for arm in records.arms():
         for tokens, name, dash in (
             ("first", "", "solid"),
             ("rest", ", other tokens", "dot"),
         ):
             points = []
             for layer in layers:
-                summary = records.summary(preset, metric, layer=layer, tokens=tokens)
+                summary = records.summary(arm, metric, layer=layer, tokens=tokens)
                 if summary is not None and summary.mean > 0:
                     points.append((layer, summary.mean, summary.deviation))
             shown.extend(mean for _, mean, _ in points)
-            _line(figure, preset, points, looks[preset], name=name, dash=dash)
+            line(figure, arm, points, looks[arm], name=name, dash=dash)
     if not shown:
         return None
-    _scale_axis(figure, axis, shown)
+    scale_axis(figure, axis, shown)
     note = "Solid: the first token; dotted: all other tokens."
     if _has_bars(figure):
         note += " Bars: ± 1 standard deviation over seeds."

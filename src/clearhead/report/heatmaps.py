@@ -48,13 +48,13 @@ def largest_share(records: Records) -> float:
 
 
 def first_token_share(records: Records, largest: float) -> list[Panel]:
-    """One heat-map (layer × head) a preset and map, on one colour scale from 0 to `largest`.
+    """One heat-map (layer × head) an arm and map, on one colour scale from 0 to `largest`.
 
     Heads of different seeds do not correspond, so the first seed is shown and not a mean.
     """
     panels = []
-    for preset in records.presets():
-        run = records.of(preset)[0]
+    for arm in records.arms():
+        run = records.of(arm)[0]
         for name in ordered_maps(Records(runs=(run,)).dimension(_SHARE, "map")):
             cells = {
                 (line["layer"], line["head"]): 100 * line["value"]
@@ -64,16 +64,16 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
                 and None not in (line.get("layer"), line.get("head"), line["value"])
             }
             if cells:
-                figure = _cells_figure(cells, 100 * largest)
-                panels.append(Panel(title=_title(preset, name), figure=figure))
+                figure = cells_figure(cells, 100 * largest)
+                panels.append(Panel(title=_title(arm, name), figure=figure))
     return panels
 
 
-def _title(preset: str, name: str) -> str:
-    return preset if name == "softmax" else f"{preset} · {name}"
+def _title(arm: str, name: str) -> str:
+    return arm if name == "softmax" else f"{arm} · {name}"
 
 
-def _cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
+def cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
     import plotly.graph_objects as go
 
     layers = sorted({layer for layer, _ in cells})
@@ -100,10 +100,10 @@ def _cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Fi
 
 
 def attention(records: Records) -> list[AttentionPanel]:
-    """The attention maps of every preset, from its first seed that has any."""
+    """The attention maps of every arm, from its first seed that has any."""
     panels: list[AttentionPanel] = []
-    for preset in records.presets():
-        run = next((run for run in records.of(preset) if run.attention), None)
+    for arm in records.arms():
+        run = next((run for run in records.of(arm) if run.attention), None)
         if run is not None:
             names = ordered_maps({name for _, _, name in run.attention})
             panels.extend(_attention_panel(run, name) for name in names)
@@ -123,7 +123,7 @@ def _attention_panel(run: Run, name: str) -> AttentionPanel:
     signed = any(weight < 0 for rows in weights.values() for row in rows for weight in row)
     text = next(iter(maps.values()))["text"][:size]
     return AttentionPanel(
-        title=_title(run.preset, name),
+        title=_title(run.arm, name),
         signed=signed or name == "difference",
         causal=causal,
         tokens=tuple(style.plain(style.token(str(token))) for token in text),

@@ -1,13 +1,17 @@
 """What a page says in words: plain text built from the records, not yet escaped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clearhead.report import style
 from clearhead.report.records import Records, Run
 from clearhead.report.statistics import Verdict, compare
 from clearhead.report.tables import chance_floor
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_WORDS = (
+    *("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve"),
+)
+MANY = 6  # arms: beyond, sentences give ranges instead of a number each
 
 
 def in_words(n: int) -> str:
@@ -34,15 +38,15 @@ def budget(run: Run) -> float | None:
 
 def lead(records: Records) -> str:
     """The first sentence: what was compared, and what came out in each set of records."""
-    presets = records.presets()
-    if not presets:
+    arms = records.arms()
+    if not arms:
         return "There are no records yet."
-    if len(presets) == 1:
-        what = f"One language model, {presets[0]}, was trained and measured"
+    if len(arms) == 1:
+        what = f"One language model, {arms[0]}, was trained and measured"
     else:
-        number = in_words(len(presets)).capitalize()
+        number = in_words(len(arms)).capitalize()
         shared = all(_same_data(records.labelled(label)) for label in records.labels())
-        what = f"{number} language models, {enumerate_words(presets)}, were trained"
+        what = f"{number} language models, {_named(records)}, were trained"
         what += " on the same text" if shared else ""
     found = [
         (f"in {'this run' if not label else f'“{label}”'} ", outcome)
@@ -52,6 +56,23 @@ def lead(records: Records) -> str:
     if not found:
         return f"{what}."
     return f"{what}: {'; '.join(where + outcome for where, outcome in found)}."
+
+
+def _named(records: Records) -> str:
+    """The arms by name, or, where they are many, how they came about."""
+    arms = records.arms()
+    if len(arms) <= MANY:
+        return enumerate_words(arms)
+    varied: dict[str, set[str]] = {}
+    for run in records.runs:
+        for key, value in (run.header.get("changes") or {}).items():
+            varied.setdefault(str(key), set()).add(str(value))
+    presets = list(dict.fromkeys(run.preset for run in records.runs))
+    if not varied or len(presets) > MANY:
+        return f"{arms[0]} and {in_words(len(arms) - 1)} others"
+    values = [f"{in_words(len(values))} values of {key}" for key, values in varied.items()]
+    each = " each" if len(presets) > 1 else ""
+    return f"{enumerate_words(presets)}{each} with {enumerate_words(values)}"
 
 
 def findings(records: Records) -> str:
@@ -68,24 +89,20 @@ def _same_data(records: Records) -> bool:
 
 def _verdicts(records: Records) -> dict[str, Verdict]:
     """What the seeds say of each variant's perplexity at the training length."""
-    baseline, *variants = records.presets()
+    baseline, *variants = records.arms()
     values = _values(records)
     if baseline not in values:
         return {}
     return {
-        preset: compare(values[preset], values[baseline]).verdict
-        for preset in variants
-        if preset in values
+        arm: compare(values[arm], values[baseline]).verdict for arm in variants if arm in values
     }
 
 
 def _values(records: Records) -> dict[str, dict[int, float]]:
     length = records.sequence_length()
     dimensions = {} if length is None else {"length": length}
-    values = {
-        preset: records.values(preset, "perplexity", **dimensions) for preset in records.presets()
-    }
-    return {preset: found for preset, found in values.items() if found}
+    values = {arm: records.values(arm, "perplexity", **dimensions) for arm in records.arms()}
+    return {arm: found for arm, found in values.items() if found}
 
 
 def _decided(records: Records) -> str:
@@ -94,10 +111,10 @@ def _decided(records: Records) -> str:
         return ""
     if all(verdict is Verdict.ONE_SEED for verdict in verdicts.values()):
         return "a single seed cannot say which predicts unseen text better"
-    baseline = records.presets()[0]
+    baseline = records.arms()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
-        named = [preset for preset, verdict in verdicts.items() if verdict is wanted]
+        named = [arm for arm, verdict in verdicts.items() if verdict is wanted]
         if named:
             verb = "predicts" if len(named) == 1 else "predict"
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {baseline}")
@@ -108,11 +125,11 @@ def _decided(records: Records) -> str:
 
 def _budget(records: Records) -> str:
     amounts = sorted({amount for run in records.runs if (amount := budget(run)) is not None})
-    counts = sorted({len(records.of(preset)) for preset in records.presets()})
+    counts = sorted({len(records.of(arm)) for arm in records.arms()})
     seeds = f"{in_words(counts[-1])} seed{'' if counts[-1] == 1 else 's'}"
     if len(counts) > 1:
         seeds = f"{in_words(counts[0])} to {seeds}"
-    several = len(records.presets()) > 1
+    several = len(records.arms()) > 1
     who = "Each model" if several else "The model"
     if not amounts:
         return f"{who} was trained with {seeds}."
@@ -125,30 +142,36 @@ def _perplexities(records: Records) -> str:
     values = _values(records)
     if not values:
         return ""
-    listed = enumerate_words(
-        [
-            f"{style.number(sum(found.values()) / len(found))} for {preset}"
-            for preset, found in values.items()
-        ]
+    means = {arm: sum(found.values()) / len(found) for arm, found in values.items()}
+    return f"The validation perplexity is {_listed(means, style.number, 'for')}."
+
+
+def _listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
+    """Each arm's number, or, where they are many, the least and the greatest."""
+    if len(means) <= MANY:
+        return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
+    least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"between {write(means[least])} {word} {least} and {write(means[greatest])} {word} "
+        f"{greatest}"
     )
-    return f"The validation perplexity is {listed}."
 
 
 def _sink(records: Records) -> str:
     """How often the first token wins, against chance."""
-    shares = []
-    for preset in records.presets():
-        summary = records.summary(preset, "first_token_argmax_share", map="softmax")
+    shares = {}
+    for arm in records.arms():
+        summary = records.summary(arm, "first_token_argmax_share", map="softmax")
         if summary is not None:
-            shares.append((preset, summary.mean))
+            shares[arm] = summary.mean
     if not shares:
         return ""
-    listed = enumerate_words([f"{style.percent(share)} in {preset}" for preset, share in shares])
+    listed = _listed(shares, style.percent, "in")
     text = f"The first token gets the largest attention weight of {listed} of all queries and heads"
     floor = chance_floor(records)
     if floor is None:
         return f"{text}."
     text += f", where chance gives {style.percent(floor)}"
-    if max(share for _, share in shares) < 2 * floor:
+    if max(shares.values()) < 2 * floor:
         return f"{text}: no sink on the first token has formed."
     return f"{text}."

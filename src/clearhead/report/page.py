@@ -28,7 +28,15 @@ def write_page(records: Records, path: Path, *, title: str) -> None:
     Raises:
         ClearheadError: the file cannot be written.
     """
-    text = render(records, title=title)
+    write_whole(render(records, title=title), path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Write `text` to `path`: whole or not at all.
+
+    Raises:
+        ClearheadError: the file cannot be written.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,15 +48,20 @@ def write_page(records: Records, path: Path, *, title: str) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise ClearheadError(f"cannot write the report to {path}: {error.strerror}") from error
+        raise ClearheadError(f"cannot write {path}: {error.strerror}") from error
 
 
 def render(records: Records, *, title: str) -> str:
     """The page as HTML text."""
+    page = sections.Page(records=records, looks=style.looks(records.arms()))
+    body = sections.build(page) if records.runs else ""
+    return shell(page, title=title, lead=_lead(records), body=body)
+
+
+def shell(page: sections.Page, *, title: str, lead: str, body: str) -> str:
+    """A page as HTML text: `lead` and `body` are HTML, `title` is text."""
     from plotly.offline import get_plotlyjs
 
-    page = sections.Page(records=records, looks=style.looks(records.presets()))
-    body = sections.build(page) if records.runs else ""
     data = {
         "figures": page.figures,
         "attention": page.attention,
@@ -60,7 +73,7 @@ def render(records: Records, *, title: str) -> str:
         title=html.escape(title),
         policy=html.escape(policy),
         css=_part("page.css"),
-        lead=_lead(records),
+        lead=lead,
         body=body,
         data=embed(data),
         plotly=plotly,

@@ -17,18 +17,24 @@ from clearhead.report.statistics import Summary, summarize
 
 KINDS = ("run", "step", "measure", "attention")
 BASELINE = "transformer"
-# A measure is identified by its metric and these; a dimension that is absent means "pooled over".
-DIMENSIONS = ("length", "map", "layer", "head", "tokens")
+# A measure is identified by its metric and these; a dimension that is absent means "pooled over",
+# and without a step it was measured at the end of training.
+DIMENSIONS = ("length", "map", "layer", "head", "tokens", "step")
 
 # Of one attention mechanism, in the order in which a reader should meet them.
-MAPS = ("softmax", "map 1", "map 2", "difference")
+MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One trained model: its header line and everything recorded under its name."""
+    """One trained model: its header line and everything recorded under its name.
+
+    `arm` is what is compared, a preset with its changes, by the name a reader sees; records that
+    name none are of a preset as it is.
+    """
 
     id: str
+    arm: str
     preset: str
     label: str
     seed: int
@@ -62,42 +68,44 @@ class Records:
     def labelled(self, label: str) -> "Records":
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
-    def presets(self) -> list[str]:
-        """The baseline first, the others as recorded."""
-        found = dict.fromkeys(run.preset for run in self.runs)
-        return sorted(found, key=lambda preset: preset != BASELINE)
+    def arms(self) -> list[str]:
+        """The reference first: the first arm of the baseline, if it was compared; the others as
+        recorded."""
+        names = dict.fromkeys(run.arm for run in self.runs)
+        reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
+        return sorted(names, key=lambda name: name != reference)
 
-    def of(self, preset: str) -> list[Run]:
-        """The runs of one preset, by seed."""
-        return sorted((run for run in self.runs if run.preset == preset), key=lambda run: run.seed)
+    def of(self, arm: str) -> list[Run]:
+        """The runs of one arm, by seed."""
+        return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
 
-    def values(self, preset: str, metric: str, **dimensions: Any) -> dict[int, float]:
+    def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
         """{seed: value} of a measure, without the runs that lack it or could not give it."""
-        lines = {run.seed: run.measure(metric, **dimensions) for run in self.of(preset)}
+        lines = {run.seed: run.measure(metric, **dimensions) for run in self.of(arm)}
         return {
             seed: float(line["value"])
             for seed, line in lines.items()
             if line is not None and line.get("value") is not None
         }
 
-    def summary(self, preset: str, metric: str, **dimensions: Any) -> Summary | None:
+    def summary(self, arm: str, metric: str, **dimensions: Any) -> Summary | None:
         """Mean and spread over seeds; None where no seed has the measure."""
-        return summarize(list(self.values(preset, metric, **dimensions).values()))
+        return summarize(list(self.values(arm, metric, **dimensions).values()))
 
-    def reason(self, preset: str, metric: str, **dimensions: Any) -> str | None:
+    def reason(self, arm: str, metric: str, **dimensions: Any) -> str | None:
         """Why a measure has no value, where its line says so."""
-        for run in self.of(preset):
+        for run in self.of(arm):
             line = run.measure(metric, **dimensions)
             if line is not None and line.get("value") is None and line.get("reason"):
                 return str(line["reason"])
         return None
 
-    def dimension(self, metric: str, name: str, preset: str | None = None) -> list[Any]:
+    def dimension(self, metric: str, name: str, arm: str | None = None) -> list[Any]:
         """Every value that dimension `name` takes in the lines of `metric`, sorted."""
         found = {
             line[name]
             for run in self.runs
-            if preset is None or run.preset == preset
+            if arm is None or run.arm == arm
             for line in run.measures.values()
             if line["metric"] == metric and line.get(name) is not None
         }
@@ -109,14 +117,13 @@ class Records:
         return lengths.pop() if len(lengths) == 1 else None
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
-    """Append one line to `path`, creating the file and its folder.
+def as_line(record: dict[str, Any]) -> str:
+    """A record as its line, newline and all.
 
-    Numbers that are not finite become null, with a "reason". A last line torn by an interruption is
-    dropped first, so that it never ends up in the middle of the file.
+    Numbers that are not finite become null, with a "reason".
 
     Raises:
-        ClearheadError: the record has no known "kind" or no "run", or the file cannot be written.
+        ClearheadError: the record has no known "kind" or no "run".
     """
     choose("kind of record", str(record.get("kind")), KINDS)
     if not isinstance(record.get("run"), str):
@@ -125,7 +132,19 @@ def append(path: Path, record: dict[str, Any]) -> None:
     clean = _finite(record, "", problems)
     if problems:
         clean.setdefault("reason", "; ".join(problems))
-    line = json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Append the line of a record to `path`, creating the file and its folder.
+
+    A last line torn by an interruption is dropped first, so that it never ends up in the middle of
+    the file.
+
+    Raises:
+        ClearheadError: as `as_line`, or the file cannot be written.
+    """
+    line = as_line(record)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
@@ -139,7 +158,7 @@ def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files.
 
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
-    the same step, measure or map the later counts, and so of two runs of one preset, seed, label.
+    the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record.
@@ -147,14 +166,14 @@ def load(paths: Path | Iterable[Path]) -> Records:
     runs: dict[tuple[str, str, int], Run] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
         for run in _load_file(path):
-            runs[run.label, run.preset, run.seed] = run
+            runs[run.label, run.arm, run.seed] = run
     sizes: dict[tuple[str, str], str] = {}
     for run in runs.values():
         size = str(run.header.get("size", ""))
-        known = sizes.setdefault((run.label, run.preset), size)
+        known = sizes.setdefault((run.label, run.arm), size)
         if known != size:
             raise ClearheadError(
-                f"{run.preset} is recorded at sizes {known!r} and {size!r} under one label "
+                f"{run.arm} is recorded at sizes {known!r} and {size!r} under one label "
                 f"({run.label!r}): give the sizes labels of their own"
             )
     return Records(runs=tuple(runs.values()))
@@ -198,6 +217,7 @@ def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
         old = runs.get(name)
         runs[name] = Run(
             id=name,
+            arm=str(record.get("arm", record["preset"])),
             preset=str(record["preset"]),
             label=str(record.get("label", "")),
             seed=int(record["seed"]),

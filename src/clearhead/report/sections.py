@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.report import figures, heatmaps, narrative, style, tables
+from clearhead.report import figures, heatmaps, milestones, narrative, style, tables
 from clearhead.report.records import Records, Run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+# Arms that a figure's own legend has room for; more are told apart once, above the figures.
+LEGEND = 4
 
 
 @dataclass(kw_only=True)
@@ -28,6 +32,8 @@ class Page:
 
     def place(self, figure: "go.Figure", description: str, shape: str) -> str:
         """Take up a figure; returns the element that will hold it."""
+        if len(self.looks) > LEGEND:
+            figure.update_layout(showlegend=False)
         name = f"figure-{len(self.figures) + 1}"
         self.figures[name] = json.loads(figure.to_json())
         return (
@@ -41,6 +47,7 @@ def build(page: Page) -> str:
     makers: tuple[Callable[[Page], str], ...] = (
         _comparison,
         _training,
+        _equal_loss,
         _lengths,
         _attention,
         _first_token,
@@ -63,7 +70,7 @@ def _tag(label: str, records: Records) -> str:
     facts = []
     if amounts and amounts[-1]:
         facts.append(f"{style.count(amounts[-1])} tokens a model")
-    seeds = max((len(records.of(preset)) for preset in records.presets()), default=0)
+    seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
     facts.append(tables.seeds_in_words(seeds))
     kind = "committed" if label else "now"
     return (
@@ -86,7 +93,19 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
             panel = maker(records)
             if panel is not None:
                 cells.append(_panel(page, _tag(label, records), panel, "curve"))
-    return f'<div class="pair">{"".join(cells)}</div>' if cells else ""
+    return f'{_key(page)}<div class="pair">{"".join(cells)}</div>' if cells else ""
+
+
+def _key(page: Page) -> str:
+    """Which colour and symbol is which arm, where figures have no legend of their own."""
+    if len(page.looks) <= LEGEND:
+        return ""
+    items = "".join(
+        f'<li><i style="--light:{look.colour};--dark:{look.dark}">{look.glyph}</i> '
+        f"{html.escape(arm)}</li>"
+        for arm, look in page.looks.items()
+    )
+    return f'<ul class="key">{items}</ul>'
 
 
 def _comparison(page: Page) -> str:
@@ -118,6 +137,26 @@ def _training(page: Page) -> str:
         "Learning",
         "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve "
         "learns more from the same text; by time, it also pays for its own cost a step.",
+        content,
+    )
+
+
+def _equal_loss(page: Page) -> str:
+    def maker(quantity: milestones.Quantity) -> Callable[[Records], figures.Panel | None]:
+        return lambda records: milestones.against_loss(records, page.looks, quantity)
+
+    content = "".join(
+        _tag(label, records) + tables.to_html(table, page.looks)
+        for label, records in page.sets()
+        if (table := milestones.at_equal_loss(records)) is not None
+    )
+    content += _side_by_side(page, map(maker, milestones.QUANTITIES))
+    return content and _section(
+        "equal-loss",
+        "Outliers at equal loss",
+        "Outliers grow as a model learns, so one that learns faster has them sooner. The table "
+        "puts each model beside the first one where both were equally good; the figures follow "
+        "them through training, each against its own validation loss.",
         content,
     )
 
@@ -221,7 +260,7 @@ def _first_token(page: Page) -> str:
             continue
         floor = tables.chance_floor(records)
         chance = "" if floor is None else f"Chance: {style.percent(floor)}. "
-        seeds = sorted({records.of(preset)[0].seed for preset in records.presets()})
+        seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
         of = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
         cells = "".join(_panel(page, "", panel, "cells") for panel in panels)
         content += (
@@ -247,6 +286,7 @@ def _layers(page: Page) -> str:
         page,
         (
             lambda records: figures.by_layer(records, page.looks, "kurtosis"),
+            lambda records: figures.by_layer(records, page.looks, "kurtosis_rotated"),
             lambda records: figures.by_layer(records, page.looks, "largest_activation"),
         ),
     )
@@ -255,7 +295,9 @@ def _layers(page: Page) -> str:
         "Outliers in the hidden states",
         "Kurtosis says how far single channels stand out (3 is a bell curve); the largest "
         "activation says how large they get. Lines that climb above the others, mostly for the "
-        "first token, are outliers that make a model hard to quantise.",
+        "first token, are outliers that make a model hard to quantise. In OrthoAdam’s basis means "
+        "after its random rotation, the same for every model of a seed: outliers that an "
+        "optimizer only moved would show there.",
         content,
     )
 
@@ -287,7 +329,7 @@ def _facts(records: Records) -> str:
         for name, values in facts.items()
         if values
     )
-    configs = "".join(_config(records.of(preset)[0]) for preset in records.presets())
+    configs = "".join(_config(records.of(arm)[0]) for arm in records.arms())
     return f"<dl>{items}</dl>{configs}"
 
 
@@ -325,6 +367,6 @@ def _config(run: Run) -> str:
     settings = {name: run.header.get(name) for name in ("size", "model", "train")}
     text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
     return (
-        f"<details><summary>Configuration of {html.escape(run.preset)}</summary>"
+        f"<details><summary>Configuration of {html.escape(run.arm)}</summary>"
         f"<pre>{html.escape(text)}</pre></details>"
     )

@@ -1,4 +1,4 @@
-"""Mean and spread over seeds, and when a difference between two presets may be called one."""
+"""Mean and spread over seeds, and when a difference between two arms may be called one."""
 
 import math
 from collections.abc import Mapping, Sequence

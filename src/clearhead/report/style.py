@@ -16,10 +16,26 @@ _HUES = (
     ("#9a7400", "#e2c044"),  # ochre
     ("#b83a78", "#f287b7"),  # magenta
     ("#0f8794", "#58d0dc"),  # cyan
+    ("#c1272d", "#ff8a85"),  # red
+    ("#5f8f00", "#b3d957"),  # lime
+    ("#3d3fb5", "#a5a8ff"),  # indigo
+    ("#7a4b2a", "#c9a17c"),  # brown
 )
+# Plotly's name, and the character that stands for it in a key.
 _SYMBOLS = (
-    *("circle", "square", "diamond", "triangle-up"),
-    *("cross", "star", "triangle-down", "hexagon"),
+    ("circle", "●"),
+    ("square", "■"),
+    ("diamond", "◆"),
+    ("triangle-up", "▲"),
+    ("cross", "✚"),
+    ("star", "★"),
+    ("triangle-down", "▼"),
+    ("hexagon", "⬢"),
+    ("x", "✖"),
+    ("triangle-right", "▶"),
+    ("triangle-left", "◀"),
+    ("pentagon", "⬟"),
+    ("hourglass", "⧗"),
 )
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
@@ -53,28 +69,32 @@ LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How one preset is drawn in every figure of a page."""
+    """How one arm is drawn in every figure of a page."""
 
     colour: str
     dark: str
     symbol: str
+    glyph: str
 
 
-def looks(presets: Sequence[str]) -> dict[str, Look]:
-    """One fixed look a preset: the known ones always the same, the others the next that is free."""
-    places = {preset: _PLACES[preset] for preset in presets if preset in _PLACES}
+def looks(arms: Sequence[str]) -> dict[str, Look]:
+    """One fixed look an arm: presets as they are always the same, the others the next that is free.
+
+    Colours come again after the twelfth arm, then with another symbol.
+    """
+    places = {arm: _PLACES[arm] for arm in arms if arm in _PLACES}
     free = [place for place in range(len(_HUES)) if place not in places.values()]
-    others = [preset for preset in presets if preset not in places]
-    for index, preset in enumerate(others):
-        places[preset] = free[index % len(free)]
-    return {
-        preset: Look(
-            colour=_HUES[places[preset]][0],
-            dark=_HUES[places[preset]][1],
-            symbol=_SYMBOLS[places[preset]],
-        )
-        for preset in presets
-    }
+    free += [place + len(_HUES) for place in range(len(arms))]
+    for arm in arms:
+        if arm not in places:
+            places[arm] = free.pop(0)
+    return {arm: _look(place) for arm, place in places.items()}
+
+
+def _look(place: int) -> Look:
+    colour, dark = _HUES[place % len(_HUES)]
+    symbol, glyph = _SYMBOLS[place % len(_SYMBOLS)]
+    return Look(colour=colour, dark=dark, symbol=symbol, glyph=glyph)
 
 
 def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:

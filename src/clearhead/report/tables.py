@@ -1,4 +1,4 @@
-"""The comparison table: one row a preset, with mean ± spread over seeds and honest differences."""
+"""The comparison table: one row an arm, with mean ± spread over seeds and honest differences."""
 
 import html
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    preset: str
+    arm: str
     seeds: str
     cells: tuple[tuple[Entry, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The comparison of the presets of one label."""
+    """The comparison of the arms of one label."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -63,21 +63,21 @@ class Table:
 
 
 def comparison(records: Records) -> Table:
-    """Compare the presets in `records` (of one label). Columns without data are left out."""
-    presets = records.presets()
-    baseline = presets[0] if presets else ""
+    """Compare the arms in `records` (of one label). Columns without data are left out."""
+    arms = records.arms()
+    baseline = arms[0] if arms else ""
     columns = [
         column
         for column in _columns(records)
-        if any(_entries(records, preset, column, baseline) for preset in presets)
+        if any(_entries(records, arm, column, baseline) for arm in arms)
     ]
     rows = [
         Row(
-            preset=preset,
-            seeds=_seeds(preset, baseline, len(records.of(preset))),
-            cells=tuple(_entries(records, preset, column, baseline) for column in columns),
+            arm=arm,
+            seeds=seeds_of(arm, baseline, len(records.of(arm))),
+            cells=tuple(_entries(records, arm, column, baseline) for column in columns),
         )
-        for preset in presets
+        for arm in arms
     ]
     return Table(columns=tuple(columns), rows=tuple(rows), baseline=baseline)
 
@@ -86,9 +86,9 @@ def seeds_in_words(n: int) -> str:
     return "1 seed" if n == 1 else f"{n} seeds"
 
 
-def _seeds(preset: str, baseline: str, n: int) -> str:
+def seeds_of(arm: str, baseline: str, n: int) -> str:
     """With one seed no difference of the row is decided: said once, not in every cell."""
-    return str(Verdict.ONE_SEED) if n == 1 and preset != baseline else seeds_in_words(n)
+    return str(Verdict.ONE_SEED) if n == 1 and arm != baseline else seeds_in_words(n)
 
 
 def chance_floor(records: Records) -> float | None:
@@ -151,6 +151,7 @@ def _columns(records: Records) -> Iterator[Column]:
     )
     for metric, group in (
         ("kurtosis", "Kurtosis of hidden states"),
+        ("kurtosis_rotated", "Kurtosis in OrthoAdam’s basis"),
         ("largest_activation", "Largest activation"),
     ):
         for tokens, title in (("first", "first token"), ("rest", "other tokens")):
@@ -165,28 +166,28 @@ def _columns(records: Records) -> Iterator[Column]:
     )
 
 
-def _entries(records: Records, preset: str, column: Column, baseline: str) -> tuple[Entry, ...]:
+def _entries(records: Records, arm: str, column: Column, baseline: str) -> tuple[Entry, ...]:
     if not column.by_map:
-        return tuple(_entry(records, preset, column, baseline, "", column.dimensions))
+        return tuple(_entry(records, arm, column, baseline, "", column.dimensions))
     entries: list[Entry] = []
-    for name in ordered_maps(records.dimension(column.metric, "map", preset)):
+    for name in ordered_maps(records.dimension(column.metric, "map", arm)):
         shown = "" if name == "softmax" else name
-        entries.extend(_entry(records, preset, column, baseline, shown, {"map": name}))
+        entries.extend(_entry(records, arm, column, baseline, shown, {"map": name}))
     return tuple(entries)
 
 
 def _entry(
     records: Records,
-    preset: str,
+    arm: str,
     column: Column,
     baseline: str,
     name: str,
     dimensions: dict[str, Any],
 ) -> Iterator[Entry]:
-    values = _values(records, preset, column, dimensions)
+    values = _values(records, arm, column, dimensions)
     summary = summarize(list(values.values()))
     if summary is None:
-        reason = records.reason(preset, column.metric, **dimensions)
+        reason = records.reason(arm, column.metric, **dimensions)
         if reason is not None:
             yield Entry(name=name, text="none", detail=reason, difference=None)
         return
@@ -195,10 +196,10 @@ def _entry(
         low, high = (style.number(bound, 4) for bound in summary.interval)
         detail = f"{summary.n} seeds, 95 % interval of the mean: {low} to {high}"
     difference = None
-    if preset != baseline and column.metric:
-        # The baseline has one plain softmax map; each map of a variant is held against that one.
-        against = {"map": "softmax"} if column.by_map else dimensions
-        other = _values(records, baseline, column, against)
+    if arm != baseline and column.metric:
+        other = _values(records, baseline, column, dimensions)
+        if column.by_map and not other:  # maps that plain attention lacks are held against its one
+            other = _values(records, baseline, column, {"map": "softmax"})
         if other:
             difference = compare(values, other)
             if difference.summary is not None and difference.summary.interval is not None:
@@ -215,12 +216,12 @@ def _entry(
 
 
 def _values(
-    records: Records, preset: str, column: Column, dimensions: dict[str, Any]
+    records: Records, arm: str, column: Column, dimensions: dict[str, Any]
 ) -> dict[int, float]:
     if column.header:
-        found = {run.seed: run.header.get(column.header) for run in records.of(preset)}
+        found = {run.seed: run.header.get(column.header) for run in records.of(arm)}
         return {seed: value * column.scale for seed, value in found.items() if value is not None}
-    values = records.values(preset, column.metric, **dimensions)
+    values = records.values(arm, column.metric, **dimensions)
     return {seed: value * column.scale for seed, value in values.items()}
 
 
@@ -248,7 +249,7 @@ def to_html(table: Table, looks: dict[str, style.Look]) -> str:
     rows = "".join(_row_html(row, table, looks) for row in table.rows)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Comparison table">'
-        f'<table class="comparison"><thead><tr><th rowspan="2" scope="col">preset</th>{groups}</tr>'
+        f'<table class="comparison"><thead><tr><th rowspan="2" scope="col">model</th>{groups}</tr>'
         f"<tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -258,10 +259,10 @@ def _row_html(row: Row, table: Table, looks: dict[str, style.Look]) -> str:
         "<td>" + ("".join(map(_entry_html, cell)) or '<span class="muted">–</span>') + "</td>"
         for cell in row.cells
     )
-    role = "baseline, " if row.preset == table.baseline else ""
+    role = "reference, " if row.arm == table.baseline else ""
     return (
-        f'<tr><th scope="row">{swatch(looks[row.preset])}'
-        f'<span class="name" title="{html.escape(row.preset)}">{html.escape(row.preset)}</span>'
+        f'<tr><th scope="row">{swatch(looks[row.arm])}'
+        f'<span class="name" title="{html.escape(row.arm)}">{html.escape(row.arm)}</span>'
         f'<span class="unit">{role}{row.seeds}</span></th>{cells}</tr>'
     )
 
@@ -284,7 +285,7 @@ def _entry_html(entry: Entry) -> str:
 
 
 def swatch(look: style.Look) -> str:
-    """A dot in a preset's colour."""
+    """A dot in an arm's colour."""
     return f'<i class="swatch" style="--light:{look.colour};--dark:{look.dark}"></i>'
 
 
@@ -297,7 +298,7 @@ def to_console(table: Table) -> "Group":
     parts = []
     for group in table.groups():
         part = RichTable(title=escape(group), title_justify="left", title_style="bold")
-        part.add_column("preset", no_wrap=True)
+        part.add_column("model", no_wrap=True)
         part.add_column("seeds")
         shown = [index for index, column in enumerate(table.columns) if column.group == group]
         for index in shown:
@@ -308,7 +309,7 @@ def to_console(table: Table) -> "Group":
             cells = [
                 escape("\n".join(map(_entry_text, row.cells[index])) or "–") for index in shown
             ]
-            part.add_row(escape(row.preset), row.seeds, *cells)
+            part.add_row(escape(row.arm), row.seeds, *cells)
         parts.append(part)
     return Group(*parts)
 

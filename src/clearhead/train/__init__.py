@@ -11,13 +11,17 @@ from clearhead.train.callbacks import (
     Trackio,
 )
 from clearhead.train.config import TrainConfig
+from clearhead.train.finetuning import FinetuneConfig, Finetuned, finetune
 from clearhead.train.folder import is_finished
 from clearhead.train.loop import train
-from clearhead.train.result import TrainResult
+from clearhead.train.result import DivergedError, TrainResult
 
 __all__ = [
     "BatchSource",
     "Callback",
+    "DivergedError",
+    "FinetuneConfig",
+    "Finetuned",
     "MetricsFile",
     "Progress",
     "Run",
@@ -26,6 +30,7 @@ __all__ = [
     "Trackio",
     "TrainConfig",
     "TrainResult",
+    "finetune",
     "is_finished",
     "train",
 ]

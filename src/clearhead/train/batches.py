@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IGNORED = -100  # the label that Hugging Face's losses leave out
+NEXT_TOKEN = "next-token"
 
 
 class BatchSource(Protocol):
@@ -19,6 +20,9 @@ class BatchSource(Protocol):
 
     An attribute `fingerprint` (str), where there is one, names the data; a run is not resumed on
     other data.
+
+    An attribute `objective` (str), "next-token" where there is none, says what labels mean: with
+    "mlm" they stand where the token was, and the model shifts nothing.
     """
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -27,17 +31,30 @@ class BatchSource(Protocol):
         -100 is left out of the loss."""
 
 
-def label_count(batch: dict[str, torch.Tensor]) -> int:
-    """How many labels enter the loss of `batch`; a window's first is nobody's target."""
-    return int((batch["labels"][:, 1:] != IGNORED).sum())
+def objective_of(batches: BatchSource) -> str:
+    """What the labels of the batches mean."""
+    return getattr(batches, "objective", NEXT_TOKEN)
 
 
-def check(batch: dict[str, torch.Tensor], model: "PreTrainedModel", config: TrainConfig) -> None:
+def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> int:
+    """How many labels enter the loss of `batch`; a window's first is no one's next token."""
+    labels_BT = batch["labels"]
+    return int(((labels_BT[:, 1:] if objective == NEXT_TOKEN else labels_BT) != IGNORED).sum())
+
+
+def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -> None:
     """Compare the first batch with the settings and with what the model takes.
 
     Raises:
         ClearheadError: where they disagree, or where a mask would silently do nothing.
     """
+    batch, objective = batches.batch(0), objective_of(batches)
+    learns = getattr(model, "objective", objective)  # other models than ours do not say
+    if learns != objective:
+        raise ClearheadError(
+            f"{type(model).__name__} learns {learns}, but the labels of the batches are for "
+            f"{objective}: make both the same"
+        )
     found = tuple(batch["input_ids"].shape)
     expected = (config.batch_size, config.sequence_length)
     if found != expected:

@@ -1,7 +1,9 @@
 """The settings of a training run, checked when they are made."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, choose
@@ -29,14 +31,18 @@ class TrainConfig:
     """Windows in one forward pass."""
     accumulation: int = 1
     """Forward passes in one optimizer step; the step is that of one batch so many times as big."""
+    ramp: float = 0.0
+    """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
+    0 has it full from the first step."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     final_learning_rate: float = 0.1
     """Learning rate of the last step, as a fraction of the peak."""
     warmup: float = 0.1
-    """Length of the linear warmup, as a fraction of the steps."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warmup."""
+    """Length of the linear warmup, as a fraction of the steps (of the tokens in a triangle)."""
+    schedule: Literal["cosine", "linear", "constant", "triangle"] = "cosine"
+    """How the learning rate falls after the warmup. A triangle starts at a quarter of the peak, and
+    both its sides are straight in the tokens, which steps of a ramp differ in."""
     optimizer: Literal[
         "adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"
     ] = "adamw"
@@ -93,7 +99,7 @@ class TrainConfig:
         for name in ("weight_decay", "clip"):
             value = getattr(self, name)
             _check(name, value, _number(value) and value >= 0, "a number of at least 0")
-        for name in ("final_learning_rate", "warmup"):
+        for name in ("final_learning_rate", "warmup", "ramp"):
             value = getattr(self, name)
             _check(name, value, _number(value) and 0 <= value <= 1, "a fraction between 0 and 1")
         betas = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
@@ -128,15 +134,43 @@ class TrainConfig:
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
 
+        if self.ramp and self.accumulation == 1:
+            raise ClearheadError(
+                f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
+                "accumulation, or leave ramp out"
+            )
+
     @property
     def tokens_per_step(self) -> int:
-        """Input tokens of one optimizer step."""
+        """Input tokens of one optimizer step, once its accumulation is full."""
         return self.sequence_length * self.batch_size * self.accumulation
 
     @property
     def steps(self) -> int:
         """Optimizer steps that the budget pays for."""
-        return self.tokens // self.tokens_per_step
+        return len(self.starts) - 1
+
+    @cached_property
+    def starts(self) -> Sequence[int]:
+        """Step s takes the batches from starts[s] to before starts[s + 1]."""
+        available = self.tokens // (self.sequence_length * self.batch_size)
+        if not self.ramp:
+            return range(0, available + 1, self.accumulation)
+        starts = [0]
+        while True:
+            grown = (self.accumulation - 1) * starts[-1] / (self.ramp * available)
+            end = starts[-1] + min(self.accumulation, 1 + int(grown))
+            if end > available:
+                return starts
+            starts.append(end)
+
+    def tokens_before(self, step: int) -> int:
+        """Input tokens of all steps before `step`, counted from 0."""
+        return self.starts[step] * self.batch_size * self.sequence_length
+
+    def used(self, step: int) -> float:
+        """The share of the run's tokens that steps before `step` take."""
+        return self.starts[step] / self.starts[-1]
 
 
 def _number(value: Any) -> bool:

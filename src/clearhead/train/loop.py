@@ -15,13 +15,20 @@ from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.train import checkpoint, folder, precision
 from clearhead.train.atomic import publish_folder
-from clearhead.train.batches import BatchSource, check, forward_parameters, label_count
+from clearhead.train.batches import (
+    NEXT_TOKEN,
+    BatchSource,
+    check,
+    forward_parameters,
+    label_count,
+    objective_of,
+)
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
 from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
-from clearhead.train.result import TrainResult
+from clearhead.train.result import DivergedError, TrainResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,12 +47,12 @@ def train(
 ) -> TrainResult:
     """Train `model` in place, on the device it is on, and keep the run in the folder `output`.
 
-    Step s uses batches s·accumulation … (s+1)·accumulation − 1. PyTorch's generators are seeded
-    with `config.seed`; weights that are not float32 become so. SIGINT and SIGTERM stop the run
-    after the step at hand, with a checkpoint.
+    Step s uses the batches from config.starts[s] to before config.starts[s + 1]. PyTorch's
+    generators are seeded with `config.seed`; weights that are not float32 become so. SIGINT and
+    SIGTERM stop the run after the step at hand, with a checkpoint.
 
     Args:
-        model: any Hugging Face causal language model.
+        model: any Hugging Face causal language model, or a masked one with such batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
         output: the run folder; it must hold no run, or with `resume` the run to go on with.
@@ -56,13 +63,13 @@ def train(
 
     Raises:
         ClearheadError: for settings that do not fit the model, the batches or the run resumed; for
-            a damaged checkpoint; for a full disk; for a loss, a gradient or weights that are not
-            finite. Checkpoints written before stay.
+            a damaged checkpoint; for a full disk. Checkpoints written before stay.
+        DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
     output = Path(output)
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
-    check(batches.batch(0), model, config)
+    check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
     identity = folder.identity(model, batches, config)
@@ -113,6 +120,7 @@ def accumulate(
     model: "PreTrainedModel",
     micro_batches: Sequence[Mapping[str, torch.Tensor]],
     mode: precision.Resolved,
+    objective: str = NEXT_TOKEN,
 ) -> torch.Tensor:
     """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
 
@@ -124,7 +132,7 @@ def accumulate(
     Raises:
         ClearheadError: where no micro-batch has a label.
     """
-    counts = [label_count(dict(batch)) for batch in micro_batches]
+    counts = [label_count(dict(batch), objective) for batch in micro_batches]
     if not any(counts):
         raise ClearheadError("a step has no label to learn from: give longer documents or batches")
     device = model.device
@@ -174,6 +182,8 @@ class _Loop:
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.saved_step = self.progress.step
         self.memory = PeakMemory(self.model.device)
+        # Parts of a model that change with training beside its weights; buffers hold what they are.
+        self.followers = [m for m in self.model.modules() if hasattr(m, "follow")]
 
     def run_steps(self, stop: StopSignals) -> TrainResult:
         """Do the steps that remain, or those until a signal; save; sum up."""
@@ -185,6 +195,8 @@ class _Loop:
             started = time.perf_counter()
             norm = self.step()
             progress.step += 1
+            for module in self.followers:
+                module.follow(progress.step / config.steps, progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
@@ -198,7 +210,7 @@ class _Loop:
         finished = progress.step == config.steps
         if finished:
             self.save_final()
-        tokens = progress.step * config.tokens_per_step
+        tokens = config.tokens_before(progress.step)
         return TrainResult(
             model=self.model,
             steps=progress.step,
@@ -215,10 +227,11 @@ class _Loop:
         config, step = self.config, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
-        first = step * config.accumulation
-        micro_batches = [self.batches.batch(first + i) for i in range(config.accumulation)]
+        numbers = range(config.starts[step], config.starts[step + 1])
+        micro_batches = [self.batches.batch(number) for number in numbers]
         self.optimizer.zero_grad(set_to_none=True)
-        total = accumulate(self.model, micro_batches, self.precision)
+        objective = objective_of(self.batches)
+        total = accumulate(self.model, micro_batches, self.precision, objective)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = get_total_norm([p.grad for p in parameters])
         # One wait for the device, and before the update: what is not finite never gets in.
@@ -237,10 +250,10 @@ class _Loop:
         """Tell the callbacks about the step just done."""
         config, progress = self.config, self.progress
         pace = (progress.seconds - before.seconds) / (progress.step - before.step)
-        tokens = (progress.step - logged.step) * config.tokens_per_step
+        tokens = config.tokens_before(progress.step) - config.tokens_before(logged.step)
         metrics = StepMetrics(
             step=progress.step,
-            tokens=progress.step * config.tokens_per_step,
+            tokens=config.tokens_before(progress.step),
             seconds=progress.seconds,
             loss=progress.loss,
             learning_rate=learning_rate(progress.step - 1, config),
@@ -288,14 +301,14 @@ class _Loop:
                 f"{checkpoint.newest(self.run.output)} is whole; make room and resume"
             ) from error
 
-    def diverged(self, step: int, what: str) -> ClearheadError:
+    def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
         last = checkpoint.newest(self.run.output)
         finite = "no step before it was finite"
         if math.isfinite(self.progress.loss):
             finite = f"the last finite loss was {self.progress.loss:.4f}"
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
-        return ClearheadError(
+        return DivergedError(
             f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
             f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
             f"(it is {self.config.warmup:g})"

@@ -1,11 +1,17 @@
-"""What a training run returns."""
+"""What a training run returns, or ends with."""
 
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clearhead.errors import ClearheadError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class DivergedError(ClearheadError):
+    """The loss, a gradient or the weights are no longer finite. Checkpoints from before stay."""
 
 
 @dataclass(frozen=True, kw_only=True)

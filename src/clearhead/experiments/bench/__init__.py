@@ -6,7 +6,7 @@ figure is the median over rounds, and what counts is the quotient.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clearhead.experiments.bench import attention, demo, optimizer, training
+from clearhead.experiments.bench import attention, blocks, demo, diagnosis, optimizer, training
 from clearhead.experiments.bench.race import Ratio
 
 BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
@@ -14,7 +14,9 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "kernel": attention.kernel,
     "attention": attention.layers,
     "memory": attention.memory,
+    "blocks": blocks.blocks,
     "orthoadam": optimizer.orthoadam,
+    "diagnose": diagnosis.diagnosis,
     "demo": demo.demo,
 }
 

@@ -13,7 +13,7 @@ from clearhead import ops
 from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
 from clearhead.experiments.building import best_device
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
-from clearhead.models.modeling import stock_attention
+from clearhead.models.implementations import stock_attention
 from clearhead.nn.attention import Attention
 from clearhead.train import precision
 

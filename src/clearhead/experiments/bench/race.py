@@ -37,11 +37,13 @@ class Ratio:
         }
 
 
-def take_turns(sides: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side in each round, after two unmeasured calls (the first one compiles)."""
+def take_turns(
+    sides: Mapping[str, Callable[[], None]], rounds: int, *, unmeasured: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each side in each round, after unmeasured calls (the first one compiles)."""
     for step in sides.values():
-        step()
-        step()
+        for _ in range(unmeasured):
+            step()
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, step in sides.items():
@@ -62,7 +64,11 @@ def faster_paths(
     def fastest(prefix: str) -> str:
         return min((s for s in medians if s.startswith(f"{prefix}, ")), key=medians.__getitem__)
 
-    kept = {side: times for side, times in seconds.items() if side.startswith((ours, peer))}
+    kept = {
+        side: times
+        for side, times in seconds.items()
+        if side.startswith((f"{ours}, ", f"{peer}, "))
+    }
     return ratio_of(name, fastest(ours), fastest(peer), bound, kept)
 
 

@@ -28,7 +28,7 @@ class MetricsFile(Callback):
         self._run = run.name
         path = run.output / FILE
         try:
-            write_text(path, _lines_until(path, run.first_step))
+            write_text(path, lines_until(path, run.first_step))
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise _refused(path, error) from error
@@ -55,8 +55,8 @@ def _refused(path: Path | str, error: OSError) -> ClearheadError:
     return ClearheadError(f"cannot write {path} ({error.strerror}): make room and resume")
 
 
-def _lines_until(path: Path, step: int) -> str:
-    """The whole lines of `path` up to and including `step`, as one text."""
+def lines_until(path: Path, step: int) -> str:
+    """The whole lines of `path`, JSON with a "step", up to and including `step`, as one text."""
     if not path.exists():
         return ""
     kept = []

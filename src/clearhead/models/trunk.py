@@ -1,23 +1,26 @@
-"""The language model, as transformers knows one: embedding, blocks, norm, head."""
+"""The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
 
-from clearhead import ops
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.positions import longest
 from clearhead.ops import oracles
 
-IGNORED = -100  # a label that no loss is taken of
+# transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
+_HARMLESS = ("cache_position",)
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
@@ -31,7 +34,10 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
-    _supports_attention_backend = True
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ and two-sided scores
+    # are unknown to them), attention_backend (a backend's function would ignore those), and
+    # can_compile_fullgraph (the bases of dynamic-causal depend on the positions' values).
+    _supports_context_parallel = False  # it would shard the text below attention, unseen
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
@@ -46,6 +52,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         heads = REGISTRY.find("maps", config.maps).heads(first)
         self.position = REGISTRY.find("position", config.position).build(first, heads)
+        self.embedding_norm: nn.Module = nn.Identity()
+        if config.embedding_norm != "none":
+            norm = REGISTRY.find("norm", config.embedding_norm).build
+            self.embedding_norm = norm(config.hidden_size, config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
@@ -55,6 +66,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -66,7 +78,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **unused: Any,
+        **unknown: Any,
     ) -> BaseModelOutputWithPast:
         """Run the layers.
 
@@ -78,7 +90,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference.
+            return_dict: False for a tuple.
+
+        Raises:
+            ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
+        _refuse(unknown)
         if (input_ids is None) == (inputs_embeds is None):
             raise ClearheadError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -104,7 +121,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if _wanted(output_attentions, self.config.output_attentions):
             maps = []
         attend = self._attend(maps)
-        x = self.position.embed(x, positions)
+        x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         keys = positions
         if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
             keys = _key_positions(positions, key_mask, past)
@@ -146,7 +163,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 )
 
             def recording(
-                module: Any, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
+                module: Any,
+                q: Tensor,
+                k: Tensor,
+                v: Tensor,
+                *,
+                coefficients: Any,
+                rows: Any,
+                **options: Any,
             ) -> Tensor:
                 weights = oracles.weights(q, k, **options)
                 effective = module.effective(
@@ -156,9 +180,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
-        if implementation in _IMPLEMENTATIONS:
-            return _IMPLEMENTATIONS[implementation]
-        return _through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
+        if implementation in IMPLEMENTATIONS:
+            return IMPLEMENTATIONS[implementation]
+        return through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
 
     def _check_length(self, length: int) -> None:
         limit = longest(self.config.layer(0))
@@ -169,121 +193,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
             )
 
 
-class NextTokenLoss(nn.Module):
-    """The mean loss of the next token. A module, so that it can be compiled as a layer is."""
-
-    compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
-
-    def forward(
-        self, x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, count: Tensor | int | None
-    ) -> Tensor:
-        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number."""
-        target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        total = ops.linear_cross_entropy(
-            x_BTC.flatten(0, 1), weight_VC, target.flatten(), ignore_index=IGNORED
-        )
-        return total / ((target != IGNORED).sum() if count is None else count)
-
-
-class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
-    """A causal language model; the head shares the embedding's weight unless told otherwise."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: ClearheadConfig) -> None:
-        if config.direction != "causal":
-            raise ClearheadError(
-                f"with direction={config.direction!r} a token would see the one that it predicts: "
-                "choose direction='causal', or build ClearheadModel, which has no head"
-            )
-        super().__init__(config)
-        self.model = ClearheadModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss = NextTokenLoss()
-        self.post_init()
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
-        """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
-        return attention_mask
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        return_dict: bool | None = None,
-        **arguments: Any,
-    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
-        """Logits, and the loss where labels are given.
-
-        Args:
-            labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
-            logits_to_keep: only the last so many positions' logits; 0 is all.
-            num_items_in_batch: divides the summed loss instead of the count of labels, so that
-                accumulated micro-batches weigh each token alike.
-            The others: as in `ClearheadModel.forward`.
-
-        In training with labels, `logits` is None: the loss is made by chunks that never hold
-        [B, T, vocabulary] (`ops.linear_cross_entropy`).
-        """
-        out = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            **arguments,
-        )
-        x = out.last_hidden_state
-        loss = None
-        if labels is not None:
-            loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
-        logits = None
-        if labels is None or not self.training:
-            logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
-        result = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=out.past_key_values,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-        )
-        return result.to_tuple() if return_dict is False else result
-
-
-def stock_attention(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
-) -> Tensor:
-    """What `attn_implementation="sdpa"` means: `ops.attend`."""
-    return ops.attend(q, k, v, **options)
-
-
-def _eager(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, coefficients: Any, **options: Any
-) -> Tensor:
-    return oracles.attend(q, k, v, **options).to(v.dtype)
-
-
-_IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
-
-
-def _through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function registered with transformers' AttentionInterface, called as transformers does.
-
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal, and coefficients, by
-    which `module.maps.effective` combines the maps. For differential attention V1 it gets all first
-    maps and then all second, with values of twice the width; for V2 the two maps of a head in turn.
-    """
-
-    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)
-        return out.transpose(1, 2)
-
-    return attend
+def _refuse(unknown: dict[str, Any]) -> None:
+    """Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other."""
+    for key, value in unknown.items():
+        if value is not None and key not in _HARMLESS:
+            known = set(inspect.signature(ClearheadModel.forward).parameters)
+            choose("argument of the model", key, known - {"self", "unknown"})
 
 
 def _seen(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:

@@ -1,0 +1,119 @@
+"""clearhead diagnose: what any model does inside."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tyro.conf import Positional
+
+from clearhead.cli.models import load_model, untrained
+from clearhead.cli.options import parse
+from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.diagnose.diagnosis import enough_memory
+from clearhead.errors import ClearheadError
+from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.report.diagnosis import encode, load_diagnoses
+from clearhead.report.diagnosis_page import write_diagnosis
+from clearhead.report.diagnosis_table import to_console
+from clearhead.train.atomic import write_text
+
+RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(DiagnoseConfig):
+    """Which models, on what text."""
+
+    models: Positional[tuple[str, ...]]
+    """One or two: a checkpoint's folder (RUN/final) or a hub name, a language model or an encoder;
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    output: Path = Path("runs/diagnose")
+    """The folder of diagnosis.jsonl and diagnosis.html."""
+    size: str = "tiny"
+    """Of an init: preset."""
+    set: tuple[str, ...] = ()
+    """Changes to an init: model's configuration, KEY=VALUE, such as num_hidden_layers=24."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text and split; the tokenizer is each model's own."""
+
+
+def run(words: list[str]) -> int:
+    from rich.console import Console
+
+    command = parse(
+        Command,
+        words,
+        verb="diagnose",
+        description="Sinks, outliers, order, rank and extrapolation of any Hugging Face model.",
+    )
+    if len(command.models) > 2:
+        raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
+    if command.set and not any(name.startswith("init:") for name in command.models):
+        raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
+    records: list[dict[str, Any]] = []
+    for source, name in zip(command.models, _names(command.models), strict=True):
+        with enough_memory():
+            model, corpus = _loaded(source, command)
+        _say(f"{name}: {command.windows} windows")
+        records += diagnosis_records(name, model, corpus, command, _progress(name, command))
+        del model
+    # Only now, that everything is known: nothing is ever half written.
+    command.output.mkdir(parents=True, exist_ok=True)
+    write_text(command.output / RECORDS, encode(records))
+    found = load_diagnoses([command.output / RECORDS])
+    write_diagnosis(found, command.output / PAGE, title="clearhead diagnose")
+    console = Console()
+    console.print(to_console(found))
+    console.print(f"records: {command.output / RECORDS}\npage: {command.output / PAGE}")
+    return 0
+
+
+def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
+    if source.startswith("init:"):
+        torch.manual_seed(0)
+        return untrained(
+            source.removeprefix("init:"), command.size, command.set, command.data, say=_say
+        )
+    model, tokenizer = load_model(source, kinds=("causal", "masked", "bare"))
+    data = replace(command.data, tokenizer=tokenizer.name_or_path)
+    return model, prepare(data, progress=_say)
+
+
+def _names(sources: tuple[str, ...]) -> list[str]:
+    """Short and different: the run's folder rather than its "final"."""
+    short = []
+    for source in sources:
+        path = Path(source.removeprefix("init:"))
+        parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
+        short.append(("init:" if source.startswith("init:") else "") + parts[-1])
+    if len(set(short)) == len(short):
+        return short
+    if len(set(sources)) == len(sources):
+        return list(sources)
+    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")
+
+
+def _progress(name: str, command: Command) -> Callable[[int], None]:
+    done = 0
+
+    def show(windows: int) -> None:
+        nonlocal done
+        done += windows
+        if sys.stderr.isatty():
+            print(
+                f"\r{name}: {min(done, command.windows)} of {command.windows} windows",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+            if done >= command.windows:
+                _say("")
+
+    return show
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

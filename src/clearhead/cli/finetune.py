@@ -1,0 +1,67 @@
+"""clearhead finetune: a checkpoint on a task of classification."""
+
+import sys
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+from clearhead.cli.options import parse
+from clearhead.experiments.finetune import (
+    RECORDS,
+    FinetuneJob,
+    InterruptedTask,
+    run_finetune,
+)
+from clearhead.report.records import Records
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(FinetuneJob):
+    """A fine-tuning."""
+
+    model: Positional[str]
+    """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="finetune",
+        description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
+        "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
+    )
+    try:
+        records = run_finetune(command, say=_say)
+    except InterruptedTask as stop:
+        _say("stopped; finished seeds are kept, the same command starts the others")
+        return stop.code
+    _print(records)
+    _say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
+    return 0
+
+
+def _print(records: Records) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    (name,) = records.arms()
+    table = Table(title=name)
+    for heading in ("split", "metric", "mean", "standard deviation", "seeds"):
+        table.add_column(heading)
+    measured = dict.fromkeys(
+        (line["metric"], line["split"])
+        for line in records.runs[0].measures.values()
+        if "split" in line
+    )
+    for metric, split in measured:
+        found = records.summary(name, metric, split=split)
+        shown = ("none", "")
+        if found is not None:
+            shown = (f"{found.mean:.4f}", "" if found.n < 2 else f"{found.deviation:.4f}")
+        table.add_row(split, metric, *shown, str(0 if found is None else found.n))
+    Console().print(table)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,166 @@
+"""clearhead quantize: what few bits cost a model, and models in few bits to keep."""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from clearhead.cli.models import load_model, resolved
+from clearhead.cli.options import parse
+from clearhead.data import DataConfig, prepare
+from clearhead.errors import ClearheadError
+from clearhead.eval import load_questions
+from clearhead.experiments import deployment, quantization
+from clearhead.quantize import Scheme, every, scheme
+from clearhead.quantize.deploy import deploy
+from clearhead.report.quantization import load, write
+from clearhead.report.quantization import parse as parse_lines
+from clearhead.report.quantization_page import write_quantization
+from clearhead.report.quantization_tables import to_console
+from clearhead.train.atomic import write_json
+
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to measure, on what text."""
+
+    models: Positional[tuple[str, ...]]
+    """Checkpoints' folders (RUN/final), or hub names."""
+    scheme: tuple[str, ...] = ()
+    """Names such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row; none is all."""
+    deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
+    """Instead of simulating, save one model in this form (extra torchao) to --output."""
+    output: Path | None = None
+    """The folder of the saved model; it must not exist yet."""
+    length: int = 256
+    """Tokens in a window of text."""
+    tokens: int = 32_768
+    """Validation tokens read under each scheme."""
+    choices: Path | None = None
+    """Multiple-choice questions, a .jsonl(.gz) file with question (or context), choices, label."""
+    questions: int = 200
+    """The first so many questions are asked."""
+    records: Path | None = None
+    """Add the results to this file; the page then shows all that it holds."""
+    page: Path | None = None
+    """Write the page of bits against perplexity here."""
+    title: str = "What few bits cost"
+    """The page's title."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text and split; the tokenizer is each model's own."""
+
+
+def run(words: list[str]) -> int:
+    from rich.console import Console
+
+    command = parse(
+        Command,
+        words,
+        verb="quantize",
+        description="What few bits cost a model: perplexity and accuracy by scheme, simulated; or "
+        "a model to keep in few bits, with its size, speed and perplexity.",
+    )
+    if command.deploy is not None or command.output is not None:
+        return _deploy(command)
+    schemes = _checked(command)
+    lines: list[dict[str, Any]] = []
+    for path, name in zip(command.models, quantization.distinct(command.models), strict=True):
+        found = _measure(command, path, name, schemes)
+        if command.records is not None:
+            write(command.records, found)
+        lines += found
+        Console().print(to_console(parse_lines(found)[0]))
+    if command.page is not None:
+        shown = parse_lines(lines) if command.records is None else load([command.records])
+        write_quantization(shown, command.page, title=command.title)
+        print(f"page: {command.page}")
+    return 0
+
+
+def _deploy(command: Command) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    idle = _given(command, "scheme", "choices", "questions", "records", "page", "title")
+    if command.deploy is None or command.output is None or len(command.models) != 1 or idle:
+        raise ClearheadError(
+            "a model to keep takes one model, --deploy and --output"
+            + (f"; {', '.join(idle)} would have no effect" if idle else "")
+        )
+    (path,) = command.models
+    peer, tokenizer = load_model(path)
+    made = deploy(peer, tokenizer, resolved(path), command.deploy, command.output)
+    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+    read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=())
+    found = deployment.figures(made, command.output, read.windows, progress=_progress)
+    write_json(command.output / deployment.FIGURES, {"form": command.deploy, "of": path, **found})
+    table = Table(title=f"{path}, {command.deploy}", title_justify="left", title_style="bold")
+    for heading in ("", "bfloat16", command.deploy, "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, key, form in (
+        ("bytes on disk", "bytes", ",d"),
+        ("tokens a second", "tokens_per_second", ",.1f"),
+        ("perplexity", "perplexity", ",.4f"),
+    ):
+        ours, full = found[key], found[f"bfloat16_{key}"]
+        table.add_row(name, format(full, form), format(ours, form), f"{ours / full:.3f}")
+    Console().print(table)
+    if found["other_linear_layers"]:
+        print(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
+    print(f"saved: {command.output}; loaded and run by a new process")
+    return 0
+
+
+def _given(command: Command, *names: str) -> list[str]:
+    """The options among `names` that have another value than when they are left out."""
+    return [f"--{name}" for name in names if getattr(command, name) != getattr(Command, name)]
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _checked(command: Command) -> list[Scheme]:
+    """The schemes asked for, after everything that can be refused before a model is loaded."""
+    if not command.models:
+        raise ClearheadError("nothing to quantise: give a checkpoint's folder or a hub name")
+    if len(set(command.models)) < len(command.models):
+        raise ClearheadError("a model is given twice: give each once")
+    if command.length < 2 or command.tokens < command.length or command.questions < 1:
+        raise ClearheadError(
+            "length must be at least 2, tokens at least one length, questions at least 1; found "
+            f"{command.length}, {command.tokens}, {command.questions}"
+        )
+    idle = [] if command.choices else _given(command, "questions")
+    idle += [] if command.page else _given(command, "title")
+    if idle:
+        raise ClearheadError(f"{', '.join(idle)} would have no effect without --choices or --page")
+    if command.records is not None and command.records.exists():
+        load([command.records])  # refuses a file of something else before the work
+    names = [each for given in command.scheme for each in (every() if given == ALL else [given])]
+    return [scheme(name) for name in dict.fromkeys(names)]
+
+
+def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> list[dict[str, Any]]:
+    from transformers.utils import logging
+
+    model, tokenizer = load_model(path)
+    # What transformers warns of from here on, such as attention that is out of reach, is a result.
+    logging.set_verbosity_error()
+    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+    read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=schemes)
+    if command.choices is not None:
+        questions = load_questions(command.choices, limit=command.questions)
+        read = replace(read, questions=questions, tokenizer=tokenizer)
+    found = list(quantization.measured(model, read, schemes, name=name, progress=_progress))
+    described = {
+        "data": corpus.describe(),
+        "choices": None if command.choices is None else command.choices.name,
+        "questions": len(read.questions),
+        "chance": found[0]["chance"],
+    }
+    return [quantization.header(model, read, name=name, path=path, **described), *found]

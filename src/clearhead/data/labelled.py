@@ -1,0 +1,239 @@
+"""Labelled texts: rows of a file to token ids, and to batches padded to their longest."""
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead.data import hub
+from clearhead.data.batches import permutation
+from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of
+from clearhead.data.tasks import Task
+from clearhead.data.tokenizer import Encoder
+from clearhead.errors import ClearheadError
+
+
+class Row(NamedTuple):
+    """A text or two, their label as it was found, and where."""
+
+    text: str
+    pair: str | None
+    label: Any
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """Encoded texts with their labels.
+
+    Attributes:
+        inputs: of each text "input_ids", and "token_type_ids" where the tokenizer makes them.
+        labels: class numbers from 0, or floats.
+        fingerprint: hex hash of texts and labels.
+    """
+
+    inputs: list[dict[str, list[int]]]
+    labels: list[int] | list[float]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_rows(
+    source: str, task: Task, *, cache: Path, progress: Callable[[str], None]
+) -> list[Row]:
+    """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
+
+    Raises:
+        ClearheadError: a file that cannot be read, that holds no row, or lacks a field.
+    """
+    path = Path(source).expanduser()
+    if hub.is_hub(source):
+        path = hub.download_rows(source, cache, progress)
+    elif not path.is_file():
+        raise ClearheadError(f"{source!r}: no such file; give a .jsonl(.gz) file, or hf:NAME")
+    elif ending(path) not in JSON_LINES:
+        raise ClearheadError(f"{source!r}: labelled texts are read from .jsonl or .jsonl.gz files")
+    rows: list[Row] = []
+    for where, row in json_rows(path):
+        if hub.is_hub(source):  # the copy's name says nothing to a person
+            where = f"{source}, row {len(rows) + 1}"
+        for kind, field in (("text", task.text), ("pair", task.pair), ("label", task.label)):
+            if field is not None and isinstance(row, dict) and field not in row:
+                near = difflib.get_close_matches(field, list(row), n=1)
+                raise ClearheadError(
+                    f"{where}: no field {field!r}, it has {', '.join(map(repr, row))}; "
+                    f"name the one meant with --{kind}-field {near[0] if near else 'NAME'}"
+                )
+        text = text_of(row, task.text, where)
+        pair = None if task.pair is None else text_of(row, task.pair, where)
+        rows.append(Row(text, pair, row[task.label], where))
+    if not rows:
+        raise ClearheadError(f"{source!r} holds no row: nothing to learn from")
+    return rows
+
+
+def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
+    """The task's classes, or where it names none those of the rows, in their order.
+
+    Raises:
+        ClearheadError: where rows are all of one class.
+    """
+    if task.regression or task.classes:
+        return task.classes
+    found = {row.label for row in rows}
+    if not all(isinstance(label, str | int) for label in found):
+        raise ClearheadError(
+            f"{rows[0].where}: a label is a name or a whole number; found {rows[0].label!r}"
+        )
+    whole = all(isinstance(label, int) for label in found)
+    classes = tuple(str(label) for label in sorted(found, key=None if whole else str))
+    if len(classes) < 2:
+        raise ClearheadError(f"all {len(rows)} training rows are of class {classes[0]!r}: give two")
+    return classes
+
+
+def labels_of(rows: Sequence[Row], classes: Sequence[str], task: Task) -> list[int] | list[float]:
+    """Labels as a loss takes them: class numbers, or floats for a regression.
+
+    A whole number is the class's own where the task names its classes, and its name otherwise.
+
+    Raises:
+        ClearheadError: a label outside the classes, naming its place.
+    """
+    if task.regression:
+        return [_number(row) for row in rows]
+    numbers = {name: number for number, name in enumerate(classes)}
+    found = []
+    for row in rows:
+        number = numbers.get(str(row.label))
+        if number is None and task.classes and isinstance(row.label, int):
+            number = int(row.label) if 0 <= row.label < len(classes) else None
+        if number is None:
+            known = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
+            raise ClearheadError(
+                f"{row.where}: label {row.label!r} is outside the {len(classes)} classes ({known}) "
+                f"of {task.name}"
+            )
+        found.append(number)
+    return found
+
+
+def encode(
+    rows: Sequence[Row], labels: list[int] | list[float], tokenizer: Any, *, length: int
+) -> Labelled:
+    """Texts to ids of at most `length`; of two texts the longer one loses its end first.
+
+    A tokenizer that puts special tokens itself, as BERT's does, puts them here too. Others, ours
+    among them, get BEGIN text END, and BEGIN text END pair END; text never yields a special token.
+
+    Raises:
+        ClearheadError: a length without room for a token of each text.
+    """
+    parts = 1 if rows[0].pair is None else 2
+    if tokenizer.num_special_tokens_to_add(pair=parts == 2):
+        inputs = [_by_template(tokenizer, row, length) for row in rows]
+    else:
+        encoder = Encoder(tokenizer)
+        begin = [] if encoder.begin is None else [encoder.begin]
+        room = length - len(begin) - parts
+        if room < parts:
+            raise ClearheadError(f"max_length is {length}: too short for special tokens and a text")
+        texts = encoder.encode([row.text for row in rows])
+        pairs = encoder.encode([row.pair or "" for row in rows])
+        inputs = []
+        for text, pair in zip(texts, pairs, strict=True):
+            kept = _kept(len(text), len(pair), room)
+            ids = [*begin, *text[: kept[0]].tolist(), encoder.end]
+            if parts == 2:
+                ids += [*pair[: kept[1]].tolist(), encoder.end]
+            inputs.append({"input_ids": ids})
+    told = json.dumps([[row.text, row.pair] for row in rows] + [list(labels)])
+    return Labelled(
+        inputs=inputs, labels=labels, fingerprint=hashlib.sha256(told.encode()).hexdigest()
+    )
+
+
+class LabelledBatches:
+    """Batches by number, a pure function of it: epochs of all texts, each in an order of its own.
+
+    An epoch's last batch may be smaller. Rows are padded to the longest of their batch.
+
+    Args:
+        seed: of the order; None keeps the texts as they stand.
+    """
+
+    def __init__(
+        self, data: Labelled, tokenizer: Any, *, batch_size: int, seed: int | None
+    ) -> None:
+        self.data = data
+        self.batch_size = batch_size
+        self.seed = seed
+        self.pad_id: int = tokenizer.pad_token_id
+        self.side: str = tokenizer.padding_side
+        self._order: tuple[int, Sequence[int]] = (-1, ())
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return -(-len(self.data) // self.batch_size)
+
+    def epoch(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of the first epoch."""
+        return (self.batch(number) for number in range(self.per_epoch))
+
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """ "input_ids", "attention_mask" (and "token_type_ids"), int64 [B, T]; "labels" [B]."""
+        epoch, turn = divmod(number, self.per_epoch)
+        if self._order[0] != epoch:
+            order: Sequence[int] = range(len(self.data))
+            if self.seed is not None:
+                label = f"seed {self.seed}, epoch {epoch} of labelled texts"
+                order = permutation(label, len(self.data)).tolist()
+            self._order = epoch, order
+        chosen = self._order[1][turn * self.batch_size : (turn + 1) * self.batch_size]
+        made = self._padded([self.data.inputs[index] for index in chosen])
+        return {**made, "labels": torch.tensor([self.data.labels[index] for index in chosen])}
+
+    def _padded(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["input_ids"]) for row in inputs)
+        made: dict[str, list[list[int]]] = {}
+        for row in inputs:
+            missing = longest - len(row["input_ids"])
+            whole = {**row, "attention_mask": [1] * len(row["input_ids"])}
+            for name, values in whole.items():
+                padding = [self.pad_id if name == "input_ids" else 0] * missing
+                padded = padding + values if self.side == "left" else values + padding
+                made.setdefault(name, []).append(padded)
+        return {name: torch.tensor(values) for name, values in made.items()}
+
+
+def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
+    made = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
+    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+
+
+def _kept(text: int, pair: int, room: int) -> tuple[int, int]:
+    """How many tokens of each are kept, the longer one losing its end first."""
+    if text + pair <= room:
+        return text, pair
+    half = room // 2
+    if pair <= half:
+        return room - pair, pair
+    if text <= room - half:
+        return text, room - text
+    return room - half, half
+
+
+def _number(row: Row) -> float:
+    number = row.label
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ClearheadError(f"{row.where}: label {number!r} is no number, and this is regression")
+    return float(number)

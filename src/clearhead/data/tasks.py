@@ -1,0 +1,75 @@
+"""Tasks of classification: GLUE's nine, and any other by its fields."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a row holds, and how answers are judged.
+
+    Attributes:
+        name: for records and people.
+        text, pair, label: fields of a row; `pair`, a second text, is None where there is one text.
+        classes: in the order of their numbers; empty where the training rows tell them.
+        regression: whether labels are numbers.
+        metrics: names of `clearhead.eval.METRICS`; the first is the task's own.
+        train, validation: `hf:` names, used where no files are given; each validation set with the
+            name of its split in records.
+    """
+
+    name: str
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    regression: bool = False
+    metrics: tuple[str, ...] = ("accuracy",)
+    train: str | None = None
+    validation: tuple[tuple[str, str], ...] = ()
+
+
+def _glue(
+    name: str,
+    fields: tuple[str, ...],
+    classes: tuple[str, ...],
+    *metrics: str,
+    splits: tuple[str, ...] = ("validation",),
+) -> Task:
+    return Task(
+        name=name,
+        text=fields[0],
+        pair=fields[1] if len(fields) > 1 else None,
+        classes=classes,
+        regression=not classes,
+        metrics=metrics,
+        train=f"hf:nyu-mll/glue:{name}#train",
+        validation=tuple((split, f"hf:nyu-mll/glue:{name}#{split}") for split in splits),
+    )
+
+
+_SENTENCES = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+
+# Metrics and classes as in the GLUE data sets (arXiv 1804.07461); the first metric is the one that
+# the crammed BERT and SAS report.
+GLUE = {
+    task.name: task
+    for task in (
+        _glue("cola", ("sentence",), ("unacceptable", "acceptable"), "mcc", "accuracy"),
+        _glue("sst2", ("sentence",), ("negative", "positive"), "accuracy"),
+        _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), "f1", "accuracy"),
+        _glue("stsb", _SENTENCES, (), "pearson"),
+        _glue(
+            *("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
+            *("f1", "accuracy"),
+        ),
+        _glue(
+            *("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+            "accuracy",
+            splits=("validation_matched", "validation_mismatched"),
+        ),
+        _glue("qnli", ("question", "sentence"), _ENTAILMENT, "accuracy"),
+        _glue("rte", _SENTENCES, _ENTAILMENT, "accuracy"),
+        _glue("wnli", _SENTENCES, ("not_entailment", "entailment"), "accuracy"),
+    )
+}

@@ -1,0 +1,176 @@
+"""Plain advice, only where a number of the diagnosis supports it; each says its threshold."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Found = Mapping[tuple[str, Any, Any, Any], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """Advice where `number` is at least `threshold` (at most, where `below`)."""
+
+    metric: str
+    number: Callable[[Found, int], float | None]
+    threshold: float
+    finding: str
+    advice: str
+    below: bool = False
+
+
+def advise(measures: list[dict[str, Any]], *, width: int) -> list[dict[str, Any]]:
+    """{"finding", "advice", "metric", "value", "threshold"} of each rule whose number is there and
+    reaches its threshold. `width` is the model's, in channels."""
+    found = {
+        (line["metric"], line.get("map"), line.get("tokens"), line.get("layer")): line["value"]
+        for line in measures
+        if "head" not in line and line["value"] is not None and line["value"] == line["value"]
+    }
+    out = []
+    for rule in _RULES:
+        value = rule.number(found, width)
+        if value is None or value != value:
+            continue
+        reached = value <= rule.threshold if rule.below else value >= rule.threshold
+        if reached:
+            out.append(
+                {
+                    "finding": rule.finding.format(value=value),
+                    "advice": rule.advice,
+                    "metric": rule.metric,
+                    "value": value,
+                    "threshold": rule.threshold,
+                }
+            )
+    return out
+
+
+def _get(found: Found, metric: str, map: str | None = None, tokens: str | None = None) -> Any:
+    return found.get((metric, map, tokens, None))
+
+
+def _of_main_map(found: Found, metric: str) -> float | None:
+    return next(
+        (v for m in ("softmax", "difference") if (v := _get(found, metric, m)) is not None), None
+    )
+
+
+def _sink(found: Found, width: int) -> float | None:
+    """The argmax share, where it is at least five times what no preference would give."""
+    share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
+    return share if share is not None and floor and share >= 5 * floor else None
+
+
+def _quotient(above: str, below: str) -> Callable[[Found, int], float | None]:
+    def number(found: Found, width: int) -> float | None:
+        a, b = _get(found, above), _get(found, below)
+        return None if a is None or not b else a / b
+
+    return number
+
+
+def _by_layer(found: Found, metric: str) -> dict[int, float]:
+    return {key[3]: v for key, v in found.items() if key[0] == metric and key[3] is not None}
+
+
+def _last(metric: str) -> Callable[[Found, int], float | None]:
+    def number(found: Found, width: int) -> float | None:
+        layers = _by_layer(found, metric)
+        return layers[max(layers)] if layers else None
+
+    return number
+
+
+def _rank(found: Found, width: int) -> float | None:
+    rank = _last("effective_rank_without_first")(found, width)
+    return None if rank is None or not width else rank / width
+
+
+def _near(found: Found, width: int) -> float | None:
+    """The last layer's weight on near keys beyond the training length, to that within it; where
+    within it they had at least twice what equal weights give."""
+    chance = _get(found, "near_weight_chance")
+    beyond, within = (_last(f"near_weight_{name}")(found, width) for name in ("beyond", "trained"))
+    if beyond is None or within is None or chance is None or within < 2 * chance:
+        return None
+    return beyond / within
+
+
+_RULES = (
+    _Rule(
+        metric="non_finite_tokens",
+        number=lambda found, width: _get(found, "non_finite_tokens"),
+        threshold=1,
+        finding="{value:,.0f} hidden states are not finite",
+        advice="no other number of this diagnosis counts them: look for the first layer that "
+        "has any, and run in a wider dtype",
+    ),
+    _Rule(
+        metric="first_token_argmax_share",
+        number=_sink,
+        threshold=0.3,
+        finding="the first token is a sink: {value:.0%} of all queries attend to it most",
+        advice="keep it in a sliding cache; to train without: softmax-1 (preset softmax1), which "
+        "arXiv 2410.17174 reports at 3.3 % from 65 %",
+    ),
+    _Rule(
+        metric="hidden_top_1 / hidden_median",
+        number=_quotient("hidden_top_1", "hidden_median"),
+        threshold=1000,
+        finding="massive activations: the largest hidden state is {value:,.0f} × the median",
+        advice="one scale for a whole tensor of activations will round the others to nothing: "
+        "quantise by token or channel, or weights only; to train without: OrthoAdam with a norm "
+        "of one gain",
+    ),
+    _Rule(
+        metric="kurtosis",
+        number=lambda found, width: _get(found, "kurtosis", tokens="rest"),
+        threshold=30,
+        finding="outlier channels beyond the first token: kurtosis {value:,.1f} (3 is a Gaussian)",
+        advice="expect 8-bit activations by tensor to cost perplexity: measure it with "
+        "clearhead quantize before relying on them",
+    ),
+    _Rule(
+        metric="logit_top_1 / logit_median",
+        number=_quotient("logit_top_1", "logit_median"),
+        threshold=50,
+        finding="attention logits spread: the largest is {value:,.0f} × the median",
+        advice="low-bit attention logits will hurt (arXiv 2410.05258, Table 5: 59 × in a "
+        "Transformer that drops at 6 bits, 12 × in a differential one that holds)",
+    ),
+    _Rule(
+        metric="order_broken_content",
+        number=lambda found, width: _get(found, "order_broken_content"),
+        threshold=0.6,  # a half, if angles are as they come
+        finding="the order anomaly: moved nearer, {value:.0%} of sampled keys score lower",
+        advice="expect trouble beyond the training length; to train without: collinear attention "
+        "(preset coca)",
+    ),
+    _Rule(
+        metric="similarity",
+        number=_last("similarity"),
+        threshold=0.9,
+        finding="tokens are alike after the last layer: mean cosine {value:.2f}",
+        advice="signals do not propagate: fewer layers would do, or attention needs its skip or "
+        "the shaped form",
+    ),
+    _Rule(
+        metric="effective_rank_without_first / width",
+        number=_rank,
+        threshold=0.02,
+        finding="rank collapse: the last layer's effective rank is {value:.1%} of its width",
+        advice="signals do not propagate: see token similarity by layer for where it starts",
+        below=True,
+    ),
+    _Rule(
+        metric="near_weight_beyond / near_weight_trained",
+        number=_near,
+        threshold=0.5,
+        finding="beyond the training length the last layer gives near keys {value:.0%} of the "
+        "weight that it gave them within",
+        advice="scale the rotary positions (clearhead.models.with_rope_scaling, or "
+        "rope_parameters) before longer texts",
+        below=True,
+    ),
+)

@@ -1,0 +1,121 @@
+"""Attention on a text longer than those of the training: by position, low layers against the last.
+
+After arXiv 2309.08646 (the figures its first version shows): one text of about four training
+lengths; the layers at a quarter, a half and three quarters of the depth against the last.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.interface import probing
+from clearhead.diagnose.profile import TILE
+from clearhead.diagnose.running import backbone, evaluating, layers_of
+from clearhead.diagnose.weights import AttentionCall, Scores
+
+LAST = 32  # queries, at the end of the training length and at the end of the text
+NEAR = 64  # keys
+BINS = 64  # of a curve over positions
+
+
+class Extrapolation:
+    """Of one text, by layer and position; beyond `trained` the model has seen no position.
+
+    - `near_weight_trained`, `near_weight_beyond`: the weight on the 64 nearest keys, mean over the
+      last 32 queries within the training length, and of the text; `near_weight_chance`, what equal
+      weights would give them within it.
+    - curves `largest_logit_by_position`: the largest |logit| of a query, mean over heads, by the
+      query's position; `logit_by_position`: the logit of each key, mean over heads and the last
+      queries of the text. Mean over positions in bins.
+    """
+
+    def __init__(self, depth: int, trained: int, length: int) -> None:
+        self.shown = shown_layers(depth)
+        self.trained = trained
+        self.peaks: dict[int, Tensor] = {}  # [T]
+        self.keys: dict[int, Tensor] = {}  # [T]
+        self.near: dict[tuple[int, str], float] = {}
+        self.length = length
+
+    def observe(self, call: AttentionCall) -> None:
+        """Take up one layer of the text."""
+        if call.layer not in self.shown:
+            return
+        peaks = [_peaks(tile) for tile in call.scores(TILE)]
+        self.peaks[call.layer] = torch.cat(peaks).cpu()
+        self.keys[call.layer] = self._last(call, "beyond", self.length)
+        self._last(call, "trained", self.trained)
+
+    def _last(self, call: AttentionCall, name: str, stop: int) -> Tensor:
+        """The mean logit of each key over the last queries before `stop`; notes the near weight."""
+        weight, queries = 0.0, 0
+        total, number = torch.zeros(self.length), torch.zeros(self.length)
+        for tile in call.scores(TILE, first=max(0, stop - LAST)):
+            rows = min(tile.scores.shape[2], stop - tile.start)
+            if rows <= 0:
+                break
+            scores, visible = tile.scores[:, :, :rows], tile.visible[:, :, :rows]
+            position = torch.arange(tile.start, tile.start + rows, device=scores.device)[:, None]
+            distance = (position - torch.arange(scores.shape[-1], device=scores.device)).abs()
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+            share = (weights * (distance < NEAR)).sum(-1)
+            weight, queries = weight + float(share.nansum()), queries + share.numel()
+            keys = scores.shape[-1]
+            total[:keys] += scores.masked_fill(~visible, 0.0).mean((0, 1)).sum(0).float().cpu()
+            number[:keys] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
+        self.near[call.layer, name] = weight / queries if queries else math.nan
+        return total / number.clamp_min(1)
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records."""
+        lines = [
+            {"metric": f"near_weight_{name}", "layer": layer, "value": value, "length": self.length}
+            for (layer, name), value in sorted(self.near.items())
+        ]
+        return [
+            *lines,
+            {"metric": "near_weight_chance", "value": min(1.0, NEAR / self.trained)},
+            {"metric": "trained_length", "value": self.trained},
+        ]
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Payloads of "curve" records."""
+        out = []
+        for name, found in (
+            ("largest_logit_by_position", self.peaks),
+            ("logit_by_position", self.keys),
+        ):
+            for layer, values in sorted(found.items()):
+                out.append({"curve": name, "layer": layer, **_binned(values)})
+        return out
+
+
+def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:
+    """Run one text, int64 [T] with T above `trained`, and observe its attention.
+
+    Raises:
+        ClearheadError: as `probing`.
+    """
+    found = Extrapolation(len(layers_of(model)), trained, len(ids_T))
+    with evaluating(model), probing(model, found.observe):
+        backbone(model)(input_ids=ids_T[None].to(model.device), use_cache=False)
+    return found
+
+
+def shown_layers(depth: int) -> list[int]:
+    """A quarter, a half and three quarters down, and the last: 5, 11, 17, 23 of 24."""
+    return sorted({max(0, math.ceil(depth * part) - 1) for part in (0.25, 0.5, 0.75, 1.0)})
+
+
+def _peaks(tile: Scores) -> Tensor:
+    """The largest |logit| of each query, mean over heads, [R]."""
+    return tile.scores.abs().masked_fill(~tile.visible, 0.0).amax(-1).mean((0, 1))
+
+
+def _binned(values: Tensor) -> dict[str, Any]:
+    width = max(1, math.ceil(len(values) / BINS))
+    parts = values.split(width)
+    middles = [index * width + (len(part) - 1) / 2 for index, part in enumerate(parts)]
+    return {"x": middles, "y": [float(part.mean()) for part in parts]}

@@ -1,0 +1,91 @@
+"""Which attention maps a layer has, how they combine, and by what."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.weights import AttentionCall, Tile
+from clearhead.nn.attention import Attention
+
+PLAIN = "softmax"
+DIFFERENCE = "difference"
+SHAPED = "shaped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps:
+    """The maps of one layer.
+
+    Attributes:
+        names: of the maps that are rows of weights each, in the order of `split`.
+        coefficients: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
+        by: the module that splits and combines; None for one map a head.
+        attention: clearhead's own, where its shaping makes another matrix of the maps.
+    """
+
+    names: tuple[str, ...]
+    coefficients: Tensor | None
+    by: Any
+    attention: Attention | None = None
+
+    def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
+        """Anything with heads in dimension 1, for each map."""
+        return (heads_BH,) if self.by is None else self.by.split(heads_BH)
+
+    def difference(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
+        """The signed map [B, heads, R, S] of the queries from `start` on, where there is one."""
+        if self.coefficients is None:
+            return None
+        return self.by.effective(weights_BHRS, self._of_rows(weights_BHRS, start))
+
+    def shaped(self, tile: Tile, before: int) -> Tensor | None:
+        """The matrix with the identity in it, [B, heads, R, S]; `before`: keys before query 0."""
+        if self.attention is None:
+            return None
+        by = self._of_rows(tile.weights, tile.start)
+        return self.attention.effective(tile.weights, by, tile.visible, before + tile.start)
+
+    def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
+        by = self.coefficients
+        if by is not None and by.ndim > 2:  # one for each token
+            by = by[:, :, start : start + weights_BHRS.shape[2]]
+        return by
+
+
+def maps_of(call: AttentionCall) -> Maps:
+    """Attention of clearhead says how many maps a head has and how they combine, and so does
+    DiffLlama; any other attention has one."""
+    if isinstance(call.module, Attention):
+        return Maps(
+            names=call.module.maps.maps,
+            coefficients=call.coefficients,
+            by=call.module.maps,
+            attention=call.module if call.module.layer.shaping != "none" else None,
+        )
+    if type(call.module).__name__ == "DiffLlamaAttention":
+        return Maps(names=_Halves.maps, coefficients=_diffllama_lambda(call.module), by=_Halves)
+    return Maps(names=(PLAIN,), coefficients=None, by=None)
+
+
+class _Halves:
+    """transformers' DiffLlama pairs head i with head i + H/2."""
+
+    maps = ("map 1", "map 2")
+
+    @staticmethod
+    def split(heads_BH: Tensor) -> tuple[Tensor, ...]:
+        return heads_BH.chunk(2, 1)
+
+    @staticmethod
+    def effective(weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+        first, second = weights_BHTS.chunk(2, 1)
+        return first - coefficients.to(first.dtype) * second
+
+
+def _diffllama_lambda(module: Any) -> Tensor:
+    first = torch.exp((module.lambda_q1.float() * module.lambda_k1.float()).sum())
+    second = torch.exp((module.lambda_q2.float() * module.lambda_k2.float()).sum())
+    return first - second + module.lambda_init

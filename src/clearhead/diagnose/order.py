@@ -1,0 +1,166 @@
+"""The order anomaly of rotary positions (arXiv 2309.08646, section 2.2) and their long-range decay.
+
+A pair of channels j contributes |q_j||k_j| cos(Θ_j + s θ_j) to the score of a key s positions
+before the query; Θ_j, from k_j to q_j, is where it starts. With Θ_j above π the cosine *grows* over
+the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of what comes
+before. Of keys after the query (bidirectional models) it is Θ_j below π.
+
+Queries and keys are sampled: `PAIRS` pairs a text and layer, by fixed seeds, their rotation undone.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.profile import FAR, NEAR
+from clearhead.diagnose.rotary import Rotary, rotary_of
+from clearhead.diagnose.weights import AttentionCall
+
+PAIRS = 64
+# Angles this close to 0 are rounding: collinear attention starts there exactly.
+_ROUNDING = 1e-3
+
+
+class OrderProfile:
+    """Sums over sampled (query, key) pairs, by layer.
+
+    - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
+      angle lies in the anomalous zone of that side; a rotary pair without amplitude is not counted.
+    - `anomalous_weight_before`, …: the same, each by its amplitude |q_j||k_j|.
+    - `order_broken_content`: the share of (query, key, head) whose score, the content held and
+      only the distance changed, is lower on average at distances 0 to 3 than at 4 to 15.
+    - the curve `decay`: mean |score| by distance, and its bound
+      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j* and h after the last 0; for collinear
+      attention the tighter one with C_j. Without the channels that are not turned.
+    """
+
+    def __init__(self, model: Any, longest: int) -> None:
+        self.model = model
+        self.distances = _distances(longest)
+        self.rotary: dict[int, Rotary | str] = {}
+        self.sums: dict[int, dict[str, Tensor]] = {}
+        self.sides: tuple[str, ...] = ("before",)
+
+    def observe(self, call: AttentionCall) -> None:
+        """Add one layer's queries and keys."""
+        if call.layer not in self.rotary:
+            self.rotary[call.layer] = rotary_of(
+                self.model, call.module, call.layer, call.q.shape[-1]
+            )
+        rotary = self.rotary[call.layer]
+        if isinstance(rotary, str):
+            return
+        if not call.causal and not getattr(call.module, "is_causal", False):
+            self.sides = ("before", "after")
+        h, scale = self._products(call, rotary)
+        old = self.sums.setdefault(call.layer, {})
+        for name, value in self._of(h, rotary, call.q.dtype, scale).items():
+            old[name] = old[name] + value if name in old else value
+
+    def _products(self, call: AttentionCall, rotary: Rotary) -> tuple[Tensor, float]:
+        """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
+        queries, keys = call.q.shape[2], call.k.shape[2]
+        generator = torch.Generator().manual_seed(call.layer)
+        last = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
+        one = torch.rand(PAIRS, generator=generator)
+        other = ((last + 1) * one).long()  # a key that the query sees, whatever the direction
+        device = call.q.device
+        m, n = last.to(device), other.to(device)
+        k = call.k[:, :, n].repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
+        h = rotary.pairs(call.q[:, :, m - (keys - queries)]) * rotary.pairs(k).conj()
+        angle = (m - n)[:, None] * rotary.frequency
+        undone = torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
+        return h * undone, call.scale
+
+    def _of(self, h: Tensor, rotary: Rotary, dtype: torch.dtype, scale: float) -> dict[str, Tensor]:
+        finite = h.abs().isfinite().all(-1)
+        h = h[finite]  # [N, rotary pairs]
+        size = h.abs()
+        beyond = size * max(_ROUNDING, 4 * torch.finfo(dtype).eps)
+        zones = {"before": h.imag < -beyond, "after": h.imag > beyond}
+        new: dict[str, Tensor] = {}
+        new["counted"] = (size > 0).sum().double()
+        new["weight"] = size.sum(dtype=torch.float64)
+        for side, zone in zones.items():
+            new[f"anomalous_{side}"] = zone.sum().double()
+            new[f"anomalous_weight_{side}"] = (size * zone).sum(dtype=torch.float64)
+        near, far = (
+            self._scores(h, rotary, torch.arange(low, high)).mean(-1)
+            for low, high in ((0, NEAR), (NEAR, NEAR + FAR))
+        )
+        # Equal within rounding is not broken: a pair without content has the same score everywhere.
+        new["broken"] = (far - near > _ROUNDING * size.sum(-1)).sum().double()
+        new["pairs"] = torch.tensor(float(len(h)), dtype=torch.float64, device=h.device)
+        new["decay"] = scale * self._scores(h, rotary, self.distances).abs().double().sum(0)
+        new["bound"] = scale * decay_bound(h, rotary, self.distances).double().sum(0)
+        return new
+
+    @staticmethod
+    def _scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
+        """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
+        angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
+        return h.real @ angle.cos().to(h.real.dtype) - h.imag @ angle.sin().to(h.real.dtype)
+
+    def why_not(self) -> str | None:
+        """Why no layer's rotary positions could be told; None where one could."""
+        reasons = [found for found in self.rotary.values() if isinstance(found, str)]
+        return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records."""
+        out: list[dict[str, Any]] = []
+        for side in self.sides:
+            for metric, over in (
+                (f"anomalous_{side}", "counted"),
+                (f"anomalous_weight_{side}", "weight"),
+            ):
+                out += self._quotient(metric, metric, over)
+        return out + self._quotient("order_broken_content", "broken", "pairs")
+
+    def _quotient(self, metric: str, above: str, below: str) -> list[dict[str, Any]]:
+        if not self.sums:
+            return []
+        both = {n: (float(s[above]), float(s[below])) for n, s in sorted(self.sums.items())}
+        total, count = (sum(column) for column in zip(*both.values(), strict=True))
+        return [
+            {"metric": metric, "value": total / count if count else math.nan},
+            *(
+                {"metric": metric, "layer": n, "value": a / b if b else math.nan}
+                for n, (a, b) in both.items()
+            ),
+        ]
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Payloads of "curve" records: the mean |score| by distance and its bound, all layers."""
+        if not self.sums:
+            return []
+        number = sum(float(sums["pairs"]) for sums in self.sums.values())
+        lines = []
+        for name in ("decay", "bound"):
+            mean = torch.stack([sums[name] for sums in self.sums.values()]).sum(0) / number
+            line = {"x": self.distances.tolist(), "y": mean.tolist()}
+            lines.append(
+                {"curve": "decay", "map": "mean |score|" if name == "decay" else "bound"} | line
+            )
+        return lines
+
+
+def decay_bound(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
+    """max_j |h_(j+1) − h_j| · Σ_j |Σ_(k<=j) e^(isθ_k)|, [N, distances], after the last h being 0.
+
+    Abel summation (RoPE's argument; arXiv 2309.08646, appendix D.1). Without that last 0 it is no
+    bound. Of collinear attention, whose h are real, the sums of cosines alone (its eq. 20).
+    """
+    step = torch.diff(h, dim=-1, append=h.new_zeros(len(h), 1)).abs().amax(-1)
+    angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
+    cos, sin = angle.cos().cumsum(0), angle.sin().cumsum(0)
+    partial = cos.abs() if rotary.collinear else torch.hypot(cos, sin)
+    return step[:, None] * partial.sum(0).to(step.dtype)
+
+
+def _distances(longest: int) -> Tensor:
+    """0 and powers of two up to four times the longest text."""
+    powers = 2 ** torch.arange(max(1, (4 * longest).bit_length()))
+    return torch.cat([torch.zeros(1, dtype=torch.int64), powers])

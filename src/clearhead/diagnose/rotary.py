@@ -1,0 +1,102 @@
+"""Which channels a model's rotary positions turn together, and how fast: asked of the model itself.
+
+Layouts differ (the halves of a head, or neighbours), parts of a head may stay unturned, and a model
+may have frequencies of its own for each kind of layer. So the model's own function is run on random
+queries and compared with what the layout found would give.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.nn.attention import Attention
+
+_TOLERANCE = 1e-3  # between the model's float32 and ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j]."""
+
+    frequency: Tensor  # float64 [pairs]
+    first: Tensor  # int64 [pairs]
+    second: Tensor
+    collinear: bool = False
+
+    def pairs(self, x: Tensor) -> Tensor:
+        """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return torch.complex(x[..., self.first], x[..., self.second])
+
+
+def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary | str:
+    """The rotary positions of an attention module whose heads are `width` channels wide; or, in a
+    few words, why they cannot be told."""
+    if isinstance(module, Attention):
+        return _ours(module)
+    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        return f"{type(module).__name__} has no rotary positions (no apply_rotary_pos_emb)"
+    kinds = getattr(model.config, "layer_types", None)
+    kind = kinds[layer] if kinds and layer < len(kinds) else None
+    for table in model.modules():
+        if "Rotary" not in type(table).__name__:
+            continue
+        for name, options in (("inv_freq", {}), (f"{kind}_inv_freq", {"layer_type": kind})):
+            frequency = getattr(table, name, None)
+            if isinstance(frequency, Tensor) and frequency.ndim == 1:
+                found = _tried(apply, table, frequency.detach(), options, width)
+                if found is not None:
+                    return found
+    return "rotary positions in a layout that is not known here"
+
+
+def _ours(module: Attention) -> Rotary | str:
+    layer = module.layer
+    if layer.position not in ("rope", "xpos"):
+        return f"position={layer.position!r} rotates nothing"
+    if layer.scores == "collinear-slack":
+        return "collinear-slack scores are no function of the distance"
+    device = next(module.parameters()).device
+    frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, device)
+    pairs = layer.head_dim // 2
+    return Rotary(
+        frequency=frequency.double(),
+        first=torch.arange(pairs, device=device),
+        second=torch.arange(pairs, 2 * pairs, device=device),
+        collinear=layer.scores != "dot",
+    )
+
+
+def _tried(
+    apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int
+) -> Rotary | None:
+    """The layout under which the model's function turns random queries as ours would."""
+    device, pairs = frequency.device, len(frequency)
+    if 2 * pairs > width:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 1, 3, width, generator=generator).to(device)
+    position = torch.tensor([[0, 1, 5]], device=device)
+    try:
+        cos, sin = table(q, position, **options)
+        turned, _ = apply(q, q, cos, sin)
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
+        return None
+    if turned.shape != q.shape:
+        return None
+    place = torch.arange(pairs, device=device)
+    layouts = ((place, place + pairs), (2 * place, 2 * place + 1))
+    angle = position[0, :, None] * frequency.double()
+    for first, second in layouts:
+        rotary = Rotary(frequency=frequency.double(), first=first, second=second)
+        expected = rotary.pairs(q.double()) * torch.polar(torch.ones_like(angle), angle)
+        found = rotary.pairs(turned.double())
+        scale = found.abs().sum() / expected.abs().sum()  # YaRN's attention factor
+        if bool(((found - scale * expected).abs() < _TOLERANCE * scale).all()):
+            return rotary
+    return None

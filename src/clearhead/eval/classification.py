@@ -1,0 +1,69 @@
+"""A model's answers, and how good they are: accuracy, F1, Matthews' and Pearson's correlation."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from clearhead.diagnose.running import evaluating
+
+Answers = Sequence[float] | np.ndarray
+
+
+def accuracy(answers: Answers, labels: Answers) -> float:
+    """The share of answers that are right."""
+    return float(np.mean(np.asarray(answers) == np.asarray(labels)))
+
+
+def f1(answers: Answers, labels: Answers) -> float:
+    """2 · tp / (2 · tp + fp + fn) of class 1; 0 where there is none of it in either."""
+    said, is_so = np.asarray(answers) == 1, np.asarray(labels) == 1
+    positive = int(said.sum() + is_so.sum())
+    return 2.0 * int((said & is_so).sum()) / positive if positive else 0.0
+
+
+def matthews(answers: Answers, labels: Answers) -> float:
+    """Matthews' correlation for any number of classes (Gorodkin 2004).
+
+    (c · n − Σ p_k t_k) / √((n² − Σ p_k²)(n² − Σ t_k²)), with c right of n answers, of which p_k say
+    class k and t_k are of class k; 0 where all answers, or all labels, are one class.
+    """
+    said, is_so = np.asarray(answers), np.asarray(labels)
+    n, right = len(said), int((said == is_so).sum())
+    classes = np.union1d(said, is_so)
+    p = np.array([int((said == k).sum()) for k in classes], dtype=np.float64)
+    t = np.array([int((is_so == k).sum()) for k in classes], dtype=np.float64)
+    spread = (n**2 - (p**2).sum()) * (n**2 - (t**2).sum())
+    return float((right * n - (p * t).sum()) / spread**0.5) if spread else 0.0
+
+
+def pearson(answers: Answers, labels: Answers) -> float:
+    """Pearson's correlation; NaN where either side is constant."""
+    x, y = (np.asarray(side, dtype=np.float64) for side in (answers, labels))
+    x, y = x - x.mean(), y - y.mean()
+    spread = float((x**2).sum() * (y**2).sum()) ** 0.5
+    return float((x * y).sum()) / spread if spread else float("nan")
+
+
+METRICS: dict[str, Callable[[Answers, Answers], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "mcc": matthews,
+    "pearson": pearson,
+}
+
+
+def predict(model: Any, batches: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:
+    """The answer to each text in order: the class of the largest logit, or the number itself.
+
+    The model runs in its own dtype, without autocast, in evaluation mode.
+    """
+    answers = []
+    with evaluating(model):
+        for batch in batches:
+            inputs = {k: v.to(model.device) for k, v in batch.items() if k != "labels"}
+            logits_BN = model(**inputs).logits.float()
+            single = logits_BN.shape[-1] == 1
+            answers.append((logits_BN[:, 0] if single else logits_BN.argmax(-1)).cpu().numpy())
+    return np.concatenate(answers)

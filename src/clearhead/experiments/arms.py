@@ -1,0 +1,159 @@
+"""What a comparison compares: presets, each with every combination of the settings varied."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.models import ClearheadConfig, preset
+from clearhead.train import TrainConfig
+
+BETWEEN = " · "
+TRAIN = "train."
+OPTIMIZER = "train.optimizer"
+# Settings that say nothing about an arm, and what to use instead.
+_ELSEWHERE = {
+    "train.seed": "give several seeds",
+    "train.save_every": "no result depends on it",
+    "train.keep": "no result depends on it",
+    "train.log_every": "no result depends on it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One thing compared: a preset with changes."""
+
+    name: str
+    """What a reader sees, and the key of its records: softmax1 · orthoadam."""
+    preset: str
+    changes: dict[str, Any]
+    """What was varied, {KEY: value}."""
+    model: dict[str, Any]
+    """Keys of the configuration: those set for every arm, and those varied."""
+    train: TrainConfig
+
+    @property
+    def folder(self) -> str:
+        """The name as a file's: softmax1+orthoadam; with a digest where it is not the whole name.
+
+        No other name has the same.
+        """
+        plain = self.name.replace(BETWEEN, "+").replace(" ", "=")
+        safe = re.sub(r"[^A-Za-z0-9._+=-]", "-", plain)[:100]
+        if safe == plain:
+            return safe
+        return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+
+
+def make_arms(
+    presets: Sequence[str],
+    size: str,
+    train: TrainConfig,
+    *,
+    set: Mapping[str, Any],
+    vary: Mapping[str, Sequence[Any]],
+    rates: Mapping[str, float],
+) -> tuple[Arm, ...]:
+    """Every preset with every combination of the values in `vary`, presets first.
+
+    Args:
+        set: keys of the configuration, the same for every arm.
+        vary: {KEY: values}; a KEY is `train.FIELD` of `TrainConfig`, or a key of ClearheadConfig.
+        rates: learning rates of some arms, by the arm's name, one of its parts (`softmax1`,
+            `orthoadam`) or a shell's pattern for the name; the first that matches an arm counts.
+
+    Raises:
+        ClearheadError: for an unknown key, an impossible value or arm, two equal arms, and for a
+            rate that decides nothing.
+    """
+    _check_keys(set, vary)
+    combinations = [
+        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+    ]
+    arms = []
+    for name, changes in itertools.product(presets, combinations):
+        called = BETWEEN.join([name, *(_in_words(*change) for change in changes.items())])
+        keys = {key: value for key, value in changes.items() if not key.startswith(TRAIN)}
+        settings = {
+            key.removeprefix(TRAIN): value
+            for key, value in changes.items()
+            if key.startswith(TRAIN)
+        }
+        try:
+            preset(name, size, **set, **keys)
+            settled = replace(train, **settings)
+        except ClearheadError as error:
+            raise ClearheadError(f"{called}: {error}" if vary else str(error)) from error
+        arms.append(
+            Arm(name=called, preset=name, changes=changes, model={**set, **keys}, train=settled)
+        )
+    if rates and TRAIN + "learning_rate" in vary:
+        raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
+    arms = list(_with_rates(arms, rates))
+    _check_different(arms, size)
+    return tuple(arms)
+
+
+def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
+    settings = [TRAIN + field.name for field in fields(TrainConfig)]
+    keys = [key for key in ClearheadConfig.__dataclass_fields__ if key[0] != "_"]
+    for key in set:
+        if key in settings:
+            raise ClearheadError(f"set changes the model: give --{key.replace('_', '-')} instead")
+        choose("key of the configuration", key, keys)
+    for key, values in vary.items():
+        choose("key to vary", key, [*settings, *keys])
+        if key in _ELSEWHERE:
+            raise ClearheadError(f"{key} cannot be varied: {_ELSEWHERE[key]}")
+        if key in set:
+            raise ClearheadError(f"{key} is both set and varied: leave one out")
+        words = [_in_words(key, value) for value in values]
+        if not words or len(words) != len({*words}):
+            found = ", ".join(words) or "none"
+            raise ClearheadError(f"{key} varies over one or more values, each once; found {found}")
+
+
+def _in_words(key: str, value: Any) -> str:
+    """A change as part of a name: `orthoadam`, `norm layernorm`, `learning_rate 0.003`."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    # Optimizers are known by name; most other words, `none` say, need to be told of what.
+    return text if key == OPTIMIZER else f"{key.removeprefix(TRAIN)} {text}"
+
+
+def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> Iterator[Arm]:
+    used = set[str]()
+    for arm in arms:
+        pattern = next((pattern for pattern in rates if _matches(arm, pattern)), None)
+        if pattern is None:
+            yield arm
+            continue
+        used.add(pattern)
+        yield replace(arm, train=replace(arm.train, learning_rate=rates[pattern]))
+    for pattern in rates:
+        if pattern not in used:
+            raise ClearheadError(
+                f"rates names {pattern!r}, which is not compared, or only where an earlier one "
+                f"decides: compared are {', '.join(arm.name for arm in arms)}"
+            )
+
+
+def _matches(arm: Arm, pattern: str) -> bool:
+    return pattern in arm.name.split(BETWEEN) or fnmatchcase(arm.name, pattern)
+
+
+def _check_different(arms: Iterable[Arm], size: str) -> None:
+    seen: dict[str, str] = {}
+    for arm in arms:
+        model = preset(arm.preset, size, **arm.model).to_json_string()
+        other = seen.setdefault(f"{model} {arm.train}", arm.name)
+        if other != arm.name:
+            raise ClearheadError(
+                f"{other!r} and {arm.name!r} are the same model in the same training: "
+                "leave one of their presets or values out"
+            )

@@ -1,0 +1,80 @@
+"""A model saved in few bits against the one in bfloat16: bytes, tokens a second, perplexity."""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.eval import perplexity
+from clearhead.experiments.bench.race import take_turns
+from clearhead.quantize.deploy import Deployed, continuation, continued_elsewhere
+from clearhead.quantize.measure import within_memory
+
+PROMPT, TOKENS, ROUNDS = 32, 32, 5
+FIGURES = "quantization.json"  # in the model's folder
+
+
+def figures(
+    deployed: Deployed,
+    folder: Path,
+    windows: Sequence[Tensor],
+    *,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """What was gained and lost, ready for JSON.
+
+    A process of its own loads the folder and must go on from a prompt with the very tokens that
+    this one's model finds. Then both models generate in turns, one text at a time, in one process.
+
+    Raises:
+        ClearheadError: the saved model does not come back as it was.
+    """
+    ids = windows[0][:PROMPT].tolist()
+    progress("a new process loads the saved model")
+    here = continuation(deployed.model, ids, TOKENS)
+    there = continued_elsewhere(folder, ids, TOKENS, str(deployed.model.device))
+    if here != there:
+        raise ClearheadError(
+            f"{folder} was saved, but a new process continues the text otherwise than this one: "
+            "do not use it"
+        )
+    progress(f"both generate {TOKENS} tokens, {ROUNDS} times in turns")
+    seconds = take_turns(
+        {
+            "ours": lambda: _discard(continuation(deployed.model, ids, TOKENS)),
+            "bfloat16": lambda: _discard(continuation(deployed.peer, ids, TOKENS)),
+        },
+        ROUNDS,
+    )
+    ours, peer = (TOKENS / median(seconds[side]) for side in ("ours", "bfloat16"))
+    progress("perplexity of both")
+    length = len(windows[0])
+    with within_memory(length):
+        found, full = (
+            perplexity(model, windows, length=length, batch_size=1)
+            for model in (deployed.model, deployed.peer)
+        )
+    if found.perplexity is None or full.perplexity is None:
+        raise ClearheadError(f"no perplexity: {found.reason or full.reason}")
+    return {
+        "bytes": deployed.bytes,
+        "bfloat16_bytes": deployed.peer_bytes,
+        "tokens_per_second": ours,
+        "bfloat16_tokens_per_second": peer,
+        "perplexity": found.perplexity,
+        "bfloat16_perplexity": full.perplexity,
+        "length": length,
+        "tokens": len(windows) * length,
+        "quantized_layers": len(deployed.layers),
+        "other_linear_layers": list(deployed.others),
+        "device": str(deployed.model.device),
+        "versions": {each: version(each) for each in ("torch", "transformers", "torchao")},
+    }
+
+
+def _discard(tokens: list[int]) -> None:
+    """A side of a race returns nothing."""

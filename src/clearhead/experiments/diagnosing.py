@@ -1,0 +1,98 @@
+"""One model and a text to the records of its diagnosis."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.data import Corpus, windows
+from clearhead.diagnose import diagnose, with_extrapolation
+from clearhead.diagnose.diagnosis import bytes_held
+from clearhead.errors import ClearheadError
+from clearhead.train.folder import describe
+from clearhead.train.memory import PeakMemory
+
+LENGTH = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig:
+    """What is read, and how."""
+
+    length: int | None = None
+    """Tokens in a window; unless given 512, or what the model was made for if less."""
+    windows: int = 64
+    """Windows of validation text."""
+    batch_tokens: int = 4096
+    """Tokens run together: memory and speed depend on it, the numbers do not."""
+    extrapolate: float = 4.0
+    """One more text of so many training lengths; 1 reads none."""
+    trained_length: int | None = None
+    """Tokens that the model was trained on; unless given, its max_position_embeddings."""
+
+    def __post_init__(self) -> None:
+        if (self.length or 2) < 2 or self.windows < 1 or self.batch_tokens < 1:
+            raise ClearheadError(
+                "length must be at least 2, windows and batch-tokens at least 1; "
+                f"found {self.length}, {self.windows}, {self.batch_tokens}"
+            )
+        if self.extrapolate < 1 or (self.trained_length or 2) < 2:
+            raise ClearheadError(
+                "extrapolate must be at least 1 training length, and trained-length 2 tokens; "
+                f"found {self.extrapolate:g}, {self.trained_length}"
+            )
+
+
+def diagnosis_records(
+    name: str,
+    model: Any,
+    corpus: Corpus,
+    config: DiagnoseConfig,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The records of one model: its header, then all that was found.
+
+    Args:
+        progress: called with the number of windows after each batch.
+
+    Raises:
+        ClearheadError: as `clearhead.diagnose.diagnose`, or where the text holds no window.
+    """
+    made_for = getattr(model.config, "max_position_embeddings", None) or LENGTH
+    length = config.length or min(LENGTH, made_for)
+    batch_size = max(1, config.batch_tokens // length)
+    peak, started = PeakMemory(model.device), time.perf_counter()
+    texts = list(windows(corpus, length=length, count=config.windows))
+    found = diagnose(
+        model,
+        texts,
+        batch_size=batch_size,
+        progress=None if progress is None else lambda: progress(batch_size),
+    )
+    if config.extrapolate > 1:
+
+        def longer(tokens: int) -> Tensor:
+            return next(iter(windows(corpus, length=tokens, count=1)))
+
+        found = with_extrapolation(
+            found, model, longer, trained=config.trained_length, factor=config.extrapolate
+        )
+    made = describe(model, name, {})
+    del made["description"]
+    yield {
+        "kind": "diagnosis",
+        **made,
+        "architecture": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "windows": len(texts),
+        "length": length,
+        "batch_size": batch_size,
+        "seconds": round(time.perf_counter() - started, 1),
+        "peak_memory_bytes": peak.bytes(),
+        "probes_hold_bytes": bytes_held(model, batch_size, length),
+        "data": corpus.describe(),
+    }
+    for line in found.records():
+        yield {**line, "run": name}

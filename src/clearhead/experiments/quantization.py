@@ -1,0 +1,117 @@
+"""A model under several schemes, as records."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.data import Corpus, windows
+from clearhead.errors import ClearheadError
+from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
+from clearhead.quantize.measure import CALIBRATION, within_memory
+
+
+def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
+    """Windows of the validation split for perplexity and, where a scheme is calibrated, of the
+    training split for its scales.
+
+    Raises:
+        ClearheadError: a split is shorter than a window.
+    """
+    calibrated = any(s.activations and s.activations.scale == "channel" for s in schemes)
+    calibration: list[torch.Tensor] = []
+    if calibrated:
+        calibration = list(windows(corpus, split="train", length=length, count=CALIBRATION))
+    read = windows(corpus, length=length, count=max(1, tokens // length))
+    return Texts(windows=list(read), calibration=calibration)
+
+
+def measured(
+    model: Any,
+    read: Texts,
+    schemes: Sequence[Scheme],
+    *,
+    name: str,
+    progress: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """The results in full precision and under each scheme, as lines of kind "scheme".
+
+    Raises:
+        ClearheadError: the model is quantised already or has no linear layers, its perplexity in
+            full precision cannot be measured, or memory ran out.
+    """
+    linear_layers(model)  # refuses before anything is run
+    with within_memory(len(read.windows[0])):
+        full = cost(model, None, read)
+        if full.perplexity is None:
+            raise ClearheadError(f"{name} in full precision: {full.reason}")
+        progress(f"{name}: full precision, perplexity {full.perplexity:.4g}")
+        yield _line(name, full, full)
+        for scheme in schemes:
+            found = cost(model, scheme, read)
+            value = found.reason if found.perplexity is None else f"{found.perplexity:.4g}"
+            progress(f"{name}: {scheme.name}, perplexity {value}")
+            yield _line(name, found, full)
+
+
+def header(model: Any, read: Texts, *, name: str, path: str, **described: Any) -> dict[str, Any]:
+    """The line of kind "quantization": what was measured, on what, with what."""
+    layers = linear_layers(model)
+    weights = {id(p): p for layer in layers.values() for p in (layer.get_parameter("weight"),)}
+    calibration = f"{len(read.calibration)} windows of the training split"
+    return {
+        "kind": "quantization",
+        "run": name,
+        "path": path,
+        "class": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "quantized_parameters": sum(weight.numel() for weight in weights.values()),
+        "left_out": left_out(model, layers),
+        "length": len(read.windows[0]),
+        "tokens": sum(map(len, read.windows)),
+        "calibration": calibration if read.calibration else None,
+        "device": str(model.device),
+        "versions": {each: version(each) for each in ("clearhead", "torch", "transformers")},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **described,
+    }
+
+
+def distinct(paths: Sequence[str]) -> list[str]:
+    """A name for each model: the run's folder rather than its "final", the whole path where two
+    would be called alike."""
+    short = [_short(Path(path)) for path in paths]
+    return [
+        name if short.count(name) == 1 else path for name, path in zip(short, paths, strict=True)
+    ]
+
+
+def _short(path: Path) -> str:
+    return path.parent.name if path.name == "final" and path.parent.name else path.name
+
+
+def _line(name: str, found: Cost, full: Cost) -> dict[str, Any]:
+    scheme = found.scheme
+    delta = None
+    if scheme is not None and found.perplexity is not None and full.perplexity is not None:
+        delta = found.perplexity - full.perplexity
+    return {
+        "kind": "scheme",
+        "run": name,
+        "scheme": None if scheme is None else scheme.name,
+        "family": None if scheme is None else scheme.family,
+        "bits": None if scheme is None else scheme.bits,
+        "perplexity": found.perplexity,
+        "delta": delta,
+        "tokens": found.tokens,
+        "accuracy": found.accuracy,
+        "accuracy_normalised": found.accuracy_normalised,
+        "chance": found.chance,
+        "questions": found.questions,
+        "reason": found.reason,
+        "unused": list(found.unused),
+    }

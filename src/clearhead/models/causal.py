@@ -1,0 +1,104 @@
+"""The causal language model: the trunk, and a head that predicts the next token."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from clearhead import ops
+from clearhead.errors import ClearheadError
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
+
+IGNORED = -100  # a label that no loss is taken of
+
+
+class NextTokenLoss(nn.Module):
+    """The mean loss of the next token. A module, so that it can be compiled as a layer is."""
+
+    compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
+
+    def forward(
+        self, x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, count: Tensor | int | None
+    ) -> Tensor:
+        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number."""
+        target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+        total = ops.linear_cross_entropy(
+            x_BTC.flatten(0, 1), weight_VC, target.flatten(), ignore_index=IGNORED
+        )
+        return total / ((target != IGNORED).sum() if count is None else count)
+
+
+class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
+    """A causal language model; the head shares the embedding's weight unless told otherwise."""
+
+    objective = "next-token"  # what the training loop holds the batches to
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        if config.direction != "causal":
+            raise ClearheadError(
+                f"with direction={config.direction!r} a token would see the one that it predicts: "
+                "choose direction='causal', or build ClearheadForMaskedLM"
+            )
+        super().__init__(config)
+        self.model = ClearheadModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss = NextTokenLoss()
+        self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
+        """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
+        return attention_mask
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **arguments: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and the loss where labels are given.
+
+        Args:
+            labels: int64 [B, T], as input_ids: the model shifts them. −100 is not counted.
+            logits_to_keep: only the last so many positions' logits, 0 for all; or int64 [K], these
+                positions'.
+            num_items_in_batch: divides the summed loss instead of the count of labels, so that
+                accumulated micro-batches weigh each token alike.
+            The others: as in `ClearheadModel.forward`.
+
+        In training with labels, `logits` is None: the loss is made by chunks that never hold
+        [B, T, vocabulary] (`ops.linear_cross_entropy`).
+        """
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            return_dict=True,
+            **arguments,
+        )
+        x = out.last_hidden_state
+        loss = None
+        if labels is not None:
+            loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            kept = logits_to_keep
+            logits = self.lm_head(x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)])
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )

@@ -1,0 +1,134 @@
+"""A class, or a number, for a whole text: the trunk, one token's state, and a small head."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from clearhead.errors import ClearheadError
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
+
+WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
+REGRESSION, CLASSES = "regression", "single_label_classification"
+
+
+class ClassificationHead(nn.Module):
+    """tanh(x W + b), dropout, one more matrix with bias: [B, C] → [B, num_labels]."""
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, WIDTH)
+        self.dropout = nn.Dropout(config.dropout)
+        self.out_proj = nn.Linear(WIDTH, config.num_labels)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(torch.tanh(self.dense(x_BC))))
+
+
+class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
+    """Classifies texts, or with `num_labels=1` gives each a number.
+
+    The head reads one token's final state: of a bidirectional model the first one's, which is
+    where the crammed BERT's pooler looks ("zero_index"); of a causal model the last one's, the only
+    one that has seen everything. First and last count only what is no padding, so that the logits
+    do not depend on how much of it there is nor on its side.
+    """
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        super().__init__(config)
+        self.problem = _problem(config)
+        self.model = ClearheadModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **arguments: Any,
+    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+        """Logits [B, num_labels], and the mean loss where labels are given.
+
+        Args:
+            attention_mask: [B, T], 0 for padding on either side; needed where there is any.
+            labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
+            The others: as in `ClearheadModel.forward`.
+
+        Raises:
+            ClearheadError: a label outside the classes, or of the wrong kind; padding that no mask
+                tells.
+        """
+        self._check_padding(input_ids, attention_mask)
+        arguments.setdefault("use_cache", False)
+        out = self.model(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids, **arguments
+        )
+        x_BTC = out.last_hidden_state
+        place_B = self._place(attention_mask, x_BTC)
+        logits_BN = self.classifier(x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), place_B])
+        result = SequenceClassifierOutput(
+            loss=None if labels is None else self._loss(logits_BN, labels),  # type: ignore[arg-type]
+            logits=logits_BN,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+        return result.to_tuple() if return_dict is False else result
+
+    def _check_padding(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> None:
+        pad = self.config.pad_token_id
+        if input_ids is None or attention_mask is not None or pad is None:
+            return
+        if not torch.compiler.is_compiling() and bool((input_ids == pad).any()):
+            raise ClearheadError(
+                f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
+                "tokenizer returned, so that padding is left out"
+            )
+
+    def _place(self, attention_mask: Tensor | None, x_BTC: Tensor) -> Tensor:
+        """Which token of each row the head reads, int64 [B]."""
+        batch, length = x_BTC.shape[:2]
+        causal = self.config.direction == "causal"
+        if attention_mask is None:
+            return torch.full((batch,), length - 1 if causal else 0, device=x_BTC.device)
+        index_T = torch.arange(length, device=x_BTC.device)
+        if causal:
+            return torch.where(attention_mask.bool(), index_T, 0).amax(-1)
+        return torch.where(attention_mask.bool(), index_T, length - 1).amin(-1)
+
+    def _loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
+        logits_BN = logits_BN.float()
+        if self.problem == REGRESSION:
+            return F.mse_loss(logits_BN, labels.float().view_as(logits_BN))
+        classes = logits_BN.shape[-1]
+        if labels.is_floating_point():
+            raise ClearheadError(
+                f"labels are {labels.dtype}, but the model has {classes} classes: give their "
+                "numbers as int64, or num_labels=1 for a regression"
+            )
+        if not torch.compiler.is_compiling():
+            outside = (labels < 0) | (labels >= classes)
+            if bool(outside.any()):
+                row = int(outside.flatten().int().argmax())
+                raise ClearheadError(
+                    f"label {int(labels.flatten()[row])} in row {row} is outside the classes, "
+                    f"0 to {classes - 1}: give num_labels as many as there are"
+                )
+        return F.cross_entropy(logits_BN, labels.flatten())
+
+
+def _problem(config: ClearheadConfig) -> str:
+    """What the labels are; by default a number where there is one label, else a class."""
+    found = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
+    if found not in (REGRESSION, CLASSES):
+        raise ClearheadError(
+            f"problem_type is {found!r}: choose {CLASSES}, or {REGRESSION} with num_labels=1"
+        )
+    if found == REGRESSION and config.num_labels != 1:
+        raise ClearheadError(f"a regression has num_labels=1; found {config.num_labels}")
+    return found

@@ -1,0 +1,56 @@
+"""What computes attention: `attn_implementation` sdpa, eager, or a function of transformers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.ops import oracles
+
+
+def stock_attention(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: Any,
+    rows: Any,
+    **options: Any,
+) -> Tensor:
+    """What `attn_implementation="sdpa"` means: `ops.attend`."""
+    return ops.attend(q, k, v, **options)
+
+
+def _eager(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: Any,
+    rows: Any,
+    **options: Any,
+) -> Tensor:
+    return oracles.attend(q, k, v, **options).to(v.dtype)
+
+
+IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
+
+
+def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function registered with transformers' AttentionInterface, called as transformers does.
+
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal, by_side (`ops.attend`
+    says what they are), coefficients, by which `module.maps.effective` combines the maps, and rows,
+    bool [B, T] or None for all: the queries whose output is used. For differential attention V1 it
+    gets all first maps and then all second, with values of twice the width; for V2 the two maps of
+    a head in turn.
+    """
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)
+        return out.transpose(1, 2)
+
+    return attend

@@ -1,0 +1,74 @@
+"""The masked language model: the trunk, and a head that predicts tokens that were hidden."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import MaskedLMOutput
+
+from clearhead import ops
+from clearhead.errors import ClearheadError
+from clearhead.models.causal import IGNORED
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
+
+
+class ClearheadForMaskedLM(ClearheadPreTrainedModel):
+    """Predicts each token from the whole text; the head is the embedding's weight unless told
+    otherwise, without a transform or bias before it, as in the crammed BERT (arXiv 2212.14034)."""
+
+    objective = "mlm"  # what the training loop holds the batches to
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: ClearheadConfig) -> None:
+        if config.direction != "bidirectional":
+            raise ClearheadError(
+                f"with direction={config.direction!r} a hidden token would be predicted from what "
+                "comes before it alone: choose direction='bidirectional', or ClearheadForCausalLM"
+            )
+        super().__init__(config)
+        self.model = ClearheadModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        return_dict: bool | None = None,
+        **arguments: Any,
+    ) -> MaskedLMOutput | tuple[Tensor, ...]:
+        """Logits [B, T, vocabulary], and the loss where labels are given.
+
+        Args:
+            labels: int64 [B, T], the token that was at each hidden place and −100 at all others,
+                which are not predicted. The loss is the mean over the hidden places.
+            num_items_in_batch: divides the summed loss instead of their number.
+            The others: as in `ClearheadModel.forward`.
+
+        In training with labels, `logits` is None: hidden states are gathered at the labelled places
+        before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).
+        """
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            **arguments,
+        )
+        x = out.last_hidden_state
+        loss = None
+        if labels is not None:
+            hidden_BT = labels != IGNORED
+            total = ops.linear_cross_entropy(x[hidden_BT], self.lm_head.weight, labels[hidden_BT])
+            loss = total / (hidden_BT.sum() if num_items_in_batch is None else num_items_in_batch)
+        result = MaskedLMOutput(
+            loss=loss,
+            logits=None if labels is not None and self.training else self.lm_head(x),
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+        return result.to_tuple() if return_dict is False else result

@@ -1,0 +1,193 @@
+"""Models in few bits to keep: torchao's tensors, written as safetensors and loaded like any other.
+
+transformers takes torchao's tensor subclasses apart into plain tensors and describes them in the
+file's header, so nothing is ever pickled; loading names the classes from a fixed list.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError, choose, require
+from clearhead.quantize.linear import linear_layers
+from clearhead.train.atomic import publish_folder
+
+GROUP = 128  # inputs that share a scale in int4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """A saved model in few bits, beside the one in bfloat16 that it was made from.
+
+    Attributes:
+        model, peer: both loaded, in evaluation mode, on the device that they were made for.
+        bytes, peer_bytes: of their safetensors files.
+        layers: the quantised linear layers. others: linear layers that torchao does not know.
+    """
+
+    model: Any
+    peer: Any
+    bytes: int
+    peer_bytes: int
+    layers: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def _int8_weight_only() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig()
+
+
+def _int8_dynamic() -> Any:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+
+    return Int8DynamicActivationInt8WeightConfig()
+
+
+def _int4_weight_only() -> Any:
+    from torchao.quantization import Int4WeightOnlyConfig
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        raise ClearheadError(
+            "int4-weight-only needs a CUDA device of compute capability 8.0 or more, for which "
+            "PyTorch has a 4-bit product; here int8-weight-only and int8-dynamic work"
+        )
+    # The one layout whose product is PyTorch's own; the default one needs a further package.
+    return Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "int8-weight-only": _int8_weight_only,
+    "int8-dynamic": _int8_dynamic,
+    "int4-weight-only": _int4_weight_only,
+}
+
+
+def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> Deployed:
+    """Quantise the linear layers of the model at `source`, save it to `output`, and load it again.
+
+    Args:
+        peer: the model of `source` in any floating dtype; it becomes the bfloat16 one.
+        tokenizer: saved beside the model.
+        source: a folder or hub name.
+        kind: one of `KINDS`: int8 weights a scale an output channel; the same with activations in
+            int8, a scale a token, when they come; int4 weights by groups of 128.
+        output: a folder that does not exist yet; it appears whole or not at all.
+
+    Raises:
+        ClearheadError: torchao is not installed, the hardware lacks the product, the model has no
+            `nn.Linear`, is quantised already, torchao refuses it, or the folder exists.
+    """
+    require("torchao", "torchao")
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    config = KINDS[choose("form", kind, KINDS)]()
+    if output.exists():
+        raise ClearheadError(f"{output} exists: give the folder of a model not made yet")
+    layers = linear_layers(peer)
+    known = tuple(name for name, module in layers.items() if isinstance(module, nn.Linear))
+    if not known:
+        raise ClearheadError(
+            f"{type(peer).__name__} has no nn.Linear beside its head ({len(layers)} layers of "
+            "another class), so torchao would quantise nothing"
+        )
+    head = peer.get_output_embeddings()
+    kept = [name for name, module in peer.named_modules() if module is head]
+    load: dict[str, Any] = {
+        "use_safetensors": True,
+        "dtype": torch.bfloat16,
+        "device_map": str(peer.device),
+    }
+    try:
+        made = AutoModelForCausalLM.from_pretrained(
+            source, quantization_config=TorchAoConfig(config, modules_to_not_convert=kept), **load
+        )
+    except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+        raise ClearheadError(f"torchao cannot make {kind} of {source}: {error}") from error
+    with publish_folder(output) as folder:
+        made.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        _only_safetensors(folder)
+    del made
+    peer.to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(output, **load)
+    with tempfile.TemporaryDirectory() as folder_name:
+        peer.save_pretrained(folder_name)
+        peer_bytes = _size(Path(folder_name))
+    return Deployed(
+        model=model.eval(),
+        peer=peer,
+        bytes=_size(output),
+        peer_bytes=peer_bytes,
+        layers=known,
+        others=tuple(name for name in layers if name not in known),
+    )
+
+
+def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
+    """The `tokens` likeliest tokens after `ids`, one after the other, past any end of text."""
+    prompt = torch.tensor([ids], device=model.device)
+    with torch.no_grad():
+        out: Tensor = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+def continued_elsewhere(folder: Path, ids: list[int], tokens: int, device: str) -> list[int]:
+    """`continuation` of the model saved in `folder`, loaded by a process of its own.
+
+    Raises:
+        ClearheadError: that process failed, with the last line that it wrote.
+    """
+    code = "from clearhead.quantize.deploy import _main; _main()"
+    request = json.dumps({"folder": str(folder), "ids": ids, "tokens": tokens, "device": device})
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=False
+    )
+    if ran.returncode != 0:
+        last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
+        raise ClearheadError(f"{folder} was saved, but a new process cannot use it: {last}")
+    found: list[int] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def _main() -> None:
+    """What the new process does: a request on standard input, tokens on standard output."""
+    from transformers import AutoModelForCausalLM
+
+    import clearhead.models  # registers our model type  # noqa: F401
+
+    request = json.loads(sys.stdin.read())
+    model = AutoModelForCausalLM.from_pretrained(
+        request["folder"], use_safetensors=True, device_map=request["device"]
+    )
+    print(json.dumps(continuation(model.eval(), request["ids"], request["tokens"])))
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _only_safetensors(folder: Path) -> None:
+    # A later transformers or torchao may fall back to pickles; better no model than such a one.
+    unsafe = [path.name for path in folder.rglob("*") if path.suffix in {".bin", ".pt", ".pkl"}]
+    if unsafe or not list(folder.glob("*.safetensors")):
+        raise ClearheadError(
+            f"these versions of transformers and torchao write {unsafe or 'no weights'} instead of "
+            "safetensors: install those in constraints.txt"
+        )

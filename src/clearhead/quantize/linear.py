@@ -1,0 +1,196 @@
+"""Linear layers with quantised weights and inputs, for as long as a context lasts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from clearhead.errors import ClearheadError
+from clearhead.quantize.quantizers import absmax, grouped, ungrouped, zeropoint
+from clearhead.quantize.schemes import Activations, Weights
+
+Layers = dict[str, nn.Module]
+
+
+def linear_layers(model: Any) -> Layers:
+    """The layers that schemes quantise: every `nn.Linear`, and GPT-2's `Conv1D`, by name.
+
+    Not the output matrix: where it is tied it is the embedding, which the papers keep, and an
+    untied one is kept too, so that the two kinds of model compare (as deployed models do).
+
+    Raises:
+        ClearheadError: a model without such layers, or quantised already.
+    """
+    refuse_quantised(model)
+    kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        and module is not head
+        and id(module.weight) not in kept
+    }
+    if not found:
+        raise ClearheadError(
+            f"{type(model).__name__} has no linear layers (nn.Linear or Conv1D) to quantise"
+        )
+    return found
+
+
+def refuse_quantised(model: Any) -> None:
+    """Raise a ClearheadError where the model's weights are in few bits already."""
+    method = getattr(model.config, "quantization_config", None)
+    if method is not None:
+        method = method if isinstance(method, dict) else vars(method)
+        name = method.get("quant_method", "some method")
+        raise ClearheadError(
+            f"the model is already quantised ({getattr(name, 'value', name)}): "
+            "give the one in full precision that it was made from"
+        )
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
+            kind = f"{type(parameter.data).__name__} of {parameter.dtype}"
+            raise ClearheadError(
+                f"{name} is a {kind}, so the model is already quantised: give the one in full "
+                "precision that it was made from"
+            )
+
+
+def left_out(model: Any, layers: Layers) -> dict[str, int]:
+    """Matrices that no scheme touches, though they multiply activations: {name: numbers}.
+
+    They are neither embeddings nor of the layers, such as experts in one three-dimensional tensor.
+    """
+    known = {id(module.weight) for module in layers.values()}
+    known |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()
+    if head is not None:
+        known.add(id(head.weight))
+    return {
+        name: parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2 and id(parameter) not in known and "bias" not in name
+    }
+
+
+@contextmanager
+def weights(layers: Layers, how: Weights) -> Iterator[None]:
+    """Quantised weights, the same tensors as before afterwards; biases are kept.
+
+    Raises:
+        ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
+    """
+    if how.scale == "group":
+        widest = max(_outputs_first(module, module.weight).shape[1] for module in layers.values())  # type: ignore[arg-type]
+        if how.group >= widest:
+            raise ClearheadError(
+                f"groups of {how.group} are no narrower than any layer's input ({widest} at "
+                "most), so they are channels: choose a smaller group, or granularity 'channel'"
+            )
+    before: dict[nn.Parameter, Tensor] = {}
+    try:
+        for name, module in layers.items():
+            weight = module.weight
+            assert isinstance(weight, nn.Parameter)
+            if weight in before:  # shared between two layers: quantised once
+                continue
+            with naming(f"{name}.weight"):
+                after = quantise_weight(_outputs_first(module, weight.data), how)
+            before[weight] = weight.data
+            weight.data = _outputs_first(module, after)
+        yield
+    finally:
+        for weight, data in before.items():
+            weight.data = data
+
+
+def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
+    """[outputs, inputs], quantised and dequantised."""
+    quantizer = absmax if how.quantizer == "absmax" else zeropoint
+    if how.scale == "group":
+        groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
+        return ungrouped(groups, weight_OI.shape[1])
+    return quantizer(weight_OI, how.bits, (0, 1) if how.scale == "tensor" else (1,))
+
+
+@contextmanager
+def activations(
+    layers: Layers, how: Activations, tops: dict[str, Tensor] | None = None
+) -> Iterator[set[str]]:
+    """Quantised inputs; yields the names of the layers that were called so far.
+
+    Args:
+        tops: for a scale a channel, each layer's from `calibrate`.
+    """
+    called: set[str] = set()
+
+    def hook(name: str) -> Callable[..., Any]:
+        top = None if tops is None else tops[name]
+
+        def quantised(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            called.add(name)
+            x, *others = inputs
+            dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
+            with naming(f"the input of {name}"):
+                return absmax(x, how.bits, dims, top=top), *others
+
+        return quantised
+
+    with _hooks(layers, hook):
+        yield called
+
+
+def calibrate(layers: Layers, run: Callable[[], None]) -> dict[str, Tensor]:
+    """The largest |x| of every input channel of every layer while `run` runs the model: [I] each.
+
+    Raises:
+        ClearheadError: a layer that was not run, or whose inputs were not finite.
+    """
+    tops: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach()
+            top = x.abs().flatten(0, -2).amax(0)
+            tops[name] = torch.maximum(tops[name], top) if name in tops else top
+
+        return watch
+
+    with _hooks(layers, hook):
+        run()
+    for name in layers:
+        if name not in tops:
+            raise ClearheadError(f"the calibration text never reached {name}: calibrate on more")
+        if not bool(tops[name].isfinite().all()):
+            raise ClearheadError(f"the input of {name} has NaN or infinite channels")
+    return tops
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Say in an error which tensor it was."""
+    try:
+        yield
+    except ClearheadError as error:
+        raise ClearheadError(f"{what}: {error}") from error
+
+
+@contextmanager
+def _hooks(layers: Layers, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    handles: list[Any] = []
+    try:
+        for name, module in layers.items():
+            handles.append(module.register_forward_pre_hook(hook(name)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _outputs_first(module: nn.Module, weight: Tensor) -> Tensor:
+    """A Linear's weight as it is, a Conv1D's turned; its own inverse."""
+    return weight.T if isinstance(module, Conv1D) else weight

@@ -1,0 +1,158 @@
+"""What a scheme costs: perplexity and accuracy with it, beside those of full precision."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.running import backbone, batches, evaluating
+from clearhead.errors import ClearheadError
+from clearhead.eval import Question, accuracy, perplexity
+from clearhead.quantize import linear, logits
+from clearhead.quantize.schemes import Scheme
+
+CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What models are measured on.
+
+    Attributes:
+        windows: int64 [length] each, for perplexity.
+        calibration: int64 [length] each, of other text, for the scales of `fine`.
+        questions: for accuracy, with the model's tokenizer; may be empty.
+    """
+
+    windows: Sequence[Tensor]
+    calibration: Sequence[Tensor] = ()
+    questions: Sequence[Question] = ()
+    tokenizer: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One scheme's results; `scheme` is None for full precision.
+
+    Attributes:
+        perplexity: None where it could not be measured.
+        accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's bytes;
+            None without questions.
+        chance: of guessing.
+        reason: why there is no perplexity.
+        unused: quantised layers that the text never went through, such as unchosen experts.
+    """
+
+    scheme: Scheme | None
+    perplexity: float | None = None
+    tokens: int = 0
+    accuracy: float | None = None
+    accuracy_normalised: float | None = None
+    chance: float | None = None
+    questions: int = 0
+    reason: str | None = None
+    unused: tuple[str, ...] = ()
+
+
+@contextmanager
+def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[set[str]]:
+    """The model under a scheme; afterwards its weights are the same tensors as before.
+
+    Yields the names of the modules that ran so far on quantised inputs or logits.
+
+    Raises:
+        ClearheadError: what `linear` and `logits` refuse; a calibrated scheme without texts.
+    """
+    layers = linear.linear_layers(model)
+    with ExitStack() as stack:
+        called: set[str] = set()
+        inputs = scheme.activations
+        if inputs is not None:
+            tops = None
+            if inputs.scale == "channel":  # its scales are those of the model in full precision
+                tops = _calibrated(model, layers, texts)
+            called = stack.enter_context(linear.activations(layers, inputs, tops))
+        if scheme.weights is not None:
+            stack.enter_context(linear.weights(layers, scheme.weights))
+        if scheme.logits is not None:
+            called = stack.enter_context(logits.logits(model, scheme.logits))
+        yield called
+
+
+def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
+    """Measure one scheme, or full precision where it is None.
+
+    Windows and answers are run one at a time: a dynamic scale that a tensor shares would else
+    depend on what else is in the batch. Whatever of the scheme cannot be done with this model is a
+    result with a reason.
+
+    Raises:
+        ClearheadError: texts that do not fit the model.
+    """
+    if scheme is None:
+        return _measured(model, None, texts)
+    try:
+        with quantized(model, scheme, texts) as called:
+            found = _measured(model, scheme, texts)
+            if scheme.logits is not None and not called:  # accepted the name, never asked for it
+                raise ClearheadError(logits.without_interface(model))
+    except ClearheadError as error:
+        return Cost(scheme=scheme, reason=str(error))
+    if scheme.activations is None:
+        return found
+    unused = tuple(name for name in linear.linear_layers(model) if name not in called)
+    return replace(found, unused=unused)
+
+
+def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
+    length = len(texts.windows[0])
+    found = perplexity(model, texts.windows, length=length, batch_size=1)
+    value, reason = found.perplexity, found.reason
+    if value is not None and not math.isfinite(value):
+        value, reason = None, f"the loss is {found.loss}, so there is no perplexity"
+    if value is None or not texts.questions:
+        return Cost(scheme=scheme, perplexity=value, tokens=found.tokens, reason=reason)
+    answers = accuracy(model, texts.tokenizer, texts.questions)
+    return Cost(
+        scheme=scheme,
+        perplexity=value,
+        tokens=found.tokens,
+        accuracy=answers.raw,
+        accuracy_normalised=answers.normalised,
+        chance=answers.chance,
+        questions=answers.questions,
+    )
+
+
+def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[str, Tensor]:
+    if texts is None or not texts.calibration:
+        raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
+
+    def run() -> None:
+        with evaluating(model):
+            for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
+                backbone(model)(input_ids=ids_1T, use_cache=False)
+
+    return linear.calibrate(layers, run)
+
+
+@contextmanager
+def within_memory(length: int) -> Iterator[None]:
+    """Memory that ran out, said in a line.
+
+    PyTorch's allocator for CPUs has no error of its own, only words.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not re.search("can't allocate memory|not enough memory", str(error)):
+            raise
+        raise ClearheadError(
+            f"out of memory on windows of {length} tokens: give a smaller --length"
+        ) from error

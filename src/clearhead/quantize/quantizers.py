@@ -1,0 +1,91 @@
+"""Quantise and dequantise: what a tensor is worth after it was written in few bits.
+
+Both round half to even, compute in float32 at least, and return the dtype that they were given.
+Numbers are divided by their group's range before they are multiplied by the number of levels, so
+that no scale can underflow, whatever the size of the numbers.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+
+FEWEST, MOST = 2, 16  # bits
+GROUP = 128  # inputs of a channel that share a scale
+
+
+def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
+    """Symmetric: x̂ = round(L·x/a) · a/L with a = max|x| and L = 2^(bits−1) − 1.
+
+    LLM.int8 (arXiv 2208.07339, section 2.1) and arXiv 2410.17174, section 5.2.
+
+    Args:
+        x: of any shape and floating dtype.
+        bits: 2 to 16; the most negative code is left unused.
+        dims: the dimensions over which numbers share a scale.
+        top: a, where it is not that of x itself (a static scale), of any shape that broadcasts to
+            x; numbers beyond it become ±a.
+
+    Returns:
+        As x. Groups of zeros stay zero; a number of size a is kept exactly in x's own dtype.
+
+    Raises:
+        ClearheadError: bits outside 2 to 16; NaN or infinity in x, with their number.
+    """
+    levels = 2 ** (checked(bits) - 1) - 1
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    found = wide.abs().amax(dims, keepdim=True)
+    _finite(found, x)
+    a = found if top is None else top.to(wide.dtype)
+    steps = (wide / torch.where(a == 0, 1.0, a)).clamp_(-1, 1).mul_(levels).round_()
+    return steps.div_(levels).mul_(a).to(x.dtype)
+
+
+def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...]) -> Tensor:
+    """Asymmetric: x̂ = (clamp(round(L·x/r) + z, 0, L) − z) · r/L, z = round(−L·min/r).
+
+    L = 2^bits − 1 and r = max − min, with min ≤ 0 ≤ max: a range that lies on one side of zero is
+    stretched to it, so that zero is always exact (as in Jacob et al., arXiv 1712.05877, section 2).
+
+    Arguments, result and errors as of `absmax`. All-equal groups are kept to rounding.
+    """
+    levels = 2 ** checked(bits) - 1
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    low = wide.amin(dims, keepdim=True).clamp_max(0)
+    spread = wide.amax(dims, keepdim=True).clamp_min(0) - low
+    _finite(spread, x)
+    safe = torch.where(spread == 0, 1.0, spread)
+    zero = (low / safe).mul_(-levels).round_()
+    codes = (wide / safe).mul_(levels).round_().add_(zero).clamp_(0, levels)
+    return codes.sub_(zero).div_(levels).mul_(spread).to(x.dtype)
+
+
+def grouped(x_OI: Tensor, group: int) -> Tensor:
+    """[O, I] → [O, groups, group] for a scale a group; the last one is filled up with zeros, which
+    change neither quantiser's range."""
+    return F.pad(x_OI, (0, -x_OI.shape[1] % group)).unflatten(1, (-1, group))
+
+
+def ungrouped(x_OGI: Tensor, width: int) -> Tensor:
+    """Undo `grouped`: [O, groups, group] → [O, width]."""
+    return x_OGI.flatten(1)[:, :width]
+
+
+def checked(bits: int) -> int:
+    """`bits`, if a quantiser can have so many."""
+    if not FEWEST <= bits <= MOST:
+        raise ClearheadError(f"{bits} bits: choose {FEWEST} to {MOST}")
+    return bits
+
+
+def _finite(ranges: Tensor, x: Tensor) -> None:
+    # A NaN or an infinity anywhere shows in its group's range, which is far smaller than x.
+    if bool(ranges.isfinite().all()):
+        return
+    nan, infinite = int(x.isnan().sum()), int(x.isinf().sum())
+    if nan or infinite:
+        found = f"{nan:,} NaN and {infinite:,} infinite of {x.numel():,} numbers"
+    else:
+        found = f"a range beyond {torch.finfo(ranges.dtype).max:.1e}"
+    raise ClearheadError(f"nothing to quantise: {found} in a tensor of {list(x.shape)}")

@@ -1,0 +1,146 @@
+"""Schemes by name: what is quantised, to how many bits, and what shares a scale.
+
+| name | weights | activations (inputs of linear layers) |
+| --- | --- | --- |
+| `w8a8-coarse` | absmax, a scale a tensor | absmax, a scale a tensor (one text), dynamic |
+| `w8a8-moderate` | absmax, a scale an output channel | absmax, a scale a tensor, dynamic |
+| `w8a8-fine` | absmax, a scale an output channel | absmax, a scale an input channel, calibrated |
+| `w8a8-token` | absmax, a scale an output channel | absmax, a scale a token, dynamic |
+| `w4-channel` | zero-point, a scale an output channel | – |
+| `w4-group`, `w4-group64` | zero-point, a scale 128 (64) inputs of an output channel | – |
+
+and `logits8-tensor`, `-head`, `-row`: attention logits alone, absmax, dynamic. Every number of bits
+from 2 to 16 may stand in a name.
+
+Table 3 of arXiv 2410.17174 has "per-channel / per-channel" as its finest; what a channel of an
+activation is there, and whether its scale is static, could not be established. `fine` is one
+reading (an input channel, calibrated beforehand, since such a scale cannot be taken out of the
+matrix product), `token` the other common one (LLM.int8, arXiv 2208.07339).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.quantize.quantizers import GROUP, checked
+
+WeightScale = Literal["tensor", "channel", "group"]
+InputScale = Literal["tensor", "channel", "token"]
+LogitScale = Literal["tensor", "head", "row"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Of the linear layers."""
+
+    bits: int
+    quantizer: Literal["absmax", "zeropoint"]
+    scale: WeightScale
+    group: int = GROUP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """The inputs of the linear layers, by absmax; a scale a channel is calibrated beforehand."""
+
+    bits: int
+    scale: InputScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """Of attention, as they enter the softmax, by absmax over what each query may see."""
+
+    bits: int
+    scale: LogitScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """What is simulated at once.
+
+    `family` and `bits` are its place in a figure; bits is None where weights and activations
+    differ in it.
+    """
+
+    name: str
+    family: str
+    bits: int | None
+    weights: Weights | None = None
+    activations: Activations | None = None
+    logits: Logits | None = None
+
+
+_BOTH: dict[str, tuple[WeightScale, InputScale]] = {
+    "coarse": ("tensor", "tensor"),
+    "moderate": ("channel", "tensor"),
+    "fine": ("channel", "channel"),
+    "token": ("channel", "token"),
+}
+# Family -> the bits that `all` draws: the papers' own and one step beyond.
+FAMILIES: dict[str, tuple[int, ...]] = {
+    **{f"wa-{scale}": (8, 6, 4) for scale in _BOTH},
+    **{f"w-{scale}": (8, 6, 4, 3) for scale in ("channel", "group")},
+    **{f"logits-{scale}": (8, 6, 4) for scale in ("tensor", "head", "row")},
+}
+_NAME = re.compile(
+    r"(?:w(?P<w>\d+)a(?P<a>\d+)-(?P<both>[a-z]+)"
+    r"|w(?P<weights>\d+)-(?P<weight_scale>[a-z]+?)(?P<group>\d*)"
+    r"|logits(?P<logits>\d+)-(?P<logit_scale>[a-z]+))"
+)
+
+
+def scheme(name: str) -> Scheme:
+    """The scheme of that name.
+
+    Raises:
+        ClearheadError: no such scheme, or bits outside 2 to 16.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        choose("scheme", name, every())
+    assert match is not None
+    if match["both"]:
+        kind = choose("granularity", match["both"], _BOTH)
+        weights, inputs = _BOTH[kind]
+        w, a = checked(int(match["w"])), checked(int(match["a"]))
+        return Scheme(
+            name=name,
+            family=f"wa-{kind}",
+            bits=w if w == a else None,
+            weights=Weights(bits=w, quantizer="absmax", scale=weights),
+            activations=Activations(bits=a, scale=inputs),
+        )
+    if match["weights"]:
+        bits = checked(int(match["weights"]))
+        kind = choose("granularity", match["weight_scale"], ("tensor", "channel", "group"))
+        group = int(match["group"] or GROUP)
+        if match["group"] and (kind != "group" or group < 2):
+            raise ClearheadError(
+                f"scheme {name!r}: only 'group' takes a number, of 2 inputs or more: w4-group64"
+            )
+        return Scheme(
+            name=name,
+            family=f"w-{kind}" + (match["group"] or ""),
+            bits=bits,
+            weights=Weights(bits=bits, quantizer="zeropoint", scale=kind, group=group),  # type: ignore[arg-type]
+        )
+    bits = checked(int(match["logits"]))
+    kind = choose("granularity", match["logit_scale"], ("tensor", "head", "row"))
+    return Scheme(
+        name=name,
+        family=f"logits-{kind}",
+        bits=bits,
+        logits=Logits(bits=bits, scale=kind),  # type: ignore[arg-type]
+    )
+
+
+def every() -> list[str]:
+    """The names that `all` stands for."""
+    return [_name(family, bits) for family, several in FAMILIES.items() for bits in several]
+
+
+def _name(family: str, bits: int) -> str:
+    kind, _, scale = family.partition("-")
+    return f"w{bits}a{bits}-{scale}" if kind == "wa" else f"{kind}{bits}-{scale}"

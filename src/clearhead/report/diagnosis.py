@@ -1,0 +1,135 @@
+"""Records of a diagnosis: what `clearhead diagnose` writes, one JSON object a line, and reads.
+
+Kinds of line: `diagnosis` (the model, the text and how it was read), `measure` (one number with its
+dimensions), `curve` (x and y), `channel` (an outlier), `note` (what could not be measured, and why)
+and `advice`. A line's `run` names the model.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError, choose
+
+KINDS = ("diagnosis", "measure", "curve", "channel", "note", "advice")
+DIMENSIONS = ("map", "tokens", "layer", "head")
+INPUT = -1  # the layer number of the stream before the first block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    """One model's diagnosis, as its records say."""
+
+    name: str
+    header: dict[str, Any]
+    measures: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    channels: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    advice: list[dict[str, Any]] = field(default_factory=list)
+
+    def value(self, metric: str, **dimensions: Any) -> float | None:
+        """The measure at exactly these dimensions; None where it was not taken or is not a
+        number."""
+        line = self.measures.get((metric, *(dimensions.get(name) for name in DIMENSIONS)))
+        return None if line is None else line["value"]
+
+    def by_layer(self, metric: str, **dimensions: Any) -> dict[int, float]:
+        """{layer: value}, without the layers that have none."""
+        found = {}
+        for line in self.measures.values():
+            if line["metric"] != metric or "layer" not in line or line["value"] is None:
+                continue
+            rest = {name: line.get(name) for name in DIMENSIONS if name != "layer"}
+            if rest == {name: dimensions.get(name) for name in rest}:
+                found[int(line["layer"])] = line["value"]
+        return dict(sorted(found.items()))
+
+    def maps(self) -> list[str]:
+        """The names of the attention maps measured, in order."""
+        metric = "first_token_argmax_share"
+        lines = self.measures.values()
+        return list(dict.fromkeys(line["map"] for line in lines if line["metric"] == metric))
+
+    def found(self, curve: str) -> list[dict[str, Any]]:
+        """The curves of that name."""
+        return [line for line in self.curves if line["curve"] == curve]
+
+
+def encode(records: Iterable[dict[str, Any]]) -> str:
+    """The text of a file of records. Numbers that are not finite become null, with a "reason"."""
+    lines = []
+    for record in records:
+        choose("kind of record", str(record.get("kind")), KINDS)
+        clean = {name: _finite(value) for name, value in record.items()}
+        if clean.get("value", 0) is None and record["value"] is not None:
+            clean.setdefault("reason", f"it was {record['value']}")
+        lines.append(json.dumps(clean, ensure_ascii=False, allow_nan=False))
+    return "\n".join(lines) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def is_diagnosis(path: Path) -> bool:
+    """Whether a file's first line is the header of a diagnosis."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and first.get("kind") == "diagnosis"
+
+
+def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
+    """Read diagnoses from files; of two of one name the later counts.
+
+    Raises:
+        ClearheadError: naming file and line, for anything that is not a record of a diagnosis.
+    """
+    found: dict[str, Diagnosed] = {}
+    for path in paths:
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                _add(found, json.loads(line))
+            except (ClearheadError, ValueError, KeyError, TypeError, AttributeError) as error:
+                detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                raise ClearheadError(
+                    f"{path}, line {number}: not a record of a diagnosis: {detail}"
+                ) from error
+    return list(found.values())
+
+
+def _add(found: dict[str, Diagnosed], record: dict[str, Any]) -> None:
+    kind = choose("kind", str(record["kind"]), KINDS)
+    name = str(record["run"])
+    if kind == "diagnosis":
+        found[name] = Diagnosed(name=name, header=record)
+        return
+    if name not in found:
+        raise ValueError(f'no line of kind "diagnosis" for {name!r} comes before it')
+    one = found[name]
+    if kind == "measure":
+        record["value"] = None if record["value"] is None else float(record["value"])
+        key = (str(record["metric"]), *(record.get(dimension) for dimension in DIMENSIONS))
+        one.measures[key] = record
+    elif kind == "curve":
+        if len(record["x"]) != len(record["y"]):
+            raise ValueError(f"{len(record['x'])} x and {len(record['y'])} y")
+        one.curves.append(record)
+    else:
+        {"channel": one.channels, "note": one.notes, "advice": one.advice}[kind].append(record)

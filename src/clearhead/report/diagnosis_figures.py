@@ -1,0 +1,228 @@
+"""Figures of a diagnosis: by layer, by distance, by rank and by position."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clearhead.report import style
+from clearhead.report.diagnosis import INPUT, Diagnosed
+from clearhead.report.figures import Looks, Panel, new
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_DASHES = ("solid", "dot", "dash", "longdash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a figure by layer: a metric at its dimensions, and what tells it from others."""
+
+    metric: str
+    name: str = ""
+    dimensions: dict[str, Any] = field(default_factory=dict)
+
+
+def by_layer(
+    models: Sequence[Diagnosed],
+    looks: Looks,
+    title: str,
+    axis: str,
+    lines: Sequence[Line],
+    *,
+    log: bool = False,
+    note: str = "",
+) -> Panel | None:
+    """A line a model and `Line`: colour says which model, dash which line."""
+    figure = new("layer", axis)
+    shown: list[float] = []
+    layers: set[int] = set()
+    for model in models:
+        found = [(line, model.by_layer(line.metric, **line.dimensions)) for line in lines]
+        found = [(line, points) for line, points in found if points]
+        for line, points in found:
+            dash = _DASHES[list(lines).index(line) % len(_DASHES)]
+            name = f"{model.name} · {line.name}" if line.name else model.name
+            trace(figure, list(points), list(points.values()), name, looks[model.name], dash)
+            shown += points.values()
+            layers |= points.keys()
+    if not shown:
+        return None
+    places = sorted(layers)
+    every = max(1, len(places) // 12)
+    ticks = [n for n in places if n == INPUT or n % every == 0]
+    names = ["in" if n == INPUT else str(n) for n in ticks]
+    figure.update_xaxes(tickvals=ticks, ticktext=names)
+    if log and min(shown) > 0 and max(shown) > 4 * min(shown):
+        log_axis(figure, axis, shown)
+    elif min(shown) >= 0:
+        figure.update_yaxes(rangemode="nonnegative")
+    if INPUT in layers:
+        note = f"{note} “in” is the stream before the first layer.".strip()
+    return Panel(title=title, figure=figure, note=note)
+
+
+def trace(
+    figure: "go.Figure",
+    x: list[Any],
+    y: list[Any],
+    name: str,
+    look: style.Look,
+    dash: str = "solid",
+    *,
+    markers: bool = True,
+) -> None:
+    """Add a line with markers in a model's colour."""
+    import plotly.graph_objects as go
+
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=y,
+            name=style.plain(name),
+            mode="lines+markers" if markers else "lines",
+            line={"color": look.colour, "width": 2, "dash": dash},
+            marker={
+                "color": look.colour,
+                "size": 7,
+                "symbol": look.symbol if dash == "solid" else f"{look.symbol}-open",
+            },
+            hovertemplate="%{x}: %{y:.4g}",
+        )
+    )
+
+
+def log_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
+    """A logarithmic y axis that says so, with plain numbers at its ticks."""
+    low, high = min(shown) / 1.15, max(shown) * 1.15
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1e3 else (1,)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    figure.update_yaxes(
+        type="log",
+        title={"text": f"{name} (log scale)"},
+        range=[math.log10(low), math.log10(high)],
+        tickvals=ticks,
+        ticktext=[f"{tick:,g}" for tick in ticks],
+    )
+
+
+def distances(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
+    """The share of attention by distance, over all layers."""
+    figure = new("distance from the query (tokens)", "share of the weight")
+    longest: list[str] = []
+    for model in models:
+        whole = [line for line in model.found("share_by_distance") if "layer" not in line]
+        names = {line["map"] for line in whole}
+        for index, line in enumerate(whole):
+            if "difference" in names and line["map"] != "difference":
+                continue
+            name = model.name if line["map"] == "softmax" else f"{model.name} · {line['map']}"
+            trace(figure, line["x"], line["y"], name, looks[model.name], _DASHES[index % 2 * 0])
+            longest = max(longest, line["x"], key=len)
+    if not longest:
+        return None
+    figure.update_xaxes(type="category", categoryarray=longest, categoryorder="array")
+    return Panel(
+        title="How far attention reaches",
+        figure=figure,
+        note="All layers, heads and queries. Of a signed difference, the signed weight.",
+    )
+
+
+def ranks(models: Sequence[Diagnosed], looks: Looks, kind: str, title: str) -> Panel | None:
+    """The largest magnitudes by rank, and the median; `kind` is "hidden" or "logit"."""
+    figure = new("rank", "magnitude")
+    places = ["1", "2", "3", "10", "100", "median"]
+    keys = [f"{kind}_median" if place == "median" else f"{kind}_top_{place}" for place in places]
+    shown = []
+    for model in models:
+        values = [model.value(key) for key in keys]
+        if any(value is not None for value in values):
+            trace(figure, places, values, model.name, looks[model.name])
+            shown += [value for value in values if value]
+    if not shown:
+        return None
+    figure.update_xaxes(type="category", categoryarray=places, categoryorder="array")
+    if max(shown) > 4 * min(shown):
+        log_axis(figure, "magnitude", shown)
+    return Panel(title=title, figure=figure)
+
+
+def decay(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
+    """The mean |score| of sampled pairs by distance, the content held, and its bound."""
+    figure = new("distance (tokens)", "score")
+    shown = []
+    places: list[str] = []
+    for model in models:
+        for line in model.found("decay"):
+            dash = "dot" if line["map"] == "bound" else "solid"
+            names = [f"{x:,}" for x in line["x"]]
+            name = f"{model.name} · {line['map']}"
+            trace(figure, names, line["y"], name, looks[model.name], dash)
+            shown += [y for y in line["y"] if y]
+            places = max(places, names, key=len)
+    if not shown:
+        return None
+    figure.update_xaxes(type="category", categoryarray=places, categoryorder="array")
+    log_axis(figure, "score", shown)
+    return Panel(
+        title="Long-range decay against its bound",
+        figure=figure,
+        note="Sampled queries and keys, their content held and only the distance changed.",
+    )
+
+
+def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | None:
+    """A curve by position beyond the training length: low layers against the last."""
+    lines = model.found(curve)
+    if not lines:
+        return None
+    figure = new("position in the text (tokens)", axis)
+    looks = style.looks([f"layer {line['layer']}" for line in lines])
+    last = max(line["layer"] for line in lines)
+    for line in lines:
+        look = looks[f"layer {line['layer']}"]
+        name = f"layer {line['layer']}" + (" (the last)" if line["layer"] == last else "")
+        dash = "solid" if line["layer"] == last else "dot"
+        trace(figure, line["x"], line["y"], name, look, dash, markers=False)
+    trained = model.value("trained_length")
+    if trained is not None:
+        figure.add_shape(
+            type="line",
+            x0=trained,
+            x1=trained,
+            y0=0,
+            y1=1,
+            yref="paper",
+            line={"color": style.MUTED[0], "width": 1, "dash": "dot"},
+        )
+        figure.add_annotation(
+            x=trained,
+            y=1,
+            yref="paper",
+            yanchor="top",
+            xanchor="left",
+            xshift=5,
+            showarrow=False,
+            text="training length",
+            font={"color": style.MUTED[0], "size": 11.5},
+        )
+    return Panel(title=f"{title}: {model.name}", figure=figure)
+
+
+def heads(model: Diagnosed, name: str, largest: float) -> "go.Figure | None":
+    """First-token share by layer and head, in %."""
+    from clearhead.report.heatmaps import cells_figure
+
+    cells = {
+        (line["layer"], line["head"]): 100 * line["value"]
+        for line in model.measures.values()
+        if line["metric"] == "first_token_argmax_share"
+        and line.get("map") == name
+        and "head" in line
+        and line["value"] is not None
+    }
+    return cells_figure(cells, 100 * largest) if cells else None

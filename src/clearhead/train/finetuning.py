@@ -1,0 +1,207 @@
+"""Fine-tuning on labelled texts: a few epochs of an ordinary classifier, in memory, whole or not.
+
+Short beside a pretraining run, so it keeps no checkpoints: what is published at its end is whole,
+and a run that is stopped leaves nothing.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.optim import decay_groups, learning_rate
+from clearhead.train import precision
+from clearhead.train.config import PRECISIONS
+from clearhead.train.interrupt import StopSignals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
+
+    Neither states a gradient clip; 1 is this house's.
+
+    Raises:
+        ClearheadError: naming the field, what was found and what would work.
+    """
+
+    epochs: int = 5
+    """Times that every training text is seen."""
+    batch_size: int = 32
+    """Texts in a step."""
+    max_length: int = 128
+    """Tokens of a text, special ones included; longer ones lose their end."""
+    learning_rate: float = 1.5e-4
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Length of the linear warmup, as a fraction of the steps; then a cosine to 0."""
+    dropout: float | None = None
+    """Of a clearhead model, 0.1 where not given; other models keep their own."""
+    weight_decay: float = 0.0
+    """Decay of the matrices."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW's decay of the first and second moment."""
+    epsilon: float = 1e-6
+    """AdamW's, added to the root of the second moment."""
+    clip: float = 1.0
+    """Largest global norm of the gradient; 0 clips nothing."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("max_length", 3)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ClearheadError(f"{name} is {value!r}: give a whole number from {least} on")
+        for name in ("learning_rate", "epsilon"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ClearheadError(f"{name} is {value!r}: give a number above 0")
+        for name in ("weight_decay", "clip"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ClearheadError(f"{name} is {value!r}: give a number of at least 0")
+        if not 0 <= self.warmup <= 1:
+            raise ClearheadError(f"warmup is {self.warmup!r}: give a fraction between 0 and 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ClearheadError(f"dropout is {self.dropout!r}: give a share from 0 to below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ClearheadError(f"betas are {self.betas!r}: give two numbers from 0 to below 1")
+        choose("precision", str(self.precision), PRECISIONS)
+
+
+class Batches(Protocol):
+    """`clearhead.data.LabelledBatches`, or anything like it."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of an epoch."""
+
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """What the model's forward takes by name, "labels" [B] among it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuned:
+    """A run that finished, or the signal that stopped it."""
+
+    steps: list[dict[str, Any]]
+    """Of each step: step, epoch, loss, learning_rate, gradient_norm, seconds."""
+    stop_signal: signal.Signals | None
+    """None where it finished."""
+
+
+def finetune(
+    model: "PreTrainedModel",
+    batches: Batches,
+    config: FinetuneConfig,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+) -> Finetuned:
+    """Train `model` in place, on the device it is on; it is in evaluation mode afterwards.
+
+    Batches are taken in order, `config.epochs` times `batches.per_epoch` of them. `seed` fixes the
+    dropout. SIGINT and SIGTERM stop the run after the step at hand.
+
+    Raises:
+        ClearheadError: for a loss or a gradient that is not finite.
+    """
+    model.float()
+    mode = precision.resolve(config.precision, model.device)
+    schedule = _Schedule(config=config, steps=config.epochs * batches.per_epoch)
+    optimizer = torch.optim.AdamW(
+        decay_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+    )
+    torch.manual_seed(seed)
+    model.train()
+    steps: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    with StopSignals() as stop:
+        for step in range(schedule.steps):
+            rate = learning_rate(step, schedule)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
+            loss, norm = _step(model, batches.batch(step), mode, config, where=f"step {step + 1}")
+            optimizer.step()
+            seconds = time.perf_counter() - started
+            epoch = step // batches.per_epoch + 1
+            steps.append(
+                {
+                    "step": step + 1,
+                    "epoch": epoch,
+                    "seconds": seconds,
+                    "loss": loss,
+                    "learning_rate": rate,
+                    "gradient_norm": norm,
+                }
+            )
+            if (step + 1) % batches.per_epoch == 0:
+                recent = [line["loss"] for line in steps[-batches.per_epoch :]]
+                mean = sum(recent) / len(recent)
+                say(f"epoch {epoch} of {config.epochs}: training loss {mean:.4f}, {seconds:.0f} s")
+            if stop.received is not None:
+                break
+    model.eval()
+    finished = len(steps) == schedule.steps
+    return Finetuned(steps=steps, stop_signal=None if finished else stop.received)
+
+
+def _step(
+    model: "PreTrainedModel",
+    batch: Mapping[str, torch.Tensor],
+    mode: precision.Resolved,
+    config: FinetuneConfig,
+    *,
+    where: str,
+) -> tuple[float, float]:
+    """Gradients of one batch, clipped; its loss, and the norm before clipping."""
+    device = model.device
+    with precision.autocast(mode, device):
+        loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
+    loss.backward()
+    gradients = [p for p in model.parameters() if p.grad is not None]
+    norm = get_total_norm([p.grad for p in gradients])
+    told, length = torch.stack([loss.detach().float(), norm]).tolist()
+    if not (math.isfinite(told) and math.isfinite(length)):
+        raise ClearheadError(
+            f"stopped at {where}: the loss is {told} and the gradient's norm {length}; nothing was "
+            f"saved; start again with a lower learning_rate (it is {config.learning_rate:g})"
+        )
+    if config.clip:
+        clip_grads_with_norm_(gradients, config.clip, norm)
+    return told, length
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Schedule:
+    """What `clearhead.optim.learning_rate` reads."""
+
+    config: FinetuneConfig
+    steps: int
+    schedule: str = "cosine"
+    final_learning_rate: float = 0.0
+
+    @property
+    def learning_rate(self) -> float:
+        return self.config.learning_rate
+
+    @property
+    def warmup(self) -> float:
+        return self.config.warmup
+
+    def used(self, step: int) -> float:
+        return step / self.steps

@@ -1,0 +1,162 @@
+"""clearhead diagnose from end to end, on models that transformers saved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.cli import diagnose as verb
+from clearhead.cli import main
+from clearhead.data import DataConfig, prepare
+
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text: Path, cache: Path) -> PreTrainedTokenizerFast:
+    config = DataConfig(data=(str(text),), vocabulary=VOCABULARY, validation=0.1, cache=cache)
+    return prepare(config).tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """A folder of tiny checkpoints, each with the tokenizer."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    models = {
+        "ours": ClearheadForCausalLM(
+            preset("differential", **shape, vocab_size=VOCABULARY, max_position_embeddings=32)
+        ),
+        "gpt2": GPT2LMHeadModel(
+            GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=32, vocab_size=VOCABULARY)
+        ),
+        "small": GPT2LMHeadModel(
+            GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=32, vocab_size=50)
+        ),
+        "bert": BertForMaskedLM(
+            BertConfig(
+                **shape, intermediate_size=40, vocab_size=VOCABULARY, max_position_embeddings=32
+            )
+        ),
+        "t5": T5ForConditionalGeneration(
+            T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=VOCABULARY)
+        ),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def words(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
+    return [
+        *("--data.data", str(text), "--data.validation", "0.1", "--windows", "3"),
+        *("--output", str(tmp_path / "out")),
+    ]
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["diagnose", *words])
+    return stop.value.code
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_two_models_side_by_side(saved, words, tmp_path, capsys):
+    assert _call(str(saved / "ours"), str(saved / "gpt2"), *words) == 0
+    out = capsys.readouterr().out
+    assert "ours" in out
+    assert "per token, first token" in out
+    assert "the probes held at most" in out
+    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+    headers = [line for line in lines if line["kind"] == "diagnosis"]
+    assert [line["run"] for line in headers] == ["ours", "gpt2"]
+    assert headers[0]["length"] == 32  # what the model was made for
+    assert headers[0]["windows"] == 3
+    assert headers[0]["probes_hold_bytes"] > 0
+    notes = {(line["run"], line["part"]) for line in lines if line["kind"] == "note"}
+    assert notes == {("gpt2", "order of rotary positions"), ("gpt2", "extrapolation")}
+    assert {line["curve"] for line in lines if line["kind"] == "curve"} > {"logit_by_position"}
+    page = (tmp_path / "out/diagnosis.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"diagnosis.jsonl", "diagnosis.html"}
+
+
+def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):
+    names = [f"init:{saved / 'bert'}", str(saved / "bert")]
+    assert _call(*names, *words, "--length", "20") == 0
+    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+    headers = [line for line in lines if line["kind"] == "diagnosis"]
+    assert [line["run"] for line in headers] == ["init:bert", "bert"]
+    assert {line["architecture"] for line in headers} == {"BertForMaskedLM"}
+    assert any(line.get("metric") == "order_broken_after" for line in lines)
+
+
+def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
+    shape = ["hidden_size=24", "num_attention_heads=2", "num_hidden_layers=5"]
+    options = ["--set", *shape, "--data.vocabulary", str(VOCABULARY), "--extrapolate", "1"]
+    assert _call("init:transformer", *words, *options, "--length", "16") == 0
+    lines = _lines(tmp_path / "out/diagnosis.jsonl")
+    layers = [x["layer"] for x in lines if x.get("metric") == "similarity"]
+    assert layers == [-1, 0, 1, 2, 3, 4]
+    assert not [x for x in lines if x["kind"] == "note"]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["t5"], [], "is an encoder-decoder (t5)"),
+        (["small"], [], "use the tokenizer that the model was trained with"),
+        (["gpt2"], ["--length", "9999"], "enough for one window of 9999"),
+        (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
+        (["gpt2", "gpt2"], [], "twice"),
+        (["gpt2", "bert", "ours"], [], "one model or two side by side"),
+        (["nowhere"], [], "cannot load a model"),
+        (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),
+        (["gpt2"], ["--length", "1"], "length must be at least 2"),
+        (["gpt2"], ["--extrapolate", "0.5"], "at least 1 training length"),
+    ],
+)
+def test_refusals_in_one_line_and_nothing_written(
+    names, options, message, saved, words, tmp_path, capsys
+):
+    assert _call(*(str(saved / name) for name in names), *words, *options) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("clearhead: ")
+    assert message in last
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys, monkeypatch):
+    def too_much(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr("clearhead.diagnose.diagnosis.run", too_much)
+    assert _call(str(saved / "gpt2"), *words) == 2
+    assert "give a smaller --length" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_are_short_and_different():
+    assert verb._names(("runs/a/final",)) == ["a"]
+    assert verb._names(("x/a", "init:x/a")) == ["a", "init:a"]
+    assert verb._names(("x/a", "y/a")) == ["x/a", "y/a"]

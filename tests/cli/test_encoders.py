@@ -1,0 +1,281 @@
+"""The encoder's way from text to classes, as a person walks it."""
+
+import copy
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.cli import main
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.experiments import finetune as job
+from clearhead.report import load
+
+SMALL = ["--set", "hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2"]
+TASK = ["--train.epochs", "8", "--train.batch-size", "8", "--train.learning-rate", "3e-3"]
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert _call(*words) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["good fine nice bad poor awful film plot cast"] * 30, 290)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> dict[str, str]:
+    """Sentences whose words tell their class; and numbers of good words."""
+    folder = tmp_path_factory.mktemp("rows")
+    draw = random.Random(0)
+    good, bad = ("good", "fine", "nice"), ("bad", "poor", "awful")
+    files = {}
+    for split, count in (("train", 64), ("validation", 32)):
+        lines, numbers = [], []
+        for _ in range(count):
+            kind = draw.random() < 0.6
+            words = [draw.choice(good if kind else bad), draw.choice(("film", "plot", "cast"))]
+            text = " ".join(words * draw.randint(1, 3))
+            lines.append({"review": text, "label": "yes" if kind else "no"})
+            row = {"sentence1": text, "sentence2": "film", "label": 5.0 * kind}
+            numbers.append(row)
+        for name, found in ((split, lines), (f"numbers-{split}", numbers)):
+            files[name] = str(folder / f"{name}.jsonl")
+            Path(files[name]).write_text("".join(json.dumps(row) + "\n" for row in found))
+    return files
+
+
+def _checkpoint(folder: Path, kind: str, tokenizer) -> str:
+    size = max(tokenizer.get_vocab().values()) + 1
+    keys = {"vocab_size": size, "pad_token_id": tokenizer.pad_token_id}
+    theirs = {**keys, "intermediate_size": 48, "max_position_embeddings": 64, **SHAPE}
+    model = {
+        "masked": lambda: ClearheadForMaskedLM(preset("bert", **keys, **SHAPE)),
+        "causal": lambda: ClearheadForCausalLM(preset("differential", **keys, **SHAPE)),
+        "learned": lambda: ClearheadForCausalLM(
+            preset("gpt2", **keys, **SHAPE, max_position_embeddings=64)
+        ),
+        "bert": lambda: BertForMaskedLM(BertConfig(**theirs)),
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(vocab_size=size, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+        ),
+    }[kind]()
+    model.save_pretrained(folder / kind / "final")
+    tokenizer.save_pretrained(folder / kind / "final")
+    return str(folder / kind)
+
+
+def _words(rows: dict[str, str]) -> list[str]:
+    files = ["--train-file", rows["train"], "--validation-file", rows["validation"]]
+    return [*files, "--text-field", "review", "--train.max-length", "16", *TASK]
+
+
+@pytest.mark.parametrize("kind", ["masked", "causal", "bert", "gpt2"])
+def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
+    kind, rows, tokenizer, tmp_path, capsys
+):
+    model = _checkpoint(tmp_path, kind, tokenizer)
+    out = tmp_path / "out"
+    assert _call("finetune", model, *_words(rows), "--output", str(out), "--seeds", "0", "1") == 0
+    records = load(out / "records.jsonl")
+    (name,) = records.arms()
+    assert name == f"{kind} on train"
+    accuracy = records.values(name, "accuracy")
+    commonest = records.values(name, "accuracy, commonest class")
+    assert set(accuracy) == {0, 1}
+    assert min(accuracy.values()) > 0.9 > max(commonest.values())
+    run = records.runs[0]
+    assert len(run.steps) == 8 * 8
+    assert run.header["data"]["train"]["texts"] == 64
+    assert run.header["train"]["epochs"] == 8
+    shown = capsys.readouterr().out
+    assert "accuracy" in shown
+
+    folder = out / "seed0"
+    again = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    reader = AutoTokenizer.from_pretrained(folder)
+    assert again.config.id2label == {0: "no", 1: "yes"}
+    ids = [reader.bos_token_id, *reader("awful plot")["input_ids"], reader.eos_token_id]
+    with torch.no_grad():
+        answer = again(torch.tensor([ids])).logits.argmax(-1).item()
+    assert again.config.id2label[answer] == "no"
+    if kind in ("masked", "causal"):
+        assert again.config.dropout == 0.1
+
+
+def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
+    rows, tokenizer, tmp_path, capsys
+):
+    model = _checkpoint(tmp_path, "masked", tokenizer)
+    weights = []
+    for name in ("one", "two"):
+        out = tmp_path / name
+        assert _call("finetune", model, *_words(rows), "--output", str(out)) == 0
+        weights.append((out / "seed0/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    capsys.readouterr()
+    assert _call("finetune", model, *_words(rows), "--output", str(out), "--seeds", "0") == 0
+    assert "already done" in capsys.readouterr().err
+    changed = [*_words(rows), "--train.dropout", "0.2", "--output", str(out)]
+    assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
+
+
+def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
+    model = _checkpoint(tmp_path, "masked", tokenizer)
+    out = tmp_path / "out"
+    files = [rows["numbers-train"], "--validation-file", rows["numbers-validation"]]
+    words = ["--task", "stsb", "--train-file", *files, *TASK]
+    assert _call("finetune", model, *words, "--output", str(out)) == 0
+    records = load(out / "records.jsonl")
+    assert records.values("masked on stsb", "pearson")[0] > 0.8
+    again = AutoModelForSequenceClassification.from_pretrained(out / "seed0")
+    assert again.config.problem_type == "regression"
+
+
+def test_a_signal_leaves_nothing_half_written(rows, tokenizer, tmp_path, monkeypatch):
+    model = _checkpoint(tmp_path, "masked", tokenizer)
+    out = tmp_path / "out"
+    words = ["finetune", model, *_words(rows), "--output", str(out), "--seeds", "0", "1"]
+    real = job.finetune
+
+    def stopped(*arguments, seed, **options):
+        if seed == 1:
+            batches = arguments[1]
+            read = batches.batch
+
+            def batch(number):
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return read(number)
+
+            monkeypatch.setattr(batches, "batch", batch, raising=False)
+        return real(*arguments, seed=seed, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "finetune", stopped)
+        assert _call(*words) == 128 + signal.SIGINT
+    assert sorted(path.name for path in out.iterdir()) == ["records.jsonl", "seed0"]
+    assert [run.seed for run in load(out / "records.jsonl").runs] == [0]
+    assert _call(*words) == 0
+    assert [run.seed for run in load(out / "records.jsonl").runs] == [0, 1]
+
+
+def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
+    model = _checkpoint(tmp_path, "learned", tokenizer)
+    bert = _checkpoint(tmp_path, "bert", tokenizer)
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(json.dumps({"review": "good", "label": "perhaps"}) + "\n")
+    good = _words(rows)
+    out = ["--output", str(tmp_path / "out")]
+    for words, message in (
+        ([model], "give --task, one of cola"),
+        ([model, "--task", "colla"], "did you mean cola"),
+        ([model, "--train-file", rows["train"]], "give --task"),
+        ([model, "--task", "rte", "--train-file", "x"], "both, or neither"),
+        ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
+        ([model, *good[:4], "--text-field", "revue"], "--text-field review"),
+        (
+            [model, *good[:2], "--validation-file", str(odd), *good[4:]],
+            "label 'perhaps' is outside",
+        ),
+        ([model, *good[:6], "--train.max-length", "65"], "give --train.max-length 64"),
+        ([bert, *good, "--train.dropout", "0.2"], "is for clearhead models"),
+        (["nowhere/model", *good], "cannot load a tokenizer from 'nowhere/model'"),
+        ([model, *good, "--train.epochs", "0"], "epochs is 0"),
+        ([model, *good, "--train.learning-rate", "0"], "learning_rate is 0.0"),
+        ([model, *good, "--seeds", "1", "1"], "each once"),
+    ):
+        assert message in _refusal(capsys, "finetune", *words, *out), words
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_learning_rate_that_diverges_stops_with_advice(rows, tokenizer, tmp_path, capsys):
+    model = _checkpoint(tmp_path, "masked", tokenizer)
+    out = tmp_path / "out"
+    words = [*_words(rows), "--train.learning-rate", "1e30", "--train.warmup", "0"]
+    told = _refusal(capsys, "finetune", model, *words, "--output", str(out))
+    assert "start again with a lower learning_rate" in told
+    assert not (out / "seed0").exists()
+
+
+@pytest.fixture
+def masked_words(settings: list[str], tmp_path: Path) -> list[str]:
+    recipe = ["--train.accumulation", "2", "--train.ramp", "0.5", "--train.tokens", "256"]
+    out = ["--output", str(tmp_path / "run")]
+    return ["train", "bert", "--objective", "mlm", *SMALL, *settings, *recipe, *out]
+
+
+def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_path, text, capsys):
+    assert _call(*masked_words) == 0
+    run = json.loads((tmp_path / "run/run.json").read_text())
+    assert run["config"]["schedule"] == "triangle"
+    assert run["config"]["betas"] == [0.9, 0.98]
+    assert run["description"]["objective"] == "mlm"
+    assert run["description"]["mask"] == 0.25
+    reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
+    assert reader.mask_token == "<|mask|>"
+    assert run["model"]["vocab_size"] == reader.mask_token_id + 1
+    assert "is finished" in _refusal(capsys, *masked_words, "--resume")
+
+    where = ["--data.data", str(text), "--data.validation", "0.1", "--tokens", "128"]
+    records = tmp_path / "eval.jsonl"
+    told = ["--lengths", "16", "--records", str(records)]
+    assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
+    assert "loss at hidden tokens" in capsys.readouterr().out
+    (measured,) = load(records).runs
+    assert measured.measure("masked loss", length=16)["value"] == pytest.approx(5.7, abs=0.7)
+    assert measured.measure("perplexity", length=16) is None
+    first = records.read_text()
+    assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
+    assert records.read_text() == first * 2, "the same tokens are hidden every time"
+    assert "predicts hidden tokens" in _refusal(capsys, "generate", str(tmp_path / "run"), "x")
+
+    quick = [*_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "task")]
+    assert _call("finetune", str(tmp_path / "run"), *quick) == 0
+
+
+def test_refusals_of_masked_pretraining(capsys, settings, tmp_path):
+    out = [*settings, "--output", str(tmp_path / "run")]
+    mlm = ["--objective", "mlm", "--train.accumulation", "2"]
+    for words, message in (
+        (["bert"], "choose --objective mlm"),
+        (["transformer", *mlm], "choose --objective next-token"),
+        (["transformer", "--mask", "0.2"], "mask has no effect without --objective mlm"),
+        (["bert", *mlm, "--mask", "1.5"], "above 0 and below 1"),
+        (["bert", "--objective", "mlm", "--train.accumulation", "1"], "nothing can grow"),
+    ):
+        assert message in _refusal(capsys, "train", *words, *SMALL, *out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_mask_token_is_used(tokenizer, settings, tmp_path):
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"mask_token": "[MASK]"})
+    own.save_pretrained(tmp_path / "own")
+    words = ["--objective", "mlm", *SMALL, *settings, "--train.accumulation", "2"]
+    keys = ["--data.tokenizer", str(tmp_path / "own"), "--output", str(tmp_path / "run")]
+    assert _call("train", "bert", *words, *keys) == 0
+    reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
+    assert reader.mask_token == "[MASK]"

@@ -1,0 +1,235 @@
+"""Labelled texts: rows, classes, what is refused, tokens, and batches."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from clearhead.data import GLUE, LabelledBatches, Task, labelled
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.errors import ClearheadError
+
+PAIRS = Task(name="pairs", text="a", pair="b")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(*rows, name="rows.jsonl.gz"):
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        return str(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["the cat sat on the mat and the dog did not"] * 20, 280)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    """A tokenizer that puts [CLS] and [SEP] itself."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *"abcdefgh"]
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+def _read(source, task=PAIRS):
+    return labelled.read_rows(source, task, cache=None, progress=print)
+
+
+def test_rows_and_classes(write):
+    rows = _read(write({"a": "x", "b": "y", "label": "no"}, {"a": "z", "b": None, "label": "yes"}))
+    assert [row[:3] for row in rows] == [("x", "y", "no"), ("z", "", "yes")]
+    assert rows[1].where.endswith("rows.jsonl.gz, line 2")
+    classes = labelled.classes_of(rows, PAIRS)
+    assert classes == ("no", "yes")
+    assert labelled.labels_of(rows, classes, PAIRS) == [0, 1]
+
+
+def test_whole_numbers_are_names_in_their_order(write):
+    rows = _read(write(*({"a": "x", "b": "y", "label": n} for n in (10, 2, 2, 7))))
+    classes = labelled.classes_of(rows, PAIRS)
+    assert classes == ("2", "7", "10")
+    assert labelled.labels_of(rows, classes, PAIRS) == [2, 0, 0, 1]
+
+
+def test_a_glue_task_takes_names_and_numbers(write):
+    task = GLUE["rte"]
+    fields = {"sentence1": "x", "sentence2": "y"}
+    rows = _read(write({**fields, "label": "not_entailment"}, {**fields, "label": 0}), task)
+    classes = labelled.classes_of(rows, task)
+    assert classes == ("entailment", "not_entailment")
+    assert labelled.labels_of(rows, classes, task) == [1, 0]
+    for label in (-1, 2, "maybe", None, 0.5):
+        rows = _read(write({**fields, "label": label}), task)
+        with pytest.raises(ClearheadError, match=r"line 1: label .* is outside the 2 classes"):
+            labelled.labels_of(rows, classes, task)
+
+
+def test_numbers_of_a_regression(write):
+    task = GLUE["stsb"]
+    fields = {"sentence1": "x", "sentence2": "y"}
+    rows = _read(write({**fields, "label": 2}, {**fields, "label": 3.5}), task)
+    assert labelled.classes_of(rows, task) == ()
+    assert labelled.labels_of(rows, (), task) == [2.0, 3.5]
+    rows = _read(write({**fields, "label": "high"}), task)
+    with pytest.raises(ClearheadError, match="is no number"):
+        labelled.labels_of(rows, (), task)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"a": "x", "bb": "y", "label": 1}], r"no field 'b'.*--pair-field bb"),
+        ([{"a": "x", "b": "y", "labels": 1}], r"no field 'label'.*--label-field labels"),
+        ([{"a": 3, "b": "y", "label": 1}], "holds a int, not a string"),
+        ([[1]], "expected a JSON object"),
+        ([], "holds no row"),
+    ],
+)
+def test_rows_that_do_not_fit(write, rows, message):
+    with pytest.raises(ClearheadError, match=message):
+        _read(write(*rows))
+
+
+def test_files_that_do_not_fit(write, tmp_path):
+    with pytest.raises(ClearheadError, match="no such file"):
+        _read(str(tmp_path / "missing.jsonl"))
+    with pytest.raises(ClearheadError, match=r"read from .jsonl"):
+        _read(write(name="rows.txt"))
+    (tmp_path / "torn.jsonl").write_text('{"a": "x"')
+    with pytest.raises(ClearheadError, match="line 1: not JSON"):
+        _read(str(tmp_path / "torn.jsonl"))
+    with pytest.raises(ClearheadError, match="are of class 'no'"):
+        labelled.classes_of(_read(write({"a": "x", "b": "y", "label": "no"})), PAIRS)
+    with pytest.raises(ClearheadError, match="a name or a whole number"):
+        labelled.classes_of(_read(write({"a": "x", "b": "y", "label": 0.5})), PAIRS)
+
+
+def test_our_tokenizer_frames_texts_and_the_longer_one_loses_its_end(tokenizer):
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    words = tokenizer("the cat sat on the mat", add_special_tokens=False)["input_ids"]
+    few = tokenizer("the dog", add_special_tokens=False)["input_ids"]
+    rows = [labelled.Row("the cat sat on the mat", "the dog", 0, "here")]
+
+    def ids(length):
+        return labelled.encode(rows, [0], tokenizer, length=length).inputs[0]["input_ids"]
+
+    assert ids(100) == [begin, *words, end, *few, end]
+    room = len(few) + 3 + 3
+    assert ids(room) == [begin, *words[:3], end, *few, end]
+    assert ids(5) == [begin, words[0], end, few[0], end]
+    with pytest.raises(ClearheadError, match="too short"):
+        ids(4)
+    swapped = [labelled.Row("the dog", "the cat sat on the mat", 0, "here")]
+    made = labelled.encode(swapped, [0], tokenizer, length=room).inputs[0]["input_ids"]
+    assert made == [begin, *few, end, *words[:3], end]
+
+
+def test_text_never_yields_a_special_token(tokenizer):
+    rows = [labelled.Row("<|end|><|pad|>", None, 0, "here")]
+    ids = labelled.encode(rows, [0], tokenizer, length=64).inputs[0]["input_ids"]
+    assert [i for i in ids if i in tokenizer.all_special_ids] == [ids[0], ids[-1]]
+    assert len(ids) > 4
+
+
+def test_a_tokenizer_with_a_template_uses_it(bert):
+    rows = [labelled.Row("a b c d e", "f", 0, "here")]
+    made = labelled.encode(rows, [0], bert, length=7).inputs[0]
+    assert bert.convert_ids_to_tokens(made["input_ids"]) == [
+        *("[CLS]", "a", "b", "c", "[SEP]", "f", "[SEP]")
+    ]
+    if "token_type_ids" in bert.model_input_names:
+        assert made["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1]
+
+
+def _data(tokenizer, count=10):
+    rows = [labelled.Row("the cat " * (i % 4 + 1), None, i % 3, "here") for i in range(count)]
+    return labelled.encode(rows, [i % 3 for i in range(count)], tokenizer, length=32)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_are_padded_to_their_longest(tokenizer, side):
+    tokenizer.padding_side = side
+    data = _data(tokenizer)
+    batches = LabelledBatches(data, tokenizer, batch_size=4, seed=None)
+    made = list(batches.epoch())
+    assert [len(batch["labels"]) for batch in made] == [4, 4, 2]
+    assert torch.cat([batch["labels"] for batch in made]).tolist() == data.labels
+    number = 0
+    for batch in made:
+        assert batch["attention_mask"].sum(1).max() == batch["input_ids"].shape[1]
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            assert ids[mask == 1].tolist() == data.inputs[number]["input_ids"]
+            assert (ids[mask == 0] == tokenizer.pad_token_id).all()
+            assert mask[0 if side == "right" else -1] == 1
+            number += 1
+
+
+def test_every_epoch_has_all_texts_in_an_order_of_its_own(tokenizer):
+    data = _data(tokenizer, 50)
+    data.labels[:] = range(50)
+    batches = LabelledBatches(data, tokenizer, batch_size=8, seed=3)
+    assert batches.per_epoch == 7
+    epochs = [
+        [n for i in range(7) for n in batches.batch(7 * epoch + i)["labels"].tolist()]
+        for epoch in range(3)
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 3
+    assert epochs[0] != epochs[1]
+    again = LabelledBatches(data, tokenizer, batch_size=8, seed=3)
+    assert again.batch(9)["labels"].tolist() == epochs[1][16:24]
+    other = LabelledBatches(data, tokenizer, batch_size=8, seed=4)
+    assert other.batch(0)["labels"].tolist() != epochs[0][:8]
+
+
+def test_hub_rows_are_downloaded_once_with_their_classes_by_name(monkeypatch, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    class Stream:
+        features = {"label": datasets.ClassLabel(names=["not_entailment", "entailment"])}  # noqa: RUF012
+
+        def __iter__(self):
+            yield {"sentence1": "x", "sentence2": "y", "label": 1}
+            yield {"sentence1": "x", "sentence2": "y", "label": -1}
+
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split))
+        return Stream()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = GLUE["wnli"]
+    for _ in range(2):
+        rows = labelled.read_rows(task.train, task, cache=tmp_path, progress=print)
+    assert asked == [("nyu-mll/glue", "wnli", "train")]
+    assert [row.label for row in rows] == ["entailment", -1]
+    with pytest.raises(ClearheadError, match=r"glue:wnli#train, row 2: label -1 is outside"):
+        labelled.labels_of(rows, task.classes, task)
+
+
+def test_the_nine_tasks_of_glue():
+    first = {name: task.metrics[0] for name, task in GLUE.items()}
+    assert first == {
+        **{"cola": "mcc", "sst2": "accuracy", "mrpc": "f1", "stsb": "pearson", "qqp": "f1"},
+        **{"mnli": "accuracy", "qnli": "accuracy", "rte": "accuracy", "wnli": "accuracy"},
+    }
+    assert [split for split, _ in GLUE["mnli"].validation] == [
+        *("validation_matched", "validation_mismatched")
+    ]
+    assert GLUE["stsb"].regression
+    assert GLUE["cola"].pair is None

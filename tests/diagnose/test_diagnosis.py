@@ -1,0 +1,216 @@
+"""The whole of diagnose on each architecture, and what it must leave as it was."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
+
+from clearhead import ClearheadError
+from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
+from clearhead.diagnose.diagnosis import bytes_held, enough_memory, run
+from clearhead.diagnose.interface import probing
+from clearhead.diagnose.profile import AttentionProfile
+from clearhead.diagnose.stream import stream_profile
+
+from . import architectures
+from .architectures import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+
+T = 33
+HIDDEN = (
+    *("kurtosis", "kurtosis_excess", "kurtosis_excess_relu", "kurtosis_pooled"),
+    *("kurtosis_flattened", "kurtosis_neurons", "largest_activation", "hidden_top_100"),
+    *("hidden_median", "similarity", "effective_rank", "norm_first", "norm_rest"),
+)
+ATTENTION = (
+    *("first_token_argmax_share", "first_token_mass", "sink_rate_0.3", "entropy"),
+    *("chance_floor", "logit_top_1", "logit_median", "order_broken_before"),
+)
+ORDER = ("anomalous_before", "anomalous_weight_before", "order_broken_content")
+
+
+def _windows(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randint(2, VOCABULARY, (count, T), generator=generator))
+
+
+def _values(found: Any, metric: str) -> list[float]:
+    return [line["value"] for line in found.measures if line["metric"] == metric]
+
+
+@pytest.mark.parametrize("name", [*ROTARY, *UNTURNED, *UNOBSERVED])
+def test_the_whole_of_it(name):
+    model = make(name)
+    implementation = model.config._attn_implementation
+    batches: list[None] = []
+    found = diagnose(model, _windows(), batch_size=2, progress=lambda: batches.append(None))
+    assert len(batches) == 2
+    assert model.config._attn_implementation == implementation
+    assert not model._forward_hooks
+    wanted = list(HIDDEN)
+    if name not in UNOBSERVED:
+        wanted += ATTENTION
+    if name in ROTARY:
+        wanted += ORDER
+    if name in ENCODERS:
+        wanted.append("order_broken_after")
+    for metric in wanted:
+        values = _values(found, metric)
+        assert values, metric
+        assert all(math.isfinite(value) for value in values), metric
+    curves = {line["curve"] for line in found.curves}
+    if name in UNOBSERVED:
+        (note,) = found.notes
+        assert "attention" in note["part"]
+        assert type(model).__name__ in note["reason"]
+        assert not curves
+        return
+    assert curves == {"share_by_distance", "decay"} if name in ROTARY else {"share_by_distance"}
+    assert [note["part"] for note in found.notes] == (
+        [] if name in ROTARY else ["order of rotary positions"]
+    )
+    share = found.curves[0]["y"]
+    assert sum(share) == pytest.approx(1)
+    if name in ("diffllama", "clearhead differential"):
+        assert len(_values(found, "lambda")) == 3
+    if name in ("gpt-oss", "clearhead softmax1"):
+        assert all(0 < value < 1 for value in _values(found, "null_mass"))
+
+
+@pytest.mark.parametrize("name", [*ROTARY, "gpt-2", "opt", "bert"])
+def test_an_observed_model_gives_the_same_bits(name):
+    model, ids = make(name), torch.stack(_windows())
+    with torch.no_grad():
+        plain = model(input_ids=ids)
+        with stream_profile(model), probing(model, AttentionProfile().observe):
+            observed = model(input_ids=ids)
+    key = "logits" if "logits" in plain else "last_hidden_state"
+    assert torch.equal(plain[key], observed[key])
+
+
+def test_the_batch_size_changes_nothing():
+    model = make("llama")
+    first, second = (diagnose(model, _windows(4), batch_size=size).measures for size in (1, 4))
+    sampled = {"order_broken_content", "anomalous_before", "anomalous_weight_before"}
+    for one, other in zip(first, second, strict=True):
+        assert {**one, "value": 0} == {**other, "value": 0}
+        if one["metric"] not in sampled:
+            assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-6), one
+
+
+def test_diffllama_is_seen_once_a_layer_and_as_ours():
+    """Its attention is called twice with the same queries; and λ and pairs are as ours."""
+    from clearhead.models.diffllama import from_diffllama
+
+    theirs = make("diffllama")
+    ours = from_diffllama(theirs).eval()
+    calls: list[int] = []
+    with torch.no_grad(), probing(theirs, lambda call: calls.append(call.layer)):
+        theirs(torch.stack(_windows()))
+    assert calls == [0, 1, 2]
+    first, second = (diagnose(model, _windows(), batch_size=3) for model in (theirs, ours))
+    for metric in ("first_token_mass", "lambda", "negative_share", "logit_top_1", "entropy"):
+        pairs = zip(_values(first, metric), _values(second, metric), strict=True)
+        assert all(a == pytest.approx(b, rel=1e-3) for a, b in pairs), metric
+
+
+def test_beyond_the_training_length():
+    model = make("llama")
+    found = diagnose(model, _windows(), batch_size=3)
+    text = _windows()[0].repeat(4)
+    longer = with_extrapolation(found, model, lambda n: text[:n], trained=30, factor=4)
+    metrics = {(line["metric"], line.get("layer")) for line in longer.measures}
+    assert {("near_weight_beyond", n) for n in (0, 1, 2)} <= metrics
+    curves = {line["curve"] for line in longer.curves}
+    assert {"largest_logit_by_position", "logit_by_position"} <= curves
+    (line,) = [
+        line
+        for line in longer.curves
+        if line["curve"] == "largest_logit_by_position" and line["layer"] == 2
+    ]
+    assert len(line["x"]) == 60  # 120 positions in bins of two
+    with torch.no_grad():
+        seen: dict[int, Tensor] = {}
+
+        def keep(call: Any) -> None:
+            k = call.k.repeat_interleave(2, 1)
+            seen[call.layer] = (call.q @ k.mT * call.scale).tril().abs().amax(-1).mean((0, 1))
+
+        with probing(model, keep):
+            model(text[None, :120])
+    assert line["y"] == pytest.approx(seen[2].view(-1, 2).mean(-1).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "reason"),
+    [
+        ("gpt-2", 32, "64 learned positions, too few for 128 tokens"),
+        ("llama", 5000, "no such text"),
+        ("mamba", None, None),
+    ],
+)
+def test_why_there_is_no_longer_text(name, trained, reason):
+    def text(length: int) -> Tensor:
+        raise ClearheadError("no such text")
+
+    model = make(name)
+    found = with_extrapolation(
+        diagnose(model, _windows(), batch_size=3), model, text, trained=trained, factor=4
+    )
+    if reason is None:  # said once already
+        assert len(found.notes) == 1
+    else:
+        assert reason in found.notes[-1]["reason"]
+
+
+def test_a_long_training_length_is_not_run_unasked():
+    model = make("llama")
+    model.config.max_position_embeddings = 131_072
+    found = diagnose(model, _windows(), batch_size=3)
+    longer = with_extrapolation(found, model, lambda n: torch.zeros(n), trained=None, factor=4)
+    assert "give --trained-length" in longer.notes[-1]["reason"]
+
+
+def test_activations_that_are_not_finite_are_reported():
+    model = make("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = math.inf
+    windows = _windows()
+    windows[1][20] = 5
+    found = diagnose(model, windows, batch_size=3)
+    assert _values(found, "non_finite_tokens")[0] > 0
+    assert _values(found, "non_finite_rows")[0] > 0
+    assert found.advice[0]["metric"] == "non_finite_tokens"
+    assert all(math.isfinite(value) for value in _values(found, "entropy"))
+
+
+def test_refusals(monkeypatch):
+    t5 = T5ForConditionalGeneration(
+        T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
+    )
+    with pytest.raises(ClearheadError, match="encoder-decoder"):
+        diagnose(t5, _windows(), batch_size=1)
+    model = make("llama")
+    with pytest.raises(ClearheadError, match="use the tokenizer"):
+        diagnose(model, [torch.full((T,), VOCABULARY)], batch_size=1)
+    with pytest.raises(ClearheadError, match="at least 2"):
+        diagnose(model, [torch.zeros(1, dtype=torch.long)], batch_size=1)
+
+    def too_much(*arguments: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(diagnosis, "run", too_much)
+    with pytest.raises(ClearheadError, match="out of memory: give a smaller --length"):
+        diagnose(model, _windows(), batch_size=1)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(RuntimeError, match="something else"), enough_memory():
+        raise RuntimeError("something else")
+
+
+def test_memory_is_stated_and_does_not_grow_with_the_text():
+    model = make("llama")
+    assert bytes_held(model, 4, 64) > 4 * (1 << 20)
+    run(model, torch.stack(_windows()))
+    assert architectures.LONGEST == 64

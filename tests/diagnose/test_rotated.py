@@ -1,0 +1,67 @@
+"""Kurtosis in OrthoAdam's basis, against the definition in float64."""
+
+import pytest
+import torch
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.diagnose import measure, rotated_kurtosis
+from clearhead.optim.rotations import make_rotation
+
+
+def oracle(x: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred.pow(4).mean(-1) / centred.pow(2).mean(-1).square()
+
+
+@pytest.mark.parametrize("kind", ["hadamard", "haar"])
+def test_it_is_the_kurtosis_of_the_rotated_states(kind: str) -> None:
+    torch.manual_seed(0)
+    config = preset("transformer", hidden_size=36, num_attention_heads=2, num_hidden_layers=2)
+    model = ClearheadForCausalLM(config).train()
+    texts = [torch.randint(0, config.vocab_size, (7,)) for _ in range(3)]
+    found = rotated_kurtosis(model, texts, kind=kind, seed=3, batch_size=2)
+    assert model.training
+    matrix = make_rotation(kind, seed=3, size=36).apply(torch.eye(36), -2).double()
+
+    states: list[torch.Tensor] = []
+    handles = [
+        layer.register_forward_hook(
+            lambda m, a, out: states.append(out[0] if isinstance(out, tuple) else out)
+        )
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model.eval()(input_ids=torch.stack(texts))
+    for handle in handles:
+        handle.remove()
+    shape = torch.stack([oracle(state.double() @ matrix.T) for state in states])  # [layers, B, T]
+    for tokens, part in (("first", shape[..., :1]), ("rest", shape[..., 1:])):
+        lines = {line.get("layer"): line["value"] for line in found if line["tokens"] == tokens}
+        assert lines[None] == pytest.approx(float(part.mean()), rel=1e-5)
+        assert lines[0] == pytest.approx(float(part[0].mean()), rel=1e-5)
+        assert lines[1] == pytest.approx(float(part[1].mean()), rel=1e-5)
+
+
+def test_an_outlier_of_one_basis_is_spread_in_the_other() -> None:
+    torch.manual_seed(0)
+    config = preset("transformer", hidden_size=64, num_attention_heads=2, num_hidden_layers=1)
+    model = ClearheadForCausalLM(config)
+    rotation = make_rotation("hadamard", seed=0, size=64)
+    text = [torch.randint(0, config.vocab_size, (9,))]
+
+    def add(direction: torch.Tensor) -> tuple[float, float]:
+        handle = model.model.layers[0].register_forward_hook(
+            lambda m, a, out: out + 100 * direction, prepend=True
+        )
+        plain = [x for x in measure(model, text, batch_size=1) if x["metric"] == "kurtosis"]
+        turned = rotated_kurtosis(model, text, kind="hadamard", seed=0, batch_size=1)
+        handle.remove()
+        return plain[0]["value"], turned[0]["value"]
+
+    axis = torch.eye(64)[5]
+    plain, turned = add(axis)
+    assert plain > 50
+    assert turned < 5
+    plain, turned = add(rotation.apply(axis, -1, inverse=True))  # an axis of the other basis
+    assert plain < 5
+    assert turned > 50

@@ -1,0 +1,293 @@
+"""The conventions that transformers tests of its own models, and its flags, on every attention."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, StaticCache
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import ClearheadModel
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+NAMES = [
+    *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
+    *("coca-slack", "softmax1", "sink", "alibi", "xpos"),
+]
+
+
+def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
+    torch.manual_seed(0)
+    return ClearheadForCausalLM(
+        preset(name, **SHAPE | {"initializer_range": 0.3} | overrides)
+    ).eval()
+
+
+def _ids(batch: int = 2, length: int = 9) -> Tensor:
+    return torch.randint(0, 61, (batch, length))
+
+
+def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Tensor:
+    options = {"max_new_tokens": 5, "pad_token_id": 0, "do_sample": False, **options}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attention_2", "flash_attention_3", "flex_attention", "paged|eager"]
+)
+def test_attention_that_knows_no_sinks_is_refused(name):
+    """`_supports_flash_attn`, `_supports_flex_attn` are False; paged refuses by itself."""
+
+    def run() -> None:
+        model = _model()
+        model.set_attn_implementation(name)
+        model(_ids())
+
+    with pytest.raises((ValueError, ImportError)):
+        run()
+
+
+def test_the_flags_say_what_holds():
+    kind = ClearheadForCausalLM
+    assert kind._supports_sdpa
+    assert not kind._supports_flash_attn
+    assert not kind._supports_flex_attn
+    assert not kind._supports_attention_backend
+    assert not kind._supports_context_parallel
+    assert not kind._can_compile_fullgraph
+    assert not kind._is_stateful
+    assert kind._can_record_outputs is None  # the model makes them itself: tests below
+    assert kind._keep_in_fp32_modules is None  # what needs float32 is computed so: next test
+    layers = {type(layer).__name__ for layer in _model().model.layers}
+    assert set(kind._no_split_modules) == layers
+    assert kind._tied_weights_keys == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("name", ["differential", "differential-v2", "sink"])
+def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
+    model = _model(name).bfloat16()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    maps = model.model.layers[0].self_attn.maps
+    by = maps.coefficients(torch.randn(1, 3, 32).bfloat16())
+    assert by is None or by.dtype == torch.float32
+    assert model(_ids()).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["differential", "differential-v2", "sink", "coca"])
+def test_a_device_map_never_splits_a_layer(name, tmp_path):
+    """`_no_split_modules` and `_skip_keys_device_placement`, with a layer and its cache on disk."""
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = _model(name), _ids()
+    whole = sum(p.numel() for p in model.parameters()) * 4
+    places = accelerate.infer_auto_device_map(
+        model,
+        max_memory={"cpu": whole * 6 // 10, "disk": 10**9},
+        no_split_module_classes=model._no_split_modules,
+    )
+    assert "disk" in places.values()
+    assert not any("layers.0." in key or "layers.1." in key for key in places)
+    model.save_pretrained(tmp_path / "model")
+    names = [f"model.{child}" for child, _ in model.model.named_children() if child != "layers"]
+    places = dict.fromkeys([*names, "model.layers.0", "lm_head", "loss"], "cpu")
+    places["model.layers.1"] = "disk"
+    split = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk"
+    )
+    assert torch.equal(split(ids).logits, model(ids).logits)
+    assert torch.equal(_generate(split, ids), _generate(model, ids))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_the_base_alone_and_back(name, tmp_path):
+    model, ids = _model(name), _ids()
+    want = model(ids).logits
+    model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "shards").eval()
+    assert torch.equal(again(ids).logits, want)
+    base, report = AutoModel.from_pretrained(tmp_path / "shards", output_loading_info=True)
+    assert isinstance(base, ClearheadModel)
+    assert not any(report.values())
+    base.save_pretrained(tmp_path / "base")
+    head, report = AutoModelForCausalLM.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert not any(report.values())
+    assert torch.equal(head.eval()(ids).logits, want)
+    assert torch.equal(copy.deepcopy(model)(ids).logits, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_missing_from_a_checkpoint_are_initialised(name, tmp_path):
+    """Models are made on the meta device: what `_init_weights` left out would be garbage."""
+    model = _model(name, initializer_range=0.02, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    file = Path(tmp_path, "model.safetensors")
+    kept = "model.embed_tokens.weight"
+    save_file({kept: load_file(file)[kept]}, file, metadata={"format": "pt"})
+    again, report = ClearheadForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(report["missing_keys"]) == {name for name, _ in model.named_parameters()} - {kept}
+    fresh = dict(model.named_parameters())
+    for key, p in again.named_parameters():
+        want = fresh[key]
+        if want.std() == 0 or want.numel() == 1:  # gains, biases, sinks
+            assert torch.equal(p, want), key
+        else:
+            assert p.std().item() == pytest.approx(want.std().item(), rel=0.6), key
+    with torch.device("meta"):
+        empty = ClearheadForCausalLM(model.config)
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+
+
+def test_from_a_configuration_alone(tmp_path):
+    _model("coca").config.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    assert type(model) is ClearheadForCausalLM
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("size", [70, 50])
+def test_another_vocabulary(tied, size, tmp_path):
+    model, ids = _model(tie_word_embeddings=tied), _ids() % 50
+    with torch.no_grad():
+        before = model(ids).logits
+    model.resize_token_embeddings(size, mean_resizing=False)
+    kept = min(size, 61)
+    assert model.config.vocab_size == size
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+    assert torch.allclose(model(ids).logits[..., :kept], before[..., :kept], atol=1e-5)
+    assert model(ids + size - 50).logits.shape == (2, 9, size)
+    model.save_pretrained(tmp_path)
+    again = ClearheadForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    model.train()(ids, labels=ids).loss.backward()
+
+
+def test_embeddings_can_be_replaced():
+    model = _model(tie_word_embeddings=False)
+    other = torch.nn.Embedding(61, 32)
+    model.set_input_embeddings(other)
+    assert model.get_input_embeddings() is other
+    assert model.model.embed_tokens is other
+    head = torch.nn.Linear(32, 61, bias=False)
+    model.set_output_embeddings(head)
+    assert model.get_output_embeddings() is head
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_embeddings_instead_of_ids(name):
+    model, ids = _model(name), _ids()
+    x = model.get_input_embeddings()(ids)
+    assert torch.equal(model(inputs_embeds=x).logits, model(ids).logits)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    got = model.generate(inputs_embeds=x, attention_mask=torch.ones_like(ids), **options)
+    assert torch.equal(got, _generate(model, ids)[:, 9:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_checkpointing_changes_no_gradient(name):
+    model, ids = _model(name).train(), _ids()
+    gradients = []
+    for settings in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+        if settings is not None:
+            model.gradient_checkpointing_enable(settings)
+            model.enable_input_require_grads()
+            assert model.is_gradient_checkpointing
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for checkpointed in gradients[1:]:
+        assert all(map(torch.equal, checkpointed, gradients[0]))
+
+
+@pytest.mark.parametrize("name", ["differential", "coca"])
+def test_outputs_are_what_and_as_many_as_they_should_be(name):
+    model, ids = _model(name), _ids()
+    model.set_attn_implementation("eager")
+    out = model(ids, output_hidden_states=True, output_attentions=True)
+    assert [tuple(x.shape) for x in out.hidden_states] == [(2, 9, 32)] * 3
+    assert torch.equal(out.hidden_states[0], model.get_input_embeddings()(ids))
+    assert torch.equal(model.lm_head(out.hidden_states[-1]), out.logits)
+    heads = 2 if name == "differential" else 4
+    assert [tuple(x.shape) for x in out.attentions] == [(2, heads, 9, 9)] * 2
+    model.config.output_hidden_states = True
+    assert len(model(ids).hidden_states) == 3
+    model.config.output_hidden_states = False
+    steps = _generate(
+        model,
+        ids,
+        return_dict_in_generate=True,
+        **{f"output_{kind}": True for kind in ("scores", "logits", "hidden_states", "attentions")},
+    )
+    assert len(steps.scores) == len(steps.hidden_states) == len(steps.attentions) == 5
+    assert [tuple(step[0].shape) for step in steps.attentions] == [
+        (2, heads, 9 if step == 0 else 1, 9 + step) for step in range(5)
+    ]
+
+
+def test_tuples_where_they_are_wanted():
+    model, ids = _model(), _ids()
+    for kind in (model, model.model):
+        want = kind(ids, use_cache=False)[0]
+        found = kind(ids, use_cache=False, return_dict=False)
+        assert isinstance(found, tuple)
+        assert torch.equal(found[0], want)
+        model.config.return_dict = False
+        assert isinstance(kind(ids, use_cache=False), tuple)
+        assert kind(ids, use_cache=False, return_dict=True)[0] is not None
+        model.config.return_dict = True
+
+
+def test_some_logits_alone():
+    model, ids = _model(), _ids()
+    whole = model(ids).logits
+    assert torch.allclose(model(ids, logits_to_keep=2).logits, whole[:, -2:], atol=1e-5)
+    kept = torch.tensor([1, 5])
+    assert torch.allclose(model(ids, logits_to_keep=kept).logits, whole[:, kept], atol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["output_attention", "cu_seq_lens_q", "token_type_ids"])
+def test_an_argument_without_effect_is_refused(key):
+    model = _model()
+    with pytest.raises(ClearheadError, match=f"unknown argument of the model '{key}'") as error:
+        model(_ids(), **{key: torch.zeros(2, 9)})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_search_that_transformers_ships(name):
+    """Contrastive, DoLa and group beam search are remote code since transformers 5."""
+    model, ids = _model(name), _ids()
+    several = _generate(model, ids, do_sample=True, num_return_sequences=3)
+    assert several.shape == (6, 14)
+    assert torch.equal(several[::3, :9], ids)
+    assert _generate(model, ids, num_beams=3, do_sample=True).shape == (2, 14)
+    repeated = torch.cat([ids[:1, :4]] * 3, 1)  # candidates are found, and cropped where rejected
+    greedy = _generate(model, repeated)
+    assert torch.equal(_generate(model, repeated, prompt_lookup_num_tokens=3), greedy)
+    small = ClearheadForCausalLM(preset(name, **SHAPE | {"num_hidden_layers": 1})).eval()
+    assert torch.equal(_generate(model, repeated, assistant_model=small), greedy)
+
+
+@pytest.mark.parametrize("name", ["differential", "alibi"])
+def test_a_compiled_step_of_decoding_with_a_static_cache(name):
+    """One graph, whatever the length so far."""
+    torch._dynamo.reset()
+    model, ids = _model(name), _ids(length=8)
+    whole = model(ids, use_cache=False).logits
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    with torch.no_grad():
+        model(ids[:, :5], past_key_values=cache)
+        step = torch.compile(model, fullgraph=True, backend="eager")
+        for place in range(5, 8):
+            got = step(ids[:, place : place + 1], past_key_values=cache).logits
+            assert torch.allclose(got[:, 0], whole[:, place], atol=1e-4)

@@ -1,0 +1,326 @@
+"""Encoders: hidden tokens, classes, and what the crammed BERT is made of."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+)
+
+import clearhead
+from clearhead import (
+    ClearheadError,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    ClearheadForSequenceClassification,
+    preset,
+)
+from clearhead.models import plan
+from clearhead.models.trunk import ClearheadModel
+from clearhead.nn.mlps import GatedMLP
+from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+PAD = 60
+
+
+def _masked(name: str = "bert", **keys: object) -> ClearheadForMaskedLM:
+    return ClearheadForMaskedLM(preset(name, **SHAPE | keys))
+
+
+def _classifier(name: str = "bert", **keys: object) -> ClearheadForSequenceClassification:
+    return ClearheadForSequenceClassification(preset(name, **{"num_labels": 3, **SHAPE, **keys}))
+
+
+def _hidden(ids: Tensor, *places: tuple[int, int]) -> Tensor:
+    labels = torch.full_like(ids, -100)
+    for row, column in places:
+        labels[row, column] = ids[row, column]
+    return labels
+
+
+def test_the_crammed_bert_has_the_published_number_of_parameters():
+    with torch.device("meta"):
+        model = ClearheadForMaskedLM(preset("bert", "crammed"))
+    count = sum(p.numel() for p in model.parameters())
+    layer = 4 * 768**2 + 3 * 768 * 1536 + 2 * 2 * 768
+    assert count == 32_768 * 768 + 1 + 16 * layer + 2 * 2 * 768
+    assert count == pytest.approx(119.5e6, abs=0.1e6)
+    assert plan(model.config).parameters == count
+
+
+@pytest.mark.parametrize("name", ["bert", "transformer", "differential", "softmax1", "coca"])
+def test_the_sparse_loss_is_that_of_the_whole_logits(name):
+    model = _masked(name, direction="bidirectional")
+    ids = torch.randint(0, 60, (3, 13))
+    labels = _hidden(ids, (0, 0), (0, 12), (1, 5), (2, 7), (2, 8))
+    with torch.no_grad():
+        logits = model.eval()(ids).logits
+        told = model(ids, labels=labels)
+    assert logits.shape == (3, 13, 61)
+    want = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    torch.testing.assert_close(told.loss, want)
+    made = model.train()(ids, labels=labels)
+    assert made.logits is None, "training holds no logits but those of the hidden places"
+    torch.testing.assert_close(made.loss, want)
+    made.loss.backward()
+    sparse = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    logits = model(ids).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(sparse[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    shared = model(ids, labels=labels, num_items_in_batch=10).loss
+    torch.testing.assert_close(shared, want * 0.5)
+
+
+def test_the_head_sees_only_the_hidden_places(monkeypatch):
+    from clearhead import ops
+
+    seen = []
+    real = ops.linear_cross_entropy
+
+    def spy(x, *rest, **options):
+        seen.append(tuple(x.shape))
+        return real(x, *rest, **options)
+
+    monkeypatch.setattr(ops, "linear_cross_entropy", spy)
+    ids = torch.randint(0, 60, (2, 9))
+    _masked().train()(ids, labels=_hidden(ids, (0, 3), (1, 1), (1, 2)))
+    assert seen == [(3, 32)]
+
+
+def test_each_head_refuses_the_other_direction():
+    with pytest.raises(ClearheadError, match="choose direction='bidirectional'"):
+        _masked("transformer")
+    with pytest.raises(ClearheadError, match="ClearheadForMaskedLM"):
+        ClearheadForCausalLM(preset("bert", **SHAPE))
+
+
+def _padded(ids: Tensor, before: int, after: int) -> dict[str, Tensor]:
+    mask = F.pad(torch.ones_like(ids), (before, after))
+    return {"input_ids": F.pad(ids, (before, after), value=PAD), "attention_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bert", {}),
+        ("transformer", {}),
+        ("transformer", {"direction": "bidirectional"}),
+        ("gpt2", {}),
+        ("differential", {}),
+        ("softmax1", {"direction": "bidirectional"}),
+        ("coca", {}),
+        ("alibi", {}),
+    ],
+)
+def test_padding_of_any_length_on_any_side_changes_no_logit(name, keys):
+    model = _classifier(name, pad_token_id=PAD, **keys).eval()
+    ids = torch.randint(0, 60, (2, 7))
+    with torch.no_grad():
+        want = model(ids).logits
+        assert want.std() > 0.01
+        for before, after in [(0, 1), (0, 9), (1, 0), (8, 0), (3, 5)]:
+            found = model(**_padded(ids, before, after)).logits
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=2e-5)
+        # Rows of unequal length, each padded to the longest.
+        rows = [_padded(ids[:1], 4, 0), _padded(torch.randint(0, 60, (1, 11)), 0, 0)]
+        both = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+        torch.testing.assert_close(model(**both).logits[:1], want[:1], rtol=1e-4, atol=2e-5)
+
+
+def test_the_head_reads_the_first_token_of_an_encoder_and_the_last_of_a_causal_model():
+    ids = torch.randint(0, 60, (2, 7))
+    for name, place in (("bert", 0), ("transformer", -1)):
+        model = _classifier(name).eval()
+        with torch.no_grad():
+            state = model.model(ids).last_hidden_state[:, place]
+            head = model.classifier
+            want = head.out_proj(torch.tanh(head.dense(state)))
+            torch.testing.assert_close(model(ids).logits, want)
+        assert head.dense.out_features == 1024
+
+
+def test_padding_without_a_mask_is_refused():
+    model = _classifier(pad_token_id=PAD)
+    ids = torch.tensor([[1, 2, PAD]])
+    with pytest.raises(ClearheadError, match="give the mask"):
+        model(ids)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 3]), r"label 3 in row 1 is outside the classes, 0 to 2"),
+        (torch.tensor([-1, 0]), r"label -1 in row 0"),
+        (torch.tensor([-100, 0]), r"label -100 in row 0"),
+        (torch.tensor([0.0, 1.0]), "give their numbers as int64"),
+    ],
+)
+def test_labels_outside_the_classes_are_refused(labels, message):
+    with pytest.raises(ClearheadError, match=message):
+        _classifier()(torch.randint(0, 60, (2, 5)), labels=labels)
+
+
+def test_kinds_of_problem():
+    ids = torch.randint(0, 60, (4, 5))
+    model = _classifier()
+    labels = torch.tensor([0, 1, 2, 1])
+    made = model(ids, labels=labels)
+    torch.testing.assert_close(made.loss, F.cross_entropy(made.logits, labels))
+    made.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    number = _classifier(num_labels=1)
+    targets = torch.tensor([0.5, 1.0, 2.5, 0.0])
+    made = number(ids, labels=targets)
+    torch.testing.assert_close(made.loss, ((made.logits[:, 0] - targets) ** 2).mean())
+    for keys, message in (
+        ({"problem_type": "multi_label_classification"}, "choose single_label"),
+        ({"problem_type": "regression"}, "has num_labels=1"),
+    ):
+        with pytest.raises(ClearheadError, match=message):
+            _classifier(**keys)
+
+
+def test_learned_positions_that_run_out_are_told():
+    model = _classifier("gpt2", max_position_embeddings=8)
+    with pytest.raises(ClearheadError, match="more than the 8 learned positions"):
+        model(torch.randint(0, 60, (1, 9)))
+
+
+def test_geglu_by_hand():
+    layer = preset("bert", **SHAPE).layer(0)
+    mlp = GatedMLP(layer, F.gelu)
+    x = torch.randn(3, 32, dtype=torch.float64)
+    gate, up, down = (m.weight.double() for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    z = x @ gate.T
+    exact = z * 0.5 * (1 + torch.erf(z / math.sqrt(2)))
+    torch.testing.assert_close(mlp.double()(x), (exact * (x @ up.T)) @ down.T)
+
+
+def test_scaled_waves_start_at_one_over_the_root_of_the_width_and_learn():
+    layer = preset("bert", **SHAPE).layer(0)
+    position = ScaledSinusoidal(layer, 4)
+    assert position.scale.item() == pytest.approx(32**-0.5)
+    x, places = torch.zeros(1, 5, 32), torch.arange(5)[None]
+    plain = Sinusoidal(layer, 4).embed(x, places) / layer.initializer_range
+    made = position.embed(x, places)
+    torch.testing.assert_close(made, plain * 32**-0.5)
+    made.sum().backward()
+    torch.testing.assert_close(position.scale.grad[0], plain.sum())
+
+
+def test_the_norm_of_the_embedding_comes_after_the_waves():
+    model = ClearheadModel(preset("bert", **SHAPE)).eval()
+    ids = torch.randint(0, 60, (1, 6))
+    with torch.no_grad():
+        first = model(ids, output_hidden_states=True).hidden_states[0]
+        summed = model.position.embed(model.embed_tokens(ids), torch.arange(6)[None])
+    torch.testing.assert_close(first, F.layer_norm(summed, (32,), eps=1e-12))
+
+
+def test_dropout_is_on_in_training_alone_and_its_mean_is_the_model_without():
+    ids = torch.randint(0, 60, (2, 7))
+    model = _masked(dropout=0.1)
+    with torch.no_grad():
+        quiet = model.eval()(ids).logits
+        assert torch.equal(quiet, model(ids).logits)
+        loud = [model.train()(ids).logits for _ in range(2)]
+    assert not torch.equal(*loud)
+    still = _masked().train()
+    with torch.no_grad():
+        assert torch.equal(still(ids).logits, still(ids).logits)
+    dropped = sum(isinstance(m, torch.nn.Dropout) and m.p == 0.1 for m in model.modules())
+    assert dropped == 1 + 2  # after the embedding, and in each block
+
+
+def test_any_trunk_becomes_a_classifier_with_its_weights(tmp_path):
+    for number, source in enumerate((_masked(), ClearheadForCausalLM(preset("gpt2", **SHAPE)))):
+        folder = tmp_path / str(number)
+        source.save_pretrained(folder)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=5)
+        assert isinstance(model, ClearheadForSequenceClassification)
+        theirs = source.model.state_dict()
+        for name, weight in model.model.state_dict().items():
+            assert torch.equal(weight, theirs[name]), name
+        dense = model.classifier.dense.weight  # new, and not left as it was found in memory
+        assert dense.std().item() == pytest.approx(0.3, rel=0.1)
+        assert (model.classifier.dense.bias == 0).all()
+
+
+def test_saved_and_loaded_the_logits_are_the_same_bits(tmp_path):
+    ids = torch.randint(0, 60, (2, 7))
+    for auto, model in (
+        (AutoModelForMaskedLM, _masked()),
+        (AutoModelForSequenceClassification, _classifier(id2label={0: "a", 1: "b", 2: "c"})),
+    ):
+        folder = tmp_path / auto.__name__
+        model.eval().save_pretrained(folder)
+        again = auto.from_pretrained(folder)
+        assert type(again) is type(model)
+        with torch.no_grad():
+            assert torch.equal(again(ids).logits, model(ids).logits)
+    assert again.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+def test_the_heads_objective_is_that_of_the_batches():
+    assert ClearheadForMaskedLM.objective == "mlm"
+    assert ClearheadForCausalLM.objective == "next-token"
+    theirs = BertForMaskedLM(BertConfig(**{k: SHAPE[k] for k in list(SHAPE)[:5]}))
+    assert not hasattr(theirs, "objective")
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["with", "without"])
+def test_remote_code_finds_the_classes_or_says_what_to_install(installed, tmp_path):
+    _masked().save_pretrained(tmp_path / "AutoModelForMaskedLM")
+    _classifier().save_pretrained(tmp_path / "AutoModelForSequenceClassification")
+    hide = """
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "clearhead":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+    code = f"""
+import sys
+{"" if installed else hide}
+import transformers
+for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+    folder = {str(tmp_path)!r} + "/" + auto
+    try:
+        model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
+        print(type(model).__name__)
+    except ImportError as error:
+        print("pip install clearhead" in str(error))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={
+            "PATH": "",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "hub"),
+            "PYTHONPATH": str(Path(clearhead.__file__).parents[1]),
+        },
+    )
+    found = ["ClearheadForMaskedLM", "ClearheadForSequenceClassification"]
+    assert ran.stdout.split() == (found if installed else ["True", "True"]), ran.stderr

@@ -1,0 +1,171 @@
+"""Schemes on models of many architectures: what they change, what they keep, what they cost."""
+
+import math
+
+import pytest
+import tests_architectures as architectures
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from clearhead import ClearheadError
+from clearhead.quantize import Texts, cost, left_out, linear_layers, quantized, scheme
+
+NAMES = (*architectures.OTHERS, *architectures.OURS)
+SCHEMES = (
+    *("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w8a8-token", "w4-channel", "w4-group8"),
+    *("logits8-tensor", "logits6-head", "logits4-row"),
+)
+
+
+def _texts(length: int = 13) -> Texts:
+    windows = list(torch.randint(0, architectures.VOCABULARY, (4, length)))
+    return Texts(windows=windows[:2], calibration=windows[2:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scheme_on_every_architecture(name):
+    model = architectures.make(name)
+    texts = _texts()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    pointers = {key: value.data_ptr() for key, value in model.named_parameters()}
+    implementation = model.config._attn_implementation
+    full = cost(model, None, texts)
+    assert full.perplexity is not None
+    assert full.tokens == 2 * 12
+    for each in SCHEMES:
+        found = cost(model, scheme(each), texts)
+        if each.startswith("logits") and name in architectures.WITHOUT_INTERFACE:
+            assert found.perplexity is None
+            assert "AttentionInterface" in str(found.reason)
+        else:
+            assert found.reason is None
+            assert found.perplexity is not None
+            assert math.isfinite(found.perplexity)
+            assert found.perplexity != full.perplexity
+        assert found.unused == ()
+    # Exactly the model that it was: the same tensors, no hooks, the same attention, the same loss.
+    assert pointers == {key: value.data_ptr() for key, value in model.named_parameters()}
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert model.config._attn_implementation == implementation
+    assert cost(model, None, texts) == full
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sixteen_bits_change_next_to_nothing(name):
+    model = architectures.make(name)
+    texts = _texts()
+    full = cost(model, None, texts).perplexity
+    schemes = ["w16a16-token", "w16-channel"]
+    if name not in architectures.WITHOUT_INTERFACE:
+        schemes += ["logits16-tensor", "logits16-row"]
+    for each in schemes:
+        assert cost(model, scheme(each), texts).perplexity == pytest.approx(full, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "OPT", "transformer"])
+def test_embeddings_head_and_norms_are_kept(name):
+    model = architectures.make(name)
+    layers = linear_layers(model)
+    assert model.get_output_embeddings() not in layers.values()
+    assert all(isinstance(layer, nn.Linear | Conv1D) for layer in layers.values())
+    touched = {f"{layer}.weight" for layer in layers}
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    with quantized(model, scheme("w3-channel")):
+        for key, value in model.named_parameters():
+            assert torch.equal(value, before[key]) is (key not in touched), key
+    assert left_out(model, layers) == {}
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_a_layer_by_hand(name):
+    """The hooked layer is the matrix product of what the formulas give, per output channel."""
+    model = architectures.make(name)
+    layer_name, layer = next(iter(linear_layers(model).items()))
+    weight = layer.weight.detach().double()
+    weight = weight.T if isinstance(layer, Conv1D) else weight
+    x = torch.randn(1, 5, weight.shape[1])
+    w_top = weight.abs().amax(1, keepdim=True)
+    w = (weight / w_top * 127).round() / 127 * w_top
+    x_top = x.double().abs().amax(-1, keepdim=True)
+    x_hat = (x.double() / x_top * 7).round() / 7 * x_top
+    expected = x_hat @ w.T + (0 if layer.bias is None else layer.bias.double())
+    with quantized(model, scheme("w8a4-token")) as called, torch.no_grad():
+        found = layer(x)
+    assert called == {layer_name}
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_are_named_as_left_out():
+    model = architectures.make("gpt-oss")
+    found = left_out(model, linear_layers(model))
+    assert {name.rpartition(".")[2] for name in found} == {"gate_up_proj", "down_proj", "weight"}
+    assert all("experts" in name or "router" in name for name in found)
+
+
+def test_the_model_is_restored_after_an_error():
+    model = architectures.make("Llama")
+    before = {key: value.data_ptr() for key, value in model.named_parameters()}
+    with pytest.raises(RuntimeError, match="inside"), quantized(model, scheme("w8a8-token")):
+        raise RuntimeError("inside")
+    assert before == {key: value.data_ptr() for key, value in model.named_parameters()}
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with (
+        pytest.raises(ClearheadError, match="to calibrate on"),
+        quantized(model, scheme("w8a8-fine")),
+    ):
+        pass
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = architectures.make("Llama")
+    texts = _texts()
+    layers = linear_layers(model)
+    name = list(layers)[3]
+    with torch.no_grad():
+        layers[name].weight[1, 2] = math.nan
+    found = cost(model, scheme("w4-channel"), texts)
+    assert found.perplexity is None
+    assert name in str(found.reason)
+    assert "1 NaN and 0 infinite" in str(found.reason)
+    for each in ("w8a8-coarse", "logits8-row"):
+        assert "NaN" in str(cost(model, scheme(each), texts).reason)
+    assert "no perplexity" in str(cost(model, None, texts).reason)
+
+
+def test_activations_that_are_no_numbers_are_named():
+    model = architectures.make("Llama")
+    model.model.layers[1].input_layernorm.weight.data.fill_(math.inf)
+    for each in ("w8a8-token", "w8a8-fine"):
+        found = cost(model, scheme(each), _texts())
+        assert "the input of model.layers.1.self_attn.q_proj" in str(found.reason)
+
+
+def test_groups_as_wide_as_the_layers_are_refused():
+    found = cost(architectures.make("Llama"), scheme("w4-group"), _texts())
+    assert "so they are channels" in str(found.reason)
+    assert "40 at most" in str(found.reason)
+
+
+def test_a_quantised_model_is_refused():
+    model = architectures.make("Llama")
+    model.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(ClearheadError, match=r"already quantised \(torchao\)"):
+        linear_layers(model)
+    model = architectures.make("Llama")
+    layer = model.model.layers[0].mlp.up_proj
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ClearheadError, match="int8, so the model is already quantised"):
+        linear_layers(model)
+
+
+def test_scales_do_not_depend_on_the_batch():
+    """Each text has scales of its own, whatever the others are."""
+    model = architectures.make("Llama")
+    loud, quiet = _texts().windows
+    alone = cost(model, scheme("w8a4-coarse"), Texts(windows=[quiet]))
+    both = cost(model, scheme("w8a4-coarse"), Texts(windows=[loud, quiet]))
+    other = cost(model, scheme("w8a4-coarse"), Texts(windows=[loud]))
+    mean = (math.log(alone.perplexity) + math.log(other.perplexity)) / 2
+    assert math.log(both.perplexity) == pytest.approx(mean, abs=1e-9)

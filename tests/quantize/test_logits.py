@@ -1,0 +1,135 @@
+"""Attention on quantised logits against a dense transcription in float64."""
+
+import pytest
+import tests_architectures as architectures
+import torch
+
+from clearhead import ClearheadError
+from clearhead.diagnose import weights as tiles
+from clearhead.diagnose.weights import AttentionCall
+from clearhead.quantize import logits
+from clearhead.quantize.schemes import Logits
+
+
+def _dense(call: AttentionCall, v: torch.Tensor, how: Logits) -> torch.Tensor:
+    """Whole maps at once: quantise what is seen, softmax beside the sink, weigh the values."""
+    q, k, v = (x.double() for x in (call.q, call.k, v))
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * call.scale
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if call.causal:
+        seen = seen.tril(keys - queries)
+    if call.key_mask is not None:
+        seen = seen & call.key_mask[:, None, None]
+    seen = seen.expand(scores.shape)
+    levels = 2 ** (how.bits - 1) - 1
+    out = torch.zeros_like(scores)
+    for b in range(len(q)):
+        for h in range(heads):
+            for t in range(queries):
+                shared = {
+                    "tensor": scores[b][seen[b]],
+                    "head": scores[b, h][seen[b, h]],
+                    "row": scores[b, h, t][seen[b, h, t]],
+                }[how.scale]
+                top = shared.abs().max()
+                row = (scores[b, h, t] / top * levels).round() / levels * top
+                e = torch.where(seen[b, h, t], row.exp(), 0.0)
+                null = 0.0 if call.sink is None else float(torch.as_tensor(call.sink).exp())
+                out[b, h, t] = e / (e.sum() + null)
+    return out @ v
+
+
+@pytest.mark.parametrize("rows", [128, 3])
+@pytest.mark.parametrize("sink", [None, 0.0])
+@pytest.mark.parametrize("scale", ["tensor", "head", "row"])
+@pytest.mark.parametrize("size", [0.3, 8.0])
+def test_against_dense_attention(monkeypatch, rows, sink, scale, size):
+    monkeypatch.setattr(tiles, "ROWS", rows)  # tiles smaller than the map, too
+    q, k = torch.randn(2, 4, 7, 6) * size, torch.randn(2, 2, 9, 6)
+    v = torch.randn(2, 2, 9, 5)
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :2] = False
+    for bits in (2, 4, 8):
+        for causal in (True, False):
+            call = AttentionCall(
+                module=torch.nn.Identity(),
+                layer=0,
+                q=q.double(),
+                k=k.double(),
+                scale=0.4,
+                causal=causal,
+                sink=None if sink is None else torch.tensor(sink),
+                key_mask=padding,
+            )
+            how = Logits(bits=bits, scale=scale)
+            found = logits.attend(call, v.double(), how)
+            torch.testing.assert_close(found, _dense(call, v, how), rtol=1e-9, atol=1e-9)
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+    call = AttentionCall(
+        module=torch.nn.Identity(),
+        layer=0,
+        q=torch.randn(1, 1, 3, 4),
+        k=torch.randn(1, 1, 3, 4),
+        scale=1.0,
+        causal=True,
+        key_mask=torch.tensor([[False, True, True]]),
+    )
+    found = logits.attend(call, torch.randn(1, 1, 3, 4), Logits(bits=4, scale="row"))
+    assert torch.equal(found[0, 0, 0], torch.zeros(4))
+    assert bool(found.isfinite().all())
+
+
+def test_differential_quantises_both_maps():
+    """Each map's heads have scales of their own: changing one map's queries moves the other not."""
+    model = architectures.make("differential")
+    seen: list[AttentionCall] = []
+    original = logits.attend
+
+    def watch(call: AttentionCall, v: torch.Tensor, how: Logits) -> torch.Tensor:
+        seen.append(call)
+        return original(call, v, how)
+
+    ids = torch.randint(0, architectures.VOCABULARY, (1, 9))
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(logits, "attend", watch)
+        with logits.logits(model, Logits(bits=4, scale="head")):
+            model(ids)
+    assert len(seen) == 2  # layers
+    assert all(call.q.shape[1] == 4 for call in seen)  # two pairs: all first maps, all second
+
+
+def test_the_implementation_comes_back():
+    model = architectures.make("Llama")
+    ids = torch.randint(0, architectures.VOCABULARY, (1, 9))
+    how = Logits(bits=8, scale="row")
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            plain = model(ids).logits
+            with logits.logits(model, how):
+                assert model.config._attn_implementation == logits.NAME
+                assert not torch.equal(model(ids).logits, plain)
+            assert model.config._attn_implementation == implementation
+            assert torch.equal(model(ids).logits, plain)
+    with (
+        logits.logits(model, how),
+        pytest.raises(ClearheadError, match="already being quantised"),
+        logits.logits(architectures.make("GPT-2"), how),
+    ):
+        model(ids)
+    model.set_attn_implementation(logits.NAME)
+    with pytest.raises(ClearheadError, match="only inside"):
+        model(ids)
+
+
+def test_a_model_that_computes_its_own_attention_is_refused():
+    model = architectures.make("Bloom")
+    with (
+        pytest.raises(ClearheadError, match="the other schemes work"),
+        logits.logits(model, Logits(bits=8, scale="row")),
+    ):
+        pass

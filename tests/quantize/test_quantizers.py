@@ -1,0 +1,144 @@
+"""Quantisers against values by hand, and against the formulas in float64, number by number."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead import ClearheadError
+from clearhead.quantize import absmax, zeropoint
+from clearhead.quantize.quantizers import grouped, ungrouped
+
+
+def _half_even(value: float) -> int:
+    return round(value)  # Python's, too, rounds halves to even
+
+
+def _absmax_oracle(row: list[float], bits: int) -> list[float]:
+    levels = 2 ** (bits - 1) - 1
+    a = max(map(abs, row))
+    return [_half_even(x / a * levels) * a / levels if a else 0.0 for x in row]
+
+
+def _zeropoint_oracle(row: list[float], bits: int) -> list[float]:
+    levels = 2**bits - 1
+    low, high = min(0.0, *row), max(0.0, *row)
+    if low == high:
+        return [0.0 for _ in row]
+    zero = _half_even(-low / (high - low) * levels)
+    codes = [_half_even(x / (high - low) * levels) + zero for x in row]
+    return [(min(max(c, 0), levels) - zero) * (high - low) / levels for c in codes]
+
+
+ORACLES = {"absmax": (absmax, _absmax_oracle), "zeropoint": (zeropoint, _zeropoint_oracle)}
+
+
+def test_absmax_by_hand():
+    # Three levels a side of zero: steps of 2.
+    x = torch.tensor([[6.0, -6.0, 3.1, 1.1, 0.9, -0.4, 0.0]])
+    assert absmax(x, 3, (1,)).tolist() == [[6.0, -6.0, 4.0, 2.0, 0.0, 0.0, 0.0]]
+    # Two bits: −1, 0, 1 times the largest; a half goes to the even code.
+    assert absmax(torch.tensor([4.0, 2.0, -2.1, 1.9]), 2, (0,)).tolist() == [4.0, 0.0, -4.0, 0.0]
+    # Eight bits: 127 levels.
+    assert absmax(torch.tensor([127.0, 63.6, -0.4]), 8, (0,)).tolist() == [127.0, 64.0, 0.0]
+
+
+def test_zeropoint_by_hand():
+    # Range −1 to 2 in 3 steps of 1; zero is code 1.
+    x = torch.tensor([-1.0, 2.0, 0.4, 0.6, -0.6])
+    assert zeropoint(x, 2, (0,)).tolist() == [-1.0, 2.0, 0.0, 1.0, -1.0]
+    # All on one side: the range is stretched to zero, 0 to 15 in steps of 1.
+    x = torch.tensor([15.0, 10.2, 4.9])
+    assert zeropoint(x, 4, (0,)).tolist() == [15.0, 10.0, 5.0]
+    assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@settings(max_examples=60, deadline=None)
+@given(
+    bits=st.integers(2, 16),
+    rows=st.integers(1, 5),
+    width=st.integers(1, 9),
+    size=st.sampled_from([1e-300, 1e-30, 1.0, 1e30]),
+    seed=st.integers(0, 1000),
+)
+def test_against_the_oracle_in_float64(name, bits, rows, width, size, seed):
+    quantizer, oracle = ORACLES[name]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, dtype=torch.float64, generator=generator) * size
+    expected = torch.tensor([oracle(row, bits) for row in x.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(quantizer(x, bits, (1,)), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_errors_are_at_most_half_a_step(name, dtype, bits):
+    quantizer, _ = ORACLES[name]
+    x = torch.randn(7, 33).to(dtype)
+    found = quantizer(x, bits, (1,))
+    assert found.dtype == dtype
+    wide = x.double()
+    if name == "absmax":
+        step = wide.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        bound = step / 2
+    else:  # zero is rounded to a code too
+        bound = (wide.amax(1, keepdim=True) - wide.amin(1, keepdim=True)) / (2**bits - 1)
+    rounding = torch.finfo(dtype).eps * wide.abs().amax(1, keepdim=True)
+    assert bool(((found.double() - wide).abs() <= bound * (1 + 1e-6) + rounding).all())
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_all_zero_and_all_equal_rows(name):
+    quantizer, _ = ORACLES[name]
+    x = torch.tensor([[0.0] * 5, [3.7] * 5, [-1e-44] * 5, [2e38] * 5])
+    for bits in (2, 5, 8, 16):
+        assert torch.equal(quantizer(x, bits, (1,)), x)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_what_is_quantised_stays(name):
+    quantizer, _ = ORACLES[name]
+    once = quantizer(torch.randn(5, 17, dtype=torch.float64), 6, (1,))
+    torch.testing.assert_close(quantizer(once, 6, (1,)), once, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_numbers_that_are_none_are_reported(name):
+    quantizer, _ = ORACLES[name]
+    x = torch.randn(3, 4)
+    x[0, 1], x[2, 2], x[2, 3] = math.nan, math.inf, -math.inf
+    with pytest.raises(ClearheadError, match=r"1 NaN and 2 infinite of 12 numbers.*\[3, 4\]"):
+        quantizer(x, 8, (1,))
+
+
+def test_a_range_beyond_the_dtype_is_reported():
+    with pytest.raises(ClearheadError, match=r"a range beyond 3\.4e"):
+        zeropoint(torch.tensor([3e38, -3e38]), 8, (0,))
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("bits", [-1, 0, 1, 17, 100])
+def test_bits_outside_the_range(name, bits):
+    quantizer, _ = ORACLES[name]
+    with pytest.raises(ClearheadError, match=f"{bits} bits: choose 2 to 16"):
+        quantizer(torch.ones(2), bits, (0,))
+
+
+def test_a_static_scale_cuts_off():
+    x = torch.tensor([[1.0, 10.0], [-3.0, -10.0], [0.4, 2.6]])
+    found = absmax(x, 3, (0, 1), top=torch.tensor([1.5, 0.0]))
+    # Steps of 0.5 up to 1.5; a channel that was never anything else stays zero.
+    assert found.tolist() == [[1.0, 0.0], [-1.5, 0.0], [0.5, 0.0]]
+
+
+@pytest.mark.parametrize(("width", "group"), [(7, 3), (6, 3), (5, 2), (1, 4)])
+def test_groups_of_odd_sizes(width, group):
+    x = torch.randn(3, width)
+    for quantizer in (absmax, zeropoint):
+        found = ungrouped(quantizer(grouped(x, group), 4, (2,)), width)
+        for start in range(0, width, group):
+            part = slice(start, start + group)
+            torch.testing.assert_close(found[:, part], quantizer(x[:, part], 4, (1,)))

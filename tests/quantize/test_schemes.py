@@ -1,0 +1,63 @@
+"""Schemes by name."""
+
+import pytest
+
+from clearhead import ClearheadError
+from clearhead.quantize import every, scheme
+from clearhead.quantize.schemes import FAMILIES, Activations, Logits, Weights
+
+
+def test_the_papers_granularities():
+    assert scheme("w8a8-coarse").weights == Weights(bits=8, quantizer="absmax", scale="tensor")
+    assert scheme("w8a8-coarse").activations == Activations(bits=8, scale="tensor")
+    assert scheme("w8a8-moderate").weights == Weights(bits=8, quantizer="absmax", scale="channel")
+    assert scheme("w8a8-moderate").activations == Activations(bits=8, scale="tensor")
+    assert scheme("w8a8-fine").activations == Activations(bits=8, scale="channel")
+    assert scheme("w8a8-token").activations == Activations(bits=8, scale="token")
+    found = scheme("w4-channel")
+    assert found.weights == Weights(bits=4, quantizer="zeropoint", scale="channel")
+    assert found.activations is None
+    assert found.logits is None
+    assert scheme("w4-group64").weights == Weights(
+        bits=4, quantizer="zeropoint", scale="group", group=64
+    )
+    assert scheme("logits6-head").logits == Logits(bits=6, scale="head")
+    assert scheme("logits6-head").weights is None
+
+
+def test_bits_of_weights_and_activations_may_differ():
+    found = scheme("w4a16-token")
+    assert found.weights is not None
+    assert found.activations is not None
+    assert (found.weights.bits, found.activations.bits) == (4, 16)
+    assert found.bits is None  # so it has no place on an axis of bits
+
+
+def test_all_draws_every_family():
+    schemes = [scheme(name) for name in every()]
+    assert [found.name for found in schemes] == every()
+    assert {found.family for found in schemes} == set(FAMILIES)
+    assert all(found.bits in FAMILIES[found.family] for found in schemes)
+    for name in ("w8a8-coarse", "w4-channel", "w4-group", "logits4-row"):
+        assert name in every()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("w1-channel", "1 bits: choose 2 to 16"),
+        ("w8a17-token", "17 bits: choose 2 to 16"),
+        ("logits0-row", "0 bits: choose 2 to 16"),
+        ("w8a8-corse", "did you mean coarse"),
+        ("w4-head", "unknown granularity 'head'"),
+        ("logits4-channel", "unknown granularity 'channel'"),
+        ("w4-chanel", "did you mean channel"),
+        ("w4-channel8", "only 'group' takes a number"),
+        ("w4-group1", "2 inputs or more"),
+        ("int8", "unknown scheme 'int8'"),
+        ("", "unknown scheme ''"),
+    ],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises(ClearheadError, match=message):
+        scheme(name)

@@ -1,0 +1,113 @@
+"""Arms, and what was measured on the way: against loss, and at equal loss."""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clearhead.report import append, at_equal_loss, load, milestones, narrative, style, to_console
+from clearhead.report.page import render
+from clearhead.report.statistics import Verdict
+
+Fake = Callable[..., Path]
+
+
+def write(path: Path, arm: str, curves: list[list[tuple[float, float]]]) -> None:
+    """An arm's runs, a list of (loss, kurtosis of the first token) at steps 10, 20 … a seed."""
+    preset, *changes = arm.split(" · ")
+    for seed, curve in enumerate(curves):
+        run = {"run": f"{arm}/seed{seed}"}
+        header = {"arm": arm, "preset": preset, "seed": seed}
+        header["changes"] = {"train.optimizer": changes[0]} if changes else {}
+        append(path, {"kind": "run", **run, **header})
+        for number, (loss, kurtosis) in enumerate(curve, start=1):
+            line = {"kind": "measure", **run, "step": 10 * number}
+            append(path, {**line, "metric": "loss", "value": loss, "length": 64})
+            append(path, {**line, "metric": "kurtosis", "tokens": "first", "value": kurtosis})
+
+
+ADAMW, ORTHOADAM = "transformer · adamw", "transformer · orthoadam"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """OrthoAdam ends at loss 3, where AdamW, which goes on to 2, was midway from 10 to 30."""
+    path = tmp_path / "records.jsonl"
+    write(path, ORTHOADAM, [[(5.0, 3.0), (4.0, 3.2), (3.0, 4.0 + seed)] for seed in range(3)])
+    write(path, ADAMW, [[(5.0, 3.0), (4.0, 10.0), (2.0, 30.0)]] * 3)
+    return path
+
+
+def test_models_are_compared_where_they_are_equally_good(path: Path) -> None:
+    # The reference is the first arm of the baseline preset as recorded.
+    records = load(path)
+    assert records.arms() == [ORTHOADAM, ADAMW]
+    table = at_equal_loss(records)
+    assert table is not None
+    (row,) = table.rows
+    assert row.arm == ADAMW
+    loss, mine, theirs = (cell[0] for cell in row.cells)
+    assert loss.text == "3.00 ± 0"
+    assert mine.text == "20.0 ± 0"
+    assert theirs.text == "5.0 ± 1.0"
+    assert mine.difference is not None
+    assert mine.difference.verdict is Verdict.HIGHER
+    out = io.StringIO()
+    Console(file=out, width=100).print(to_console(table))
+    assert "higher by 15" in out.getvalue()
+
+
+def test_what_was_not_measured_before_and_after_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write(path, "transformer", [[(5.0, 3.0), (4.0, 4.0)]])
+    write(path, "softmax1", [[(3.0, 3.0), (2.0, 4.0)]])  # already better at its first
+    table = at_equal_loss(load(path))
+    assert table is not None
+    assert [column.title for column in table.columns] == ["compared at"]
+    write(path, "alone", [[]])
+    assert len(at_equal_loss(load(path)).rows) == 1  # type: ignore[union-attr]
+
+
+def test_curves_run_against_loss(path: Path) -> None:
+    records = load(path)
+    looks = style.looks(records.arms())
+    panel = milestones.against_loss(records, looks, milestones.QUANTITIES[0])
+    assert panel is not None
+    traces = {trace.name: trace for trace in panel.figure.data}
+    assert list(traces[ADAMW].x) == [5.0, 4.0, 2.0]
+    assert list(traces[ADAMW].y) == [3.0, 10.0, 30.0]
+    assert list(traces[ORTHOADAM].y) == pytest.approx([3.0, 3.2, 5.0])
+    assert panel.figure.layout.xaxis.autorange == "reversed"
+    assert milestones.against_loss(records, looks, milestones.QUANTITIES[1]) is None
+    page = render(records, title="t")
+    assert '<section id="equal-loss">' in page
+
+
+def test_records_without_arms_or_milestones_still_show(fake: Fake) -> None:
+    records = load(fake(steps=3))
+    assert records.arms() == ["transformer", "differential", "softmax1"]
+    assert at_equal_loss(records) is None
+    assert '<section id="equal-loss">' not in render(records, title="t")
+
+
+def test_many_arms_stay_apart(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    optimizers = ["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
+    for preset in ("transformer", "softmax1"):
+        for optimizer in optimizers:
+            write(path, f"{preset} · {optimizer}", [[(5.0, 3.0), (4.0, 4.0)]])
+    records = load(path)
+    looks = style.looks(records.arms())
+    assert len(looks) == 16
+    assert len({(look.colour, look.symbol) for look in looks.values()}) == 16
+    assert len({look.colour for look in list(looks.values())[:12]}) == 12
+    assert "transformer and softmax1 each with eight values of train.optimizer" in narrative.lead(
+        records
+    )
+    page = re.sub(r"<script>.*?</script>", "", render(records, title="t"), flags=re.DOTALL)
+    key = page.split('<ul class="key">')[1].split("</ul>")[0]
+    assert key.count("<li>") == 16
+    assert "softmax1 · lion" in key
