@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.spec import Declaration, LayerSpec
 
 # Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
-SHRINK, GROW, DEVIATIONS, DECAY = 0.9, 1.001, 2.0, 0.99
+SHRINK, GROW, DEVIATIONS, DECAY = 0.9, 1.001, 4.0, 0.99
 # The gain stays between these times its start.
 LEAST, MOST = 0.1, 10.0
 
@@ -57,8 +57,8 @@ class Scheduled(nn.Module):
 class Feedback(nn.Module):
     """x · β(t), β(t+1) = β(t) · 0.9 after a loss far above its running mean, else · 1.001.
 
-    Far is two deviations, both running with decay 0.99. So a branch that a norm would have held
-    gives way where training is about to diverge.
+    Far is four deviations, mean and deviation running with decay 0.99: noise does not reach it. So
+    a branch that a norm would have held gives way where training is about to diverge.
     """
 
     gain: Tensor
