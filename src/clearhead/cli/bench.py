@@ -16,6 +16,7 @@ Bench = Literal[
     "kernel",
     "attention",
     "memory",
+    "blocks",
     "orthoadam",
     "diagnose",
     "quantize",

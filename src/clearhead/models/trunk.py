@@ -57,7 +57,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
-        self.norm = REGISTRY.find("norm", config.norm).build(config.hidden_size, config.norm_eps)
+        self.norm = REGISTRY.find("norm", config.outer_norm).build(
+            config.hidden_size, config.norm_eps
+        )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -170,7 +172,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
-                effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
+                weights = oracles.weights(q, k, **options)
+                effective = module.effective(
+                    weights, coefficients, _seen(q, k, options), k.shape[2] - q.shape[2]
+                )
                 maps.append(effective.to(q.dtype))
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
@@ -187,6 +192,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 f"apart (position={self.config.position!r}): shorten the text, or train with "
                 "position='rope'"
             )
+
+
+def _seen(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
+    masks = {name: options[name] for name in ("causal", "key_mask", "segments")}
+    return oracles.visible(q.shape[2], k.shape[2], device=q.device, **masks)
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from clearhead.experiments.bench import (
     attention,
+    blocks,
     demo,
     diagnosis,
     evaluation,
@@ -22,6 +23,7 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "kernel": attention.kernel,
     "attention": attention.layers,
     "memory": attention.memory,
+    "blocks": blocks.blocks,
     "orthoadam": optimizer.orthoadam,
     "diagnose": diagnosis.diagnosis,
     "quantize": quantize.quantize,
