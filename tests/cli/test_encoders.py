@@ -243,13 +243,17 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     records = tmp_path / "eval.jsonl"
     told = ["--lengths", "16", "--records", str(records)]
     assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
-    assert "loss at hidden tokens" in capsys.readouterr().out
+    assert "masked loss by length" in " ".join(capsys.readouterr().out.split())
     (measured,) = load(records).runs
-    assert measured.measure("masked loss", length=16)["value"] == pytest.approx(5.7, abs=0.7)
-    assert measured.measure("perplexity", length=16) is None
-    first = records.read_text()
-    assert _call("eval", str(tmp_path / "run"), *where, *told) == 0
-    assert records.read_text() == first * 2, "the same tokens are hidden every time"
+    (cell,) = measured.cells
+    assert cell["task"] == "masked"
+    assert cell["result"]["masked_loss"] == pytest.approx(5.7, abs=0.7)
+    again = [*where, "--lengths", "16", "--records", str(tmp_path / "again.jsonl")]
+    assert _call("eval", str(tmp_path / "run"), *again) == 0
+    (other,) = load(tmp_path / "again.jsonl").runs[0].cells
+    assert other["result"] == cell["result"], "the same tokens are hidden every time"
+    asked = [*where, "--lengths", "16", "--tasks", "perplexity"]
+    assert "its task is masked" in _refusal(capsys, "eval", str(tmp_path / "run"), *asked)
     assert "predicts hidden tokens" in _refusal(capsys, "generate", str(tmp_path / "run"), "x")
 
     quick = [*_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "task")]
@@ -279,3 +283,22 @@ def test_an_existing_mask_token_is_used(tokenizer, settings, tmp_path):
     assert _call("train", "bert", *words, *keys) == 0
     reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
     assert reader.mask_token == "[MASK]"
+
+
+def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
+    out = tmp_path / "compared"
+    small = ["--lengths", "1", "2", "--evaluation-tokens", "64", *settings]
+    words = ["compare", "bert", "--vary", "norm=layernorm,rmsnorm", *SMALL, *small]
+    assert _call(*words, "--output", str(out)) == 0
+    records = load(out / "records.jsonl")
+    assert len(records.arms()) == 2
+    for run in records.runs:
+        assert run.header["objective"] == "mlm"
+        assert run.measure("perplexity", length=16) is None
+        assert 4 < run.measure("masked loss", length=16)["value"] < 8
+        assert run.measure("masked loss", length=32)["value"] > 4
+    assert "Loss at hidden tokens" in capsys.readouterr().out.replace("Validation loss", "Loss")
+    mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
+    assert "predicts hidden tokens and transformer the next" in _refusal(capsys, *mixed)
+    every = [*words, "--measure-every", "1", "--output", str(tmp_path / "every")]
+    assert "leave it out" in _refusal(capsys, *every)

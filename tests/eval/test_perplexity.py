@@ -19,7 +19,7 @@ from transformers import (
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.data import Corpus, TokenStream
-from clearhead.eval import lengths, likelihood, perplexity
+from clearhead.eval import lengths, losses, perplexity
 
 VOCABULARY, LONGEST = 61, 32
 SHAPE = {
@@ -66,7 +66,7 @@ def _by_hand(model: nn.Module, windows: list[Tensor]) -> float:
 @pytest.fixture
 def small_parts(monkeypatch) -> None:
     """Five rows of logits at a time."""
-    monkeypatch.setattr(likelihood, "LOGITS", 5 * VOCABULARY + 3)
+    monkeypatch.setattr(losses, "LOGITS", 5 * VOCABULARY + 3)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

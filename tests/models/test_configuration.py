@@ -56,6 +56,13 @@ from clearhead.spec import AXES
         ({"rope_parameters": {"rope_theta": 0}}, "not above 0"),
         ({"num_hidden_layers": 0}, "at least one layer"),
         ({"hidden_size": 0}, "above 0"),
+        ({"num_attention_heads": "6"}, "num_attention_heads is '6': give"),
+        ({"hidden_size": 100}, "num_attention_heads=6 does not divide hidden_size=100"),
+        ({"maps": "differential", "lambda_init": "high"}, "lambda_init is 'high': give"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"}},
+            "beta_fast='a' in rope_parameters must be a number",
+        ),
         ({"norm_eps": 0.0}, "norm_eps must be above 0"),
         ({"embedding_norm": "layernrom"}, "did you mean layernorm"),
         ({"dropout": 1.0}, "from 0 to below 1"),

@@ -1,91 +1,217 @@
-"""clearhead eval: perplexity of a model at several lengths, or its loss at hidden tokens."""
+"""clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
+import json
 import sys
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
-from clearhead.data import Corpus, DataConfig, prepare, with_mask_token
-from clearhead.data.masking import SHARE
-from clearhead.errors import ClearheadError
-from clearhead.eval import lengths, masked_loss
-from clearhead.report import append
+from clearhead.data import DataConfig, prepare
+from clearhead.errors import ClearheadError, choose
+from clearhead.eval import TASKS, Subject, Task, Texts
+from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
+from clearhead.models import SCALINGS
+from clearhead.report.evaluations import grids, scaling_name, to_console
+
+MASKED = "masked"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Settings:
     """What to measure, on what text."""
 
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048)
-    """Window lengths in tokens."""
+    tasks: tuple[str, ...] = ()
+    """Of perplexity, passkey, needles, recall, hits, allocation; masked for a masked model. Unless
+    given, perplexity or masked."""
+    lengths: tuple[int, ...] = ()
+    """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536
-    """Validation tokens read at each length."""
-    mask: float | None = None
-    """Of a masked language model: the share of tokens hidden; 0.25 where not given."""
+    """Tokens of text read at each length, about."""
+    rope_scaling: tuple[str, ...] = (NONE,)
+    """Of none, linear, ntk, dynamic, dynamic-causal, yarn: each task is measured under each."""
+    factors: tuple[str, ...] = ()
+    """Factors of the scalings."""
+    split: Literal["validation", "all"] = "validation"
+    """Documents that are read: the held-out ones, or all (for a file that no training saw)."""
+    batch_tokens: int = 8192
+    """Tokens run together; no result depends on it."""
+    seed: int = 0
+    """Of keys, needles and places."""
+    name: str = ""
+    """The run's name in the records; unless given, that of the training run, or the folder's."""
+    label: str = ""
+    """Names the set of records on a report."""
     records: Path | None = None
-    """Append the results to this file as records."""
+    """Append each cell to this file as it is done; the same command goes on where it stopped."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is the model's own."""
 
 
+Command = make_dataclass(
+    "Command",
+    [(name, kind, field(default_factory=kind)) for name, kind in TASKS.items()],
+    bases=(Settings,),
+    frozen=True,
+    kw_only=True,
+    namespace={"__doc__": Settings.__doc__},
+)
+
+
 def run(words: list[str]) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    command = parse(
+    command: Any = parse(
         Command,
         words,
         verb="eval",
-        description="Perplexity on held-out text, or for a masked model its "
-        "loss at hidden tokens, in float32.",
+        description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
+        "Lists may be separated by spaces or commas.",
     )
-    if not command.lengths or min(command.lengths) < 2 or command.tokens < 2:
+    named = [choose("task", name, TASKS) for name in _words(command.tasks)]
+    variants = _variants(command)
+    if any(length < 2 for length in command.lengths) or command.tokens < 2:
         raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
+    if command.data.tokenizer is not None:
+        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
+    if command.batch_tokens < 1:
+        raise ClearheadError(f"batch_tokens is {command.batch_tokens}: at least 1")
     model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
-    masked = "MaskedLM" in type(model).__name__
-    if command.mask is not None and not masked:
-        raise ClearheadError(f"{command.model} predicts the next token: leave mask out")
-    corpus = prepare(
-        replace(command.data, tokenizer=tokenizer.name_or_path),
-        progress=lambda line: print(line, file=sys.stderr),
+    tasks = _tasks(command, named, model)
+    data = replace(command.data, tokenizer=tokenizer.name_or_path)
+    subject = Subject(
+        model=model,
+        tokenizer=tokenizer,
+        texts=Texts(
+            lambda: prepare(data, progress=lambda line: print(line, file=sys.stderr)),
+            ("train", "validation") if command.split == "all" else ("validation",),
+        ),
+        lengths=_lengths(command.lengths, model),
+        tokens=command.tokens,
+        batch_tokens=command.batch_tokens,
+        seed=command.seed,
     )
-    if masked:
-        found = _masked(command, model, corpus)
-        shown = ("masked loss", "masked accuracy")
-        headings = ("loss at hidden tokens, nats", "hidden tokens found")
-    else:
-        found = lengths(model, corpus, lengths=command.lengths, tokens=command.tokens)
-        shown = ("perplexity", "loss")
-        headings = ("perplexity", "loss, nats a token")
-    table = Table(title=command.model)
-    for heading in ("length", *headings):
-        table.add_column(heading, justify="right")
-    for length in command.lengths:
-        row = {line["metric"]: line for line in found if line["length"] == length}
-        cells = [row[metric] for metric in shown]
-        words = [f"{c['value']:.4f}" if c["value"] is not None else "" for c in cells]
-        table.add_row(f"{length:,}", words[0] or cells[0].get("reason", ""), *words[1:])
-    Console().print(table)
-    if command.records is not None:
-        name = Path(command.model).name
-        header = {"kind": "run", "run": name, "preset": name, "size": "", "seed": 0}
-        append(command.records, header | {"data": corpus.describe()})
-        for line in found:
-            append(command.records, {"kind": "measure", "run": name, **line})
+    header = _header(command)
+    with _Bar() as bar:
+        lines = evaluate(subject, tasks, variants, run=header, records=command.records, watcher=bar)
+    console = Console()
+    for grid in grids(lines):
+        console.print(to_console(grid, header["run"]))
     return 0
 
 
-def _masked(command: Command, model: Any, corpus: Corpus) -> list[dict[str, Any]]:
-    share = SHARE if command.mask is None else command.mask
-    corpus = with_mask_token(corpus)
-    return [
-        line
-        for length in command.lengths
-        for line in masked_loss(model, corpus, length=length, tokens=command.tokens, share=share)
+def _words(given: tuple[str, ...]) -> list[str]:
+    """Words that may have been joined by commas, each once."""
+    return list(dict.fromkeys(filter(None, (one for word in given for one in word.split(",")))))
+
+
+def _tasks(command: Any, named: list[str], model: Any) -> dict[str, Task]:
+    """The tasks with their options, where all that is asked for has an effect."""
+    masked = "MaskedLM" in type(model).__name__
+    names = named or [MASKED if masked else "perplexity"]
+    if misfits := [name for name in names if (name == MASKED) != masked]:
+        does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
+        raise ClearheadError(f"{misfits[0]} is not for {command.model}, which predicts {does}")
+    for name, kind in TASKS.items():
+        if name not in names and getattr(command, name) != kind():
+            raise ClearheadError(
+                f"options of {name} have no effect without it: add it to --tasks, or leave them out"
+            )
+    return {name: getattr(command, name) for name in names}
+
+
+def _variants(command: Any) -> list[Scaling]:
+    kinds = [
+        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in _words(command.rope_scaling)
     ]
+    factors = []
+    for word in _words(command.factors):
+        try:
+            factors.append(float(word))
+        except ValueError:
+            raise ClearheadError(f"factor {word!r} is not a number above 1") from None
+    return scalings(kinds, factors)
+
+
+def _lengths(given: tuple[int, ...], model: Any) -> tuple[int, ...]:
+    if given:
+        return tuple(sorted(set(given)))
+    trained = getattr(model.config, "max_position_embeddings", None)
+    if trained is None:
+        raise ClearheadError(
+            f"{type(model).__name__} does not say for which length it was trained: give --lengths"
+        )
+    return tuple(multiple * trained for multiple in (1, 2, 4, 8))
+
+
+def _header(command: Any) -> dict[str, Any]:
+    """The run's line: what the training run said of itself, where the model is part of one."""
+    folder = Path(command.model)
+    made: dict[str, Any] = {}
+    for place in (folder, folder.parent):
+        if (place / "run.json").is_file():
+            made = json.loads((place / "run.json").read_text("utf-8"))
+            break
+    name = command.name or made.get("run") or folder.resolve().name
+    settings = {key: value for key, value in asdict(command).items() if key != "data"}
+    return {
+        "kind": "run",
+        "run": name,
+        "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
+        "size": "",
+        "seed": made.get("seed", 0),
+        "label": command.label,
+        "train": made.get("config", {}),
+        "evaluation": settings,
+    }
+
+
+class _Bar(Watcher):
+    """A line of progress: cells done of all, which one is at work, and how far it is."""
+
+    def __enter__(self) -> "_Bar":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def started(self, cells: int, done: int) -> None:
+        self._task = self._progress.add_task("", total=cells, completed=done)
+
+    def cell(self, task: str, at: Mapping[str, Any]) -> None:
+        rest = " ".join(
+            f"{key} {value}" for key, value in at.items() if key not in ("scaling", "factor")
+        )
+        self._what, self._steps = f"{task}, {scaling_name(at)}, {rest}", 0
+        self._progress.update(self._task, description=self._what)
+
+    def advanced(self, steps: int) -> None:
+        self._steps += steps
+        self._progress.update(self._task, description=f"{self._what}: {self._steps} done")
+
+    def finished(self) -> None:
+        self._progress.advance(self._task)

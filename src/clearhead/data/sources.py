@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.data import hub
+from clearhead.data import hub, synthetic
 from clearhead.data.config import DataConfig
 from clearhead.data.readers import ENDINGS, TEXT, File, UndecodableError, ending, read, readable
 from clearhead.errors import ClearheadError
@@ -32,9 +32,10 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One source of text: its files in order, and its weight if the user gave one.
+    """One source of text: its files in order, and its weight if it has one.
 
-    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it.
+    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it. A
+    synthetic source has no files.
     """
 
     spec: str
@@ -57,22 +58,29 @@ class Source:
             ClearheadError: a file that cannot be read, named with the place in it.
         """
         taken = 0
-        for file in self.files:
+        for origin, alone, texts in self._readings():
             try:
-                for text in read(file, self.text_field):
+                for text in texts:
                     if not text or text.isspace():
                         skipped["empty"] += 1
                         continue
                     data = text.encode("utf-8")
                     digest = hashlib.sha256(data).digest()
-                    yield Document(text=text, origin=file.origin, size=len(data), digest=digest)
+                    yield Document(text=text, origin=origin, size=len(data), digest=digest)
                     taken += len(data)
                     if self.limit is not None and taken >= self.limit:
                         return
             except UndecodableError:
-                if file.alone:
+                if alone:
                     raise
                 skipped["undecodable"] += 1
+
+    def _readings(self) -> Iterator[tuple[str, bool, Iterator[str]]]:
+        """Origin, whether it was named by itself, and the texts of each part of the source."""
+        if synthetic.is_synthetic(self.spec):
+            yield self.spec, True, synthetic.texts(self.spec)
+        for file in self.files:
+            yield file.origin, file.alone, read(file, self.text_field)
 
 
 def parse(word: str) -> tuple[str, float | None]:
@@ -103,17 +111,22 @@ def parse(word: str) -> tuple[str, float | None]:
 def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
     """Find the files of every source of a config; hub data is downloaded into the cache first.
 
+    One source without a weight among weighted ones takes what these leave of 1.
+
     Raises:
         ClearheadError: for a source that does not exist, holds nothing to read or has a bad
-            weight, and where some sources have a weight and others have none.
+            weight, and where some sources have a weight and it is not clear what others have.
     """
     parsed = [parse(word) for word in config.data]
     bare = [spec for spec, weight in parsed if weight is None]
     if bare and len(bare) < len(parsed):
-        raise ClearheadError(
-            f"data {bare[0]!r} has no weight while others have one: "
-            "give every source a weight (SPEC@WEIGHT), or none"
-        )
+        rest = 1 - sum(weight for _, weight in parsed if weight is not None)
+        if len(bare) > 1 or rest <= 0:
+            raise ClearheadError(
+                f"data {bare[0]!r} has no weight while others have one: give every source a "
+                "weight (SPEC@WEIGHT), or none, or let one take what the others leave of 1"
+            )
+        parsed = [(spec, rest if weight is None else weight) for spec, weight in parsed]
     return tuple(
         Source(
             spec=spec,
@@ -132,6 +145,9 @@ def _files(spec: str, config: DataConfig, progress: Callable[[str], None]) -> tu
         return _standard_library()
     if spec == PACKAGES:
         return _standard_library() + _installed_packages()
+    if synthetic.is_synthetic(spec):
+        synthetic.recipe(spec)
+        return ()
     if hub.is_hub(spec):
         return (File(path=hub.download(spec, config, progress), origin=spec),)
     path = Path(spec).expanduser()

@@ -1,15 +1,22 @@
-"""How well a model does: perplexity, hidden tokens, multiple choice, and answers to tasks."""
+"""How well a model does: perplexity, retrieval, hidden tokens, multiple choice, and tasks."""
 
 from clearhead.eval.choices import Accuracy, Question, accuracy, load_questions
 from clearhead.eval.classification import METRICS, predict
+from clearhead.eval.documents import Texts
 from clearhead.eval.likelihood import Perplexity, lengths, perplexity
 from clearhead.eval.masked import masked_loss
+from clearhead.eval.registry import TASKS
+from clearhead.eval.task import Subject, Task
 
 __all__ = [
     "METRICS",
+    "TASKS",
     "Accuracy",
     "Perplexity",
     "Question",
+    "Subject",
+    "Task",
+    "Texts",
     "accuracy",
     "lengths",
     "load_questions",

@@ -1,19 +1,17 @@
 """Perplexity of any causal language model of transformers, on windows of any length."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose.running import backbone, batches, evaluating, longest_text
+from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
+from clearhead.eval.losses import Losses
 
-LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
 BATCH = 4096  # tokens run together by `lengths`
 
 
@@ -63,16 +61,13 @@ def perplexity(
             length, f"the model has {limit} learned positions, too few for {length} tokens"
         )
     total, count = 0.0, 0
+    losses = Losses(model)
     with evaluating(model):
-        logits_of: Callable[[Tensor], Iterable[Tensor]] | None = None
         for ids_BT in batches(model, windows, batch_size):
             if ids_BT.shape[1] != length:
                 raise ClearheadError(f"length is {length}, but the windows have {ids_BT.shape[1]}")
             try:
-                if logits_of is None:
-                    by_parts = _head_makes_logits(model, ids_BT)
-                    logits_of = _by_parts(model) if by_parts else _whole(model)
-                total += _loss(logits_of(ids_BT), ids_BT[:, 1:].flatten())
+                total += float(losses(ids_BT).double().sum())
             except (ClearheadError, IndexError) as error:
                 if length <= getattr(model.config, "max_position_embeddings", length):
                     raise
@@ -135,49 +130,3 @@ def _measures(result: Perplexity) -> list[dict[str, Any]]:
 
 def _cannot(length: int, reason: str) -> Perplexity:
     return Perplexity(length=length, tokens=0, loss=None, perplexity=None, reason=reason)
-
-
-def _loss(parts: Iterable[Tensor], target_N: Tensor) -> float:
-    """Σ −log softmax(logits)[target], over parts of the rows in order."""
-    total, start = 0.0, 0
-    for logits_NV in parts:
-        wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        target = target_N[start : start + len(wide)]
-        total += float(F.cross_entropy(wide, target, reduction="none").double().sum())
-        start += len(wide)
-    return total
-
-
-def _head_makes_logits(model: Any, ids_BT: Tensor) -> bool:
-    """Whether the logits are just the output matrix applied to the last hidden state.
-
-    Some models scale or cap them afterwards. Tried on a few tokens rather than looked up.
-    """
-    head = model.get_output_embeddings()
-    if head is None or backbone(model) is model:
-        return False
-    few = ids_BT[:1, :16]
-    logits = model(input_ids=few, use_cache=False).logits
-    hidden = backbone(model)(input_ids=few, use_cache=False)[0]
-    return torch.equal(head(hidden).to(logits.dtype), logits)
-
-
-def _by_parts(model: Any) -> Callable[[Tensor], Iterable[Tensor]]:
-    head = model.get_output_embeddings()
-
-    def logits_of(ids_BT: Tensor) -> Iterable[Tensor]:
-        hidden = backbone(model)(input_ids=ids_BT, use_cache=False)[0][:, :-1].flatten(0, 1)
-        rows = max(1, LOGITS // len(head.weight))
-        return (head(part) for part in hidden.split(rows))
-
-    return logits_of
-
-
-def _whole(model: Any) -> Callable[[Tensor], Iterable[Tensor]]:
-    def logits_of(ids_BT: Tensor) -> Iterable[Tensor]:
-        logits = model(input_ids=ids_BT, use_cache=False).logits
-        return chain.from_iterable(
-            row[:-1].split(max(1, LOGITS // row.shape[-1])) for row in logits
-        )
-
-    return logits_of

@@ -17,7 +17,7 @@ from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.masked import ClearheadForMaskedLM
 from clearhead.models.plan import Plan, plan
-from clearhead.models.scaling import with_rope_scaling
+from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
 from clearhead.models.trunk import ClearheadModel
 
 AutoConfig.register("clearhead", ClearheadConfig)
@@ -29,6 +29,7 @@ AutoModelForSequenceClassification.register(ClearheadConfig, ClearheadForSequenc
 __all__ = [
     "BASELINE",
     "PRESETS",
+    "SCALINGS",
     "SIZES",
     "ClearheadConfig",
     "ClearheadForCausalLM",
@@ -39,5 +40,6 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "scaled",
     "with_rope_scaling",
 ]

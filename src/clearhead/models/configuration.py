@@ -143,10 +143,19 @@ class ClearheadConfig(PreTrainedConfig):
         self._refuse_unknown(kwargs)
         self._check_types()
         self._check_starts()
+        for name in ("hidden_size", "num_attention_heads"):
+            if getattr(self, name) < 1:
+                found = getattr(self, name)
+                raise ClearheadError(f"{name} must be a whole number above 0; found {found!r}")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
+            if self.hidden_size % self.num_attention_heads:
+                raise ClearheadError(
+                    f"num_attention_heads={self.num_attention_heads} does not divide "
+                    f"hidden_size={self.hidden_size}: choose a divisor, or give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size

@@ -187,7 +187,8 @@ class Attention(nn.Module):
         for found, given in zip((k.shape, v.shape), new, strict=True):
             if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < keys:
                 raise ClearheadError(
-                    f"the cache holds {list(found)} where this model keeps {list(given)} a step: "
+                    f"the cache holds {list(found)} where this model needs "
+                    f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
         v = v[:, :, :keys].unflatten(-1, (self.value_heads // self.groups, -1))

@@ -1,7 +1,8 @@
 """Records: what a run writes, one JSON object a line, and what every table and figure reads.
 
 Kinds of line: `run` (the resolved description), `step` (the training curve), `measure` (one number
-with its dimensions) and `attention` (one map). A line's `run` names the run within its own file.
+with its dimensions), `attention` (one map) and `cell` (one of an evaluation's). A line's `run`
+names the run within its own file.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 from clearhead.errors import ClearheadError, choose
 from clearhead.report.statistics import Summary, summarize
 
-KINDS = ("run", "step", "measure", "attention")
+KINDS = ("run", "step", "measure", "attention", "cell")
 BASELINE = "transformer"
 # A measure is identified by its metric and these; a dimension that is absent means "pooled over",
 # and without a step it was measured at the end of training.
@@ -42,6 +43,7 @@ class Run:
     steps: list[dict[str, Any]] = field(default_factory=list)
     measures: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
     attention: dict[tuple[int, int, str], dict[str, Any]] = field(default_factory=dict)
+    cells: list[dict[str, Any]] = field(default_factory=list)
 
     def measure(self, metric: str, **dimensions: Any) -> dict[str, Any] | None:
         """The line of `metric` at exactly these dimensions, if it was recorded."""
@@ -226,6 +228,7 @@ def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
             steps=old.steps if old else [],
             measures=old.measures if old else {},
             attention=old.attention if old else {},
+            cells=old.cells if old else [],
         )
         return
     if name not in runs:
@@ -239,6 +242,12 @@ def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
     elif kind == "measure":
         record["value"] = None if record["value"] is None else float(record["value"])
         run.measures[_key(str(record["metric"]), record)] = record
+    elif kind == "cell":
+        if not all(isinstance(record[key], dict) for key in ("at", "result", "options", "made")):
+            raise ValueError("at, result, options and made of a cell are objects")
+        if not isinstance(record["headlines"], list) or not isinstance(record["task"], str):
+            raise ValueError("a cell has a task, and headlines, a list")
+        run.cells.append(record)
     else:
         key = (int(record["layer"]), int(record["head"]), str(record["map"]))
         size = len(record["text"])

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.report import figures, heatmaps, milestones, narrative, style, tables
+from clearhead.report import (
+    evaluation_page,
+    figures,
+    heatmaps,
+    milestones,
+    narrative,
+    style,
+    tables,
+)
 from clearhead.report.records import Records, Run
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ def build(page: Page) -> str:
         _attention,
         _first_token,
         _layers,
+        evaluation_page.section,
         _provenance,
     )
     return "\n".join(filter(None, (maker(page) for maker in makers)))

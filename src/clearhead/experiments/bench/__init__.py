@@ -6,7 +6,16 @@ figure is the median over rounds, and what counts is the quotient.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clearhead.experiments.bench import attention, blocks, demo, diagnosis, optimizer, training
+from clearhead.experiments.bench import (
+    attention,
+    blocks,
+    demo,
+    diagnosis,
+    evaluation,
+    optimizer,
+    quantize,
+    training,
+)
 from clearhead.experiments.bench.race import Ratio
 
 BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
@@ -17,6 +26,9 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "blocks": blocks.blocks,
     "orthoadam": optimizer.orthoadam,
     "diagnose": diagnosis.diagnosis,
+    "quantize": quantize.quantize,
+    "passkey": evaluation.passkey,
+    "sliding": evaluation.sliding_windows,
     "demo": demo.demo,
 }
 

@@ -1,0 +1,141 @@
+"""Text in which something must be retrieved, made and never read: `synthetic:TASK:KEY=VALUE,…`.
+
+Tasks are in `clearhead.data.retrieval`. A source is a pure function of its own words, so it has
+the same documents in every process; keys that evaluations ask for never occur in it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from clearhead.data import retrieval
+from clearhead.data.draws import Draws
+from clearhead.errors import ClearheadError, choose
+
+PREFIX = "synthetic:"
+
+# What a source takes beside `documents` and `characters`, with the defaults.
+PARAMETERS: Mapping[str, Mapping[str, int]] = {
+    "passkey": {"digits": 5, "landmark": 0},
+    "needle": {"needles": 4, "queries": 2, "digits": 5},
+    "recall": {"pairs": 12, "queries": 8},
+}
+_COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a spec asks for.
+
+    Attributes:
+        task: passkey, needle or recall.
+        documents: how many.
+        characters: of a document, at most. 480 are about 110 tokens of a vocabulary of 4,096 that
+            has seen some of it, so that a document fits a window of 128.
+        seed: another one gives other documents.
+        options: the task's own numbers.
+    """
+
+    task: str
+    documents: int
+    characters: int
+    seed: int
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+def is_synthetic(spec: str) -> bool:
+    """Whether a spec names text that is made."""
+    return spec.startswith(PREFIX)
+
+
+def recipe(spec: str) -> Recipe:
+    """Read `synthetic:TASK[:KEY=VALUE,…]`.
+
+    Raises:
+        ClearheadError: an unknown task or key, or a value that cannot work.
+    """
+    task, _, rest = spec.removeprefix(PREFIX).partition(":")
+    choose("synthetic text", task, PARAMETERS)
+    values = {**_COMMON, **PARAMETERS[task]}
+    for pair in filter(None, rest.split(",")):
+        key, _, value = pair.partition("=")
+        choose(f"parameter of {PREFIX}{task}", key, values)
+        if not value.isdecimal():
+            raise ClearheadError(
+                f"data {spec!r}: {key} is {value!r}; give a whole number, for example "
+                f"{key}={values[key]}"
+            )
+        values[key] = int(value)
+    if values["documents"] < 2:
+        raise ClearheadError(f"data {spec!r}: documents must be at least 2, to hold one out")
+    common = {key: values.pop(key) for key in _COMMON}
+    found = Recipe(task=task, **common, options=values)
+    _write(found, Draws(spec))  # refuses numbers that no document can meet
+    return found
+
+
+def texts(spec: str) -> Iterator[str]:
+    """The documents of a spec, in order."""
+    found = recipe(spec)
+    label = f"{found.task} {sorted(found.options.items())} {found.characters} {found.seed}"
+    for number in range(found.documents):
+        yield _write(found, Draws(f"{label} document {number}"))
+
+
+def _write(found: Recipe, draws: Draws) -> str:
+    return _WRITERS[found.task](draws, found.characters, **found.options)
+
+
+def _passkey(draws: Draws, characters: int, *, digits: int, landmark: int) -> str:
+    wording = retrieval.LANDMARK if landmark else retrieval.PAPER
+    key = retrieval.number(draws, digits)
+
+    def text(before: int, after: int) -> str:
+        prompt = wording.prompt(key, before, after)
+        return f"{prompt}{wording.lead} {key}."
+
+    room = characters - len(text(0, 0))
+    _fits("passkey", room, characters)
+    most = room // (len(wording.filler) + 2)
+    repeats = draws.below(most + 1)
+    before = draws.below(repeats + 1)
+    return text(before, repeats - before)
+
+
+def _needle(draws: Draws, characters: int, *, needles: int, queries: int, digits: int) -> str:
+    facts = retrieval.facts(draws, needles, digits)
+    asked = draws.sample(facts, min(queries, needles))
+    answers = "".join(f"\n{fact.question} {fact.number}." for fact in asked)
+    statements = [fact.statement for fact in facts]
+    room = characters - len(answers) - sum(len(statement) + 1 for statement in statements)
+    _fits("needle", room, characters)
+    sentences: list[str] = []
+    filled = draws.below(room + 1)
+    while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= filled:
+        sentences.append(sentence)
+        filled -= len(sentence) + 1
+    for statement in statements:
+        sentences.insert(draws.below(len(sentences) + 1), statement)
+    return " ".join(sentences) + answers
+
+
+def _recall(draws: Draws, characters: int, *, pairs: int, queries: int) -> str:
+    found = retrieval.pairs(draws, pairs)
+    asked = draws.sample(found, min(queries, pairs))
+    text = retrieval.listing(found) + retrieval.recall(asked)
+    _fits("recall", characters - len(text), characters)
+    return text
+
+
+_WRITERS: Mapping[str, Callable[..., str]] = {
+    "passkey": _passkey,
+    "needle": _needle,
+    "recall": _recall,
+}
+
+
+def _fits(task: str, room: int, characters: int) -> None:
+    if room < 0:
+        raise ClearheadError(
+            f"{PREFIX}{task}: a document needs {-room} characters more than the {characters} "
+            f"allowed: raise characters={characters}, or ask for less in it"
+        )

@@ -1,0 +1,31 @@
+"""Models whose rotary frequencies follow the length of the text as it is now."""
+
+from typing import Any
+
+import torch
+
+from clearhead.models import ClearheadConfig
+
+BY_LENGTH = ("dynamic", "longrope")
+
+
+def follow_length(model: Any) -> bool:
+    """Whether a longer text is read with other frequencies from its first token on."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type")]
+    kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
+    return any(kind in BY_LENGTH for kind in kinds)
+
+
+def of_the_batch(model: Any) -> bool:
+    """Whether one set serves a whole batch, by its longest row, as in transformers' own models."""
+    return follow_length(model) and not isinstance(model.config, ClearheadConfig)
+
+
+def forget(model: Any) -> None:
+    """Make transformers drop the frequencies of the longest text so far, which it keeps.
+
+    Only a text shorter than the trained length resets them, so the model is given one.
+    """
+    if of_the_batch(model):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)

@@ -1,0 +1,128 @@
+"""Passkey retrieval: a number somewhere in repeated filler, asked for at the end.
+
+The CoCA paper's prompt (arXiv 2309.08646v3, appendix B.1) or landmark attention's. Neither the rule
+for scoring nor where the key stood is in the CoCA paper, so both are told apart here: `accuracy`
+counts an answer that has the key anywhere in it, `first_number` one whose first number it is, and
+`forced` one whose tokens are each the likeliest (teacher forcing after the answer's lead).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+from clearhead.data.draws import Draws
+from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
+from clearhead.errors import ClearheadError
+from clearhead.eval.answers import Answer
+from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import (
+    DEPTHS,
+    Advanced,
+    Cell,
+    Subject,
+    check_count,
+    check_depths,
+    wilson,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PasskeyTask:
+    """Retrieval of a number from filler, by length and depth."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
+
+    depths: tuple[float, ...] = DEPTHS
+    """Shares of the filler that come before the key."""
+    trials: int = 20
+    """Keys at each length and depth."""
+    digits: int = 5
+    """Of a key."""
+    wording: Literal["paper", "landmark"] = "paper"
+    """The prompt: the CoCA paper's, or landmark attention's."""
+    new_tokens: int | None = None
+    """Tokens written; unless given, the prompt's own: 64, landmark's 10."""
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        check_depths(self.depths)
+        check_count(trials=self.trials, new_tokens=self._new_tokens)
+        for length in subject.lengths:
+            self._prompt(subject, number(Draws("any"), self.digits, evaluation=True), length, 0)
+            subject.reader.prefill.check(length + self._new_tokens)
+        # Growing depth, then length: so the filler that is kept only grows.
+        return [
+            {"length": length, "depth": depth}
+            for length in subject.lengths
+            for depth in sorted(self.depths)
+        ]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        draws = Draws(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
+        keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
+        texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
+        prompts = [(*subject.begin, *subject.encode(text)) for text in texts]
+        leads = [subject.continuation(text, self._wording.lead) for text in texts]
+        answers = [
+            (*lead, *subject.continuation(text + self._wording.lead, f" {key}"))
+            for text, lead, key in zip(texts, leads, keys, strict=True)
+        ]
+        found = subject.reader.ask(
+            [Prompt(ids[:-1], ids[-1:]) for ids in prompts],
+            answers,
+            new_tokens=self._new_tokens,
+            advanced=advanced,
+        )
+        return {
+            **scores(subject, found, keys, [len(lead) for lead in leads]),
+            "trials": self.trials,
+            "prompt_tokens": fmean(map(len, prompts)),
+        }
+
+    @property
+    def _wording(self) -> Wording:
+        return {"paper": PAPER, "landmark": LANDMARK}[self.wording]
+
+    @property
+    def _new_tokens(self) -> int:
+        return self._wording.new_tokens if self.new_tokens is None else self.new_tokens
+
+    def _prompt(self, subject: Subject, key: str, length: int, depth: float) -> str:
+        """The prompt of at most `length` tokens, as much filler in it as fits."""
+
+        def tokens(repeats: int) -> int:
+            return len(subject.begin) + len(subject.encode(self._wording.prompt(key, 0, repeats)))
+
+        bare, each = tokens(0), tokens(2) - tokens(1)
+        if bare > length:
+            raise ClearheadError(
+                f"a passkey prompt takes {bare} tokens without any filler: more than the "
+                f"length {length}; give longer lengths"
+            )
+        repeats = (length - bare) // each
+        while repeats and tokens(repeats) > length:
+            repeats -= 1
+        before = round(depth * repeats)
+        return self._wording.prompt(key, before, repeats - before)
+
+
+def scores(
+    subject: Subject, found: Sequence[Answer], keys: Sequence[str], leads: Sequence[int]
+) -> dict[str, Any]:
+    """How often numbers were found; `leads` tokens of a forced answer come before its number."""
+    numbers = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
+    right = sum(key in some for key, some in zip(keys, numbers, strict=True))
+    first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))
+    forced = sum(all(a.right[lead:]) for a, lead in zip(found, leads, strict=True))
+    low, high = wilson(right, len(found))
+    tokens = [one for a, lead in zip(found, leads, strict=True) for one in a.right[lead:]]
+    return {
+        "accuracy": right / len(found),
+        "low": low,
+        "high": high,
+        "first_number": first / len(found),
+        "forced": forced / len(found),
+        "forced_tokens": fmean(tokens),
+        "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),
+    }

@@ -1,0 +1,209 @@
+"""Reading prompts into a key-value cache, once for what they share.
+
+A prompt is a context and a tail. Prompts that start alike share the state of that start, and those
+with the same context that of the context, where a token's state depends on nothing after it and
+not on how long its row is. Rows of a batch end together: shorter ones are padded on the left, and
+hidden by the mask, so that what a row gives does not depend on its neighbours.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from clearhead.diagnose.running import longest_text
+from clearhead.errors import ClearheadError
+from clearhead.eval.frequencies import follow_length, forget, of_the_batch
+
+
+class Prompt(NamedTuple):
+    """Token ids: `context`, which other prompts may share, and `tail`, one token or more."""
+
+    context: tuple[int, ...]
+    tail: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.context + self.tail
+
+
+@dataclass(kw_only=True)
+class State:
+    """Prompts that were read.
+
+    Attributes:
+        cache: of transformers; `mask` says which of its slots hold tokens, bool [B, S].
+        logits: float [B, V], of the token after each prompt.
+    """
+
+    cache: Any
+    mask: Tensor
+    logits: Tensor
+
+
+class _Kept(NamedTuple):
+    """Rows of cached tokens, right-aligned: keys and values of each layer, and what they are of."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    rows: list[tuple[int, ...]]
+
+
+class Prefill:
+    """Reads prompts with one model, and remembers the longest start that they shared.
+
+    Attributes:
+        shares: whether starts are shared: every layer must keep all its keys, and no frequency may
+            follow the length of the row. Elsewhere every prompt is read in full.
+        pads: whether rows of unequal length may run together; not where transformers takes one
+            frequency for the whole batch from its longest row.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        names = inspect.signature(model.forward).parameters
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        self._takes_positions = "position_ids" in names
+        self.pads = not of_the_batch(model)
+        self.shares = not follow_length(model) and _keeps_all(model)
+        self._kept: _Kept | None = None
+
+    def check(self, length: int) -> None:
+        """Refuse prompts and answers of `length` tokens together, where there is no such position.
+
+        Raises:
+            ClearheadError: naming the limit.
+        """
+        limit = longest_text(self._model)
+        if limit is not None and length > limit:
+            raise ClearheadError(
+                f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
+                f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
+                "model with rope, alibi or xpos"
+            )
+
+    def read(self, prompts: Sequence[Prompt]) -> State:
+        """Read a batch of prompts."""
+        forget(self._model)
+        rows = [prompt.ids for prompt in prompts]
+        if not self.shares:
+            return self._run(None, rows, [0] * len(rows))
+        contexts = list(dict.fromkeys(prompt.context for prompt in prompts if prompt.context))
+        if not contexts:
+            return self._run(None, rows, [0] * len(rows))
+        start = self._start(contexts)
+        read = self._extend(start, [0] * len(contexts), contexts)
+        places = {context: place for place, context in enumerate(contexts)}
+        return self._onto(read, [places.get(prompt.context, 0) for prompt in prompts], rows)
+
+    def step(self, state: State, tokens_B: Tensor) -> None:
+        """Append a token to each row of the state."""
+        ones = state.mask.new_ones(len(state.mask), 1)
+        state.mask = torch.cat([state.mask, ones], 1)
+        state.logits = self._forward(state.cache, tokens_B[:, None], state.mask).logits[:, -1]
+
+    def _start(self, contexts: list[tuple[int, ...]]) -> _Kept:
+        """The longest common start of the contexts, one row."""
+        shared = contexts[0]
+        for context in contexts[1:]:
+            shared = shared[: _common(shared, context)]
+        if self._kept is None:
+            self._kept = _Kept([], [()])
+        known = _common(self._kept.rows[0], shared)
+        if known == len(shared):  # no more than is kept: what is kept stays whole
+            return self._kept
+        self._kept = self._extend(self._kept, [0], [shared])
+        return self._kept
+
+    def _extend(self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]]) -> _Kept:
+        known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
+        if known == list(map(len, rows)):
+            return _Kept(self._cut(kept, places, [len(row) for row in rows]), rows)
+        cache = self._onto(kept, places, rows).cache
+        return _Kept([(layer.keys, layer.values) for layer in cache.layers], rows)
+
+    def _onto(self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]]) -> State:
+        """Read `rows`, of which each has its start in the kept row at its place.
+
+        All run as many new tokens as the one that needs most, so that padding, if any, is on the
+        left of everything.
+        """
+        known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
+        # At least the last token: its logits are asked for.
+        new = max(max(len(row) - n, 1) for row, n in zip(rows, known, strict=True))
+        reused = [max(0, len(row) - new) for row in rows]
+        cache = None
+        if any(reused):
+            cache = DynamicCache()
+            for index, (k, v) in enumerate(self._cut(kept, places, reused)):
+                cache.update(k, v, index)
+        return self._run(cache, rows, reused)
+
+    def _cut(
+        self, kept: _Kept, places: list[int], lengths: list[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The first `lengths` tokens of the kept rows at `places`, right-aligned again."""
+        if not kept.layers:
+            return []
+        slots = kept.layers[0][0].shape[2]
+        device = kept.layers[0][0].device
+        first_B = torch.tensor([slots - len(kept.rows[place]) for place in places], device=device)
+        length_B = torch.tensor(lengths, device=device)
+        slot_S = torch.arange(max(lengths), device=device)
+        # Padding takes some slot or other: the mask hides it.
+        index_BS = (slot_S - (max(lengths) - length_B)[:, None]).clamp_min(0) + first_B[:, None]
+        place_B1 = torch.tensor(places, device=device)[:, None]
+        return [
+            (k[place_B1, :, index_BS].transpose(1, 2), v[place_B1, :, index_BS].transpose(1, 2))
+            for k, v in kept.layers
+        ]
+
+    def _run(self, cache: Any, rows: list[tuple[int, ...]], reused: list[int]) -> State:
+        """Run what is left of each row after its first `reused` tokens, which the cache holds."""
+        device = self._model.device
+        slots = max(map(len, rows))
+        new = slots - max(reused)
+        ids_BT = torch.zeros(len(rows), new, dtype=torch.int64)
+        mask_BS = torch.zeros(len(rows), slots, dtype=torch.bool)
+        for index, (row, n) in enumerate(zip(rows, reused, strict=True)):
+            ids_BT[index, new - (len(row) - n) :] = torch.tensor(row[n:])
+            mask_BS[index, slots - len(row) :] = True
+        mask_BS = mask_BS.to(device)
+        if cache is None:
+            cache = DynamicCache() if self.shares else None
+        out = self._forward(cache, ids_BT.to(device), mask_BS)
+        return State(cache=out.past_key_values, mask=mask_BS, logits=out.logits[:, -1])
+
+    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor) -> Any:
+        positions = {}
+        if self._takes_positions:
+            count_BS = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)
+            positions = {"position_ids": count_BS[:, -ids_BT.shape[1] :]}
+        return self._model(
+            input_ids=ids_BT,
+            attention_mask=mask_BS.long(),
+            past_key_values=cache,
+            use_cache=True,
+            **positions,
+            **self._last,
+        )
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens both start with."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if one[i] != other[i])
+
+
+def _keeps_all(model: Any) -> bool:
+    """Whether every layer keeps the keys of all tokens, in the plain form that can be cut."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    cache = getattr(model(input_ids=token, use_cache=True), "past_key_values", None)
+    layers = getattr(cache, "layers", [])
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

@@ -1,0 +1,86 @@
+"""Multi-query associative recall (Arora et al., arXiv 2312.04927), in words.
+
+A list of pairs, filler up to the length, and some of the pairs again: after each key its value can
+be known. Scored by teacher forcing: whether each token of the value is the likeliest, the earlier
+pairs being given as they are.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clearhead.data.draws import Draws
+from clearhead.data.retrieval import listing, pairs, sentence
+from clearhead.errors import ClearheadError
+from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTask:
+    """Recall of values by their keys, by length and number of pairs."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    pairs: tuple[int, ...] = (4, 12)
+    """Pairs in the list; a cell each."""
+    queries: int = 8
+    """Pairs asked for, at most all."""
+    samples: int = 50
+    """Lists in a cell."""
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        check_count(samples=self.samples, queries=self.queries)
+        found: list[Cell] = [
+            {"length": length, "pairs": number}
+            for length in subject.lengths
+            for number in self.pairs
+        ]
+        for cell in found:
+            prompt, answer, _ = self._sample(subject, cell, 0)
+            subject.reader.prefill.check(len(prompt.ids) + len(answer))
+        return found
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        samples = [self._sample(subject, cell, number) for number in range(self.samples)]
+        prompts, answers, places = zip(*samples, strict=True)
+        found = subject.reader.ask(prompts, answers, advanced=advanced)
+        right, losses = [], []
+        for answer, values in zip(found, places, strict=True):
+            for start, stop in values:
+                right.append(all(answer.right[start:stop]))
+                losses.append(sum(answer.loss[start:stop]))
+        low, high = wilson(sum(right), len(right))
+        return {
+            "accuracy": sum(right) / len(right),
+            "low": low,
+            "high": high,
+            "answer_loss": sum(losses) / len(losses),
+            "trials": len(right),
+        }
+
+    def _sample(
+        self, subject: Subject, cell: Cell, number: int
+    ) -> tuple[Prompt, tuple[int, ...], list[tuple[int, int]]]:
+        """The prompt, the pairs again as the answer, and where in it each value stands."""
+        draws = Draws(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
+        known = pairs(draws, cell["pairs"], evaluation=True)
+        answer: list[int] = []
+        places = []
+        for key, value in draws.sample(known, min(self.queries, len(known))):
+            answer += subject.encode(f" {key}")
+            start = len(answer)
+            answer += subject.encode(f" {value}")
+            places.append((start, len(answer)))
+            answer += subject.encode(",")
+        listed = (*subject.begin, *subject.encode(listing(known)))
+        tail = subject.encode(" Recall:")
+        room = cell["length"] - len(listed) - len(tail) - len(answer)
+        if room < 0:
+            raise ClearheadError(
+                f"{cell['pairs']} pairs and {len(places)} queries take {cell['length'] - room} "
+                f"tokens, more than the length {cell['length']}: give longer lengths, or fewer"
+            )
+        filler: list[int] = []
+        while len(filler) < room:
+            filler += subject.encode(f" {sentence(draws, evaluation=True)}")
+        return Prompt((*listed, *filler[:room]), tail), tuple(answer), places

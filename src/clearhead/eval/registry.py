@@ -1,0 +1,22 @@
+"""Every evaluation by name: one line each."""
+
+from collections.abc import Mapping
+
+from clearhead.eval.allocation import AllocationTask
+from clearhead.eval.hidden import MaskedTask
+from clearhead.eval.hits import HitsTask
+from clearhead.eval.needles import NeedlesTask
+from clearhead.eval.passkey import PasskeyTask
+from clearhead.eval.perplexity import PerplexityTask
+from clearhead.eval.recall import RecallTask
+from clearhead.eval.task import Task
+
+TASKS: Mapping[str, type[Task]] = {
+    "perplexity": PerplexityTask,
+    "passkey": PasskeyTask,
+    "needles": NeedlesTask,
+    "recall": RecallTask,
+    "hits": HitsTask,
+    "allocation": AllocationTask,
+    "masked": MaskedTask,
+}

@@ -1,0 +1,194 @@
+"""The evaluations on a page: a table a task, heat-maps of depth and length, loss by position.
+
+A number is the mean over seeds, and in tables and curves over depths; ± is one standard deviation
+over seeds.
+"""
+
+import html
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clearhead.report import figures, style
+from clearhead.report.evaluations import row_name, scaling_name
+from clearhead.report.records import Records
+from clearhead.report.statistics import Summary, summarize
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from clearhead.report.sections import Page
+
+PLAIN = "none"  # the scaling that a curve shows
+CAPTION = (
+    "What each model does with texts of each length. A row names the model, the scaling of its "
+    "rotary frequencies and the setting; numbers are means over depths and seeds."
+)
+
+
+class _Row(NamedTuple):
+    arm: str
+    setting: str
+
+
+def section(page: "Page") -> str:
+    """The section on all evaluations of all sets of records; empty where there is none."""
+    content = ""
+    for label, records in page.sets():
+        tasks = dict.fromkeys(cell["task"] for run in records.runs for cell in run.cells)
+        for task in tasks:
+            shown = "".join(_shown(page, records, task))
+            name = f"{label}: {task}" if label else task
+            content += f'<div class="evaluation"><h3>{html.escape(name)}</h3>{shown}</div>'
+    if not content:
+        return ""
+    return (
+        '<section id="evaluations"><h2>Evaluations</h2>'
+        f'<p class="caption">{html.escape(CAPTION)}</p>{content}</section>'
+    )
+
+
+def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
+    for headline in _headlines(records, task):
+        yield _table(records, task, headline)
+    for headline in _headlines(records, task)[:1]:
+        panels = "".join(_heat_maps(page, records, task, headline))
+        if panels:
+            yield f'<div class="maps small">{panels}</div>'
+    curve = _by_position(page, records, task)
+    if curve:
+        yield curve
+
+
+def _headlines(records: Records, task: str) -> list[str]:
+    cells = (cell for run in records.runs for cell in run.cells if cell["task"] == task)
+    return list(dict.fromkeys(str(name) for cell in cells for name in cell["headlines"]))
+
+
+def _values(
+    records: Records, task: str, headline: str, *, apart: tuple[str, ...] = ()
+) -> dict[_Row, dict[tuple[Any, ...], Summary]]:
+    """By row and by (length, *apart), over seeds; within a seed the mean over what is not apart."""
+    found: dict[_Row, dict[tuple[Any, ...], dict[int, list[float]]]] = {}
+    for run in records.runs:
+        # Of two lines on one cell the later counts.
+        latest = {_place(cell): cell for cell in run.cells if cell["task"] == task}
+        for cell in latest.values():
+            at, value = cell["at"], cell["result"].get(headline)
+            if value is None:
+                continue
+            setting = row_name({k: v for k, v in at.items() if k != "depth"})
+            column = (at.get("length", 0), *(at.get(key) for key in apart))
+            by_seed = found.setdefault(_Row(run.arm, setting), {}).setdefault(
+                column, defaultdict(list)
+            )
+            by_seed[run.seed].append(float(value))
+    out: dict[_Row, dict[tuple[Any, ...], Summary]] = {}
+    for row, columns in found.items():
+        out[row] = {}
+        for column, by_seed in columns.items():
+            summary = summarize([fmean(values) for values in by_seed.values()])
+            if summary is not None:
+                out[row][column] = summary
+    return out
+
+
+def _place(cell: Mapping[str, Any]) -> str:
+    return repr(sorted(cell["at"].items()))
+
+
+def _table(records: Records, task: str, headline: str) -> str:
+    rows = _values(records, task, headline)
+    lengths = sorted({length for columns in rows.values() for (length,) in columns})
+    head = "".join(f"<th>{length:,}</th>" for length in lengths)
+    body = []
+    for row, columns in rows.items():
+        cells = []
+        for length in lengths:
+            summary = columns.get((length,))
+            text = "–" if summary is None else style.with_spread(summary.mean, summary.deviation)
+            cells.append(f"<td>{html.escape(text)}</td>")
+        name = html.escape(f"{row.arm} · {row.setting}")
+        body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
+    title = html.escape(f"{headline.replace('_', ' ')}, by length in tokens")
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="row">{title}</th>{head}'
+        f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _heat_maps(page: "Page", records: Records, task: str, headline: str) -> Iterator[str]:
+    """A panel a row: depth down, length across; only for what was measured at several depths."""
+    for row, columns in _values(records, task, headline, apart=("depth",)).items():
+        depths = sorted({depth for _, depth in columns if depth is not None})
+        if len(depths) < 2:
+            continue
+        figure = _heat_map({key: summary.mean for key, summary in columns.items()}, depths)
+        title = f"{row.arm} · {row.setting}"
+        plot = page.place(figure, f"{headline} of {title} by depth and length", "cells")
+        yield f'<figure class="panel"><h4>{html.escape(title)}</h4>{plot}</figure>'
+
+
+def _heat_map(values: Mapping[tuple[Any, ...], float], depths: list[float]) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    lengths = sorted({length for length, _ in values})
+    figure = figures.new("length in tokens", "depth", showlegend=False)
+    heat = go.Heatmap(
+        x=[f"{length:,}" for length in lengths],
+        y=[f"{100 * depth:g} %" for depth in depths],
+        z=[[values.get((length, depth)) for length in lengths] for depth in depths],
+        zmin=0,
+        zmax=max(1.0, *values.values()),
+        colorscale=style.scale(style.SEQUENTIAL),
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        texttemplate="%{z:.2f}" if len(lengths) <= 8 else "",
+        hovertemplate="%{y} deep in %{x} tokens: %{z:.3f}<extra></extra>",
+    )
+    figure.add_trace(heat)
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    return figure
+
+
+def _by_position(page: "Page", records: Records, task: str) -> str:
+    """The mean loss up to each position of the longest texts, a line a model."""
+    import plotly.graph_objects as go
+
+    figure = figures.new("tokens of context, up to (log scale)", "cumulative loss (nats a token)")
+    for arm in records.arms():
+        curves: dict[int, list[float]] = defaultdict(list)
+        for run in records.of(arm):
+            longest = _longest(run.cells, task)
+            for point in longest.get("positions", ()) if longest else ():
+                curves[point["to"]].append(point["cumulative"])
+        if curves:
+            places = sorted(curves)
+            line = go.Scatter(
+                x=places,
+                y=[fmean(curves[place]) for place in places],
+                name=style.plain(arm),
+                mode="lines+markers",
+                line={"color": page.looks[arm].colour, "width": 2},
+                marker={"symbol": page.looks[arm].symbol, "size": 6},
+                hovertemplate="%{x}: %{y:.4f}",
+            )
+            figure.add_trace(line)
+    if not figure.data:
+        return ""
+    figure.update_xaxes(type="log")
+    plot = page.place(figure, "cumulative loss by position", "curve")
+    note = "Without scaling; every position counts alike, whatever the number of tokens there."
+    return (
+        '<div class="pair"><figure class="panel"><h4>Loss of growing contexts</h4>'
+        f"{plot}<figcaption>{note}</figcaption></figure></div>"
+    )
+
+
+def _longest(cells: list[dict[str, Any]], task: str) -> dict[str, Any] | None:
+    mine = [c for c in cells if c["task"] == task and scaling_name(c["at"]) == PLAIN]
+    best = max(mine, key=lambda cell: cell["at"].get("length", 0), default=None)
+    return None if best is None else best["result"]

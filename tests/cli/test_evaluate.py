@@ -1,0 +1,162 @@
+"""clearhead eval: a sweep that is kept cell by cell, goes on where it stopped, refuses early."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+from clearhead.eval import TASKS
+from clearhead.report import load
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, on text that has the synthetic tasks in it."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    code = _call(
+        *("train", "transformer", "--output", str(folder), "--data.cache", str(cache)),
+        *("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2"),
+        "max_position_embeddings=64",
+        *("--data.data", str(text), "synthetic:passkey:documents=60@0.3"),
+        *("--data.vocabulary", "900", "--train.tokens", "512"),
+        *("--train.sequence-length", "64", "--train.batch-size", "4", "--train.precision", "fp32"),
+    )
+    assert code == 0
+    return folder
+
+
+@pytest.fixture
+def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
+    return [
+        *("eval", str(trained), "--data.data", str(text), "--data.cache", str(cache)),
+        *("--data.validation", "0.3", "--lengths", "128", "192", "--tokens", "2000"),
+        *("--records", str(tmp_path / "records.jsonl"), "--passkey.trials", "2"),
+        *("--passkey.depths", "0", "1", "--passkey.new-tokens", "3"),
+    ]
+
+
+def _cells(tmp_path: Path) -> list[dict]:
+    lines = (tmp_path / "records.jsonl").read_text("utf-8").splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == "cell"]
+
+
+def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypatch, capsys):
+    words += ["--tasks", "perplexity,passkey", "--rope-scaling", "none,dynamic", "--factors", "2,4"]
+    measured: list[dict] = []
+    plain = TASKS["passkey"].measure
+
+    def stopping(self, subject, cell, advanced):
+        measured.append(dict(cell))
+        if len(measured) == 6:
+            raise KeyboardInterrupt
+        return plain(self, subject, cell, advanced)
+
+    monkeypatch.setattr(TASKS["passkey"], "measure", stopping)
+    assert _call(*words) == 130
+    assert len(_cells(tmp_path)) == 2 + 4 + 2 + 1
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"kind": "cell", "run": "ti')  # torn by a power cut
+    assert _call(*words) == 0
+    cells = _cells(tmp_path)
+    assert len(cells) == 3 * (2 + 4)
+    assert len(measured) == 3 * 4 + 1
+    assert len({json.dumps([cell["task"], cell["at"]]) for cell in cells}) == len(cells)
+    out = capsys.readouterr().out
+    for name in ("none", "dynamic × 2", "dynamic × 4", "perplexity by", "passkey, accuracy by"):
+        assert name in " ".join(out.split())
+    assert _call(*words) == 0  # all known
+    assert len(measured) == 3 * 4 + 1
+    assert _cells(tmp_path) == cells
+    assert _call(*words, "--passkey.trials", "3", "--seed", "1") == 0  # other cells
+    assert len(_cells(tmp_path)) == 2 * len(cells)
+
+
+def test_a_cell_says_how_it_was_made(words, tmp_path):
+    assert _call(*words, "--tasks", "passkey", "--passkey.depths", "0.5") == 0
+    cells = _cells(tmp_path)
+    for cell in cells:
+        made = cell["made"]
+        assert made["dtype"] == "float32"
+        assert made["batch_tokens"] == 8192
+        assert made["seed"] == 0
+        assert made["data"] is None  # a passkey's filler needs no text, and none was read
+        assert set(made["versions"]) == {"clearhead", "torch", "transformers"}
+        assert made["seconds"] > 0
+        assert cell["options"]["trials"] == 2
+        assert cell["result"]["low"] <= cell["result"]["accuracy"] <= cell["result"]["high"]
+    (run,) = load(tmp_path / "records.jsonl").runs
+    assert run.preset == "transformer"
+    assert run.sequence_length == 64
+    assert run.cells == cells
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--tasks", "paskey"], "did you mean passkey"),
+        (["--tasks", "masked"], "masked is not for"),
+        (["--tasks", "perplexity"], "options of passkey have no effect without it"),
+        (["--tasks", "passkey", "--factors", "2"], "factors have no effect without a scaling"),
+        (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
+        (["--tasks", "passkey", "--rope-scaling", "ntkk"], "did you mean ntk?"),
+        (
+            ["--tasks", "passkey", "--rope-scaling", "ntk", "--factors", "two"],
+            "factor 'two' is not a number",
+        ),
+        (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
+        (["--tasks", "passkey", "--data.tokenizer", "x"], "data.tokenizer has no effect"),
+        (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),
+        (["--tasks", "passkey,perplexity", "--lengths", "999999"], "no document of 999,999"),
+        (["--tasks", "passkey,perplexity", "--perplexity.stride", "150"], "stride is 150"),
+        (
+            ["--tasks", "passkey,perplexity", "--data.data", "rows.jsonl"],
+            "no field 'text', it has 'title', 'body'",
+        ),
+    ],
+)
+def test_refuses_before_anything_is_measured(
+    words, tmp_path, capsys, monkeypatch, extra: list[str], message: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
+    assert _call(*words, *extra) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("clearhead: ")
+    assert message in last
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
+    drop: Callable[[str], bool] = lambda word: word.startswith("--passkey")  # noqa: E731
+    start = next(index for index, word in enumerate(words) if drop(word))
+    words = words[:start]
+    assert _call(*words, "--tasks", "perplexity", "hits", "--perplexity.text", "stream") == 0
+    by_task = {cell["task"]: cell["result"] for cell in _cells(tmp_path)}
+    assert by_task["perplexity"]["stride"] == 96
+    assert by_task["perplexity"]["left_out"] == 0
+    assert by_task["hits"]["ar_hits"] > 0
+    assert "hits, others loss by length" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
+    from clearhead.experiments.bench import evaluation
+
+    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
+    monkeypatch.setattr(evaluation, "TRIALS", 1)
+    monkeypatch.setattr(evaluation, "TOKENS", 256)
+    monkeypatch.setattr(evaluation, "WINDOW", 64)
+    monkeypatch.setattr(evaluation, "STRIDE", 32)
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
+    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
+    assert sweep["peer"] == "180 s"
+    assert windows["bound"] == 1.1
+    assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

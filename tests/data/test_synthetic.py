@@ -1,0 +1,127 @@
+"""Synthetic retrieval text: the same for ever, answerable, and apart from what evaluations ask."""
+
+import hashlib
+import re
+
+import pytest
+
+from clearhead.data import Batches, DataConfig, prepare, retrieval
+from clearhead.data.draws import Draws
+from clearhead.data.sources import find
+from clearhead.data.synthetic import recipe, texts
+from clearhead.errors import ClearheadError
+
+SPECS = ("synthetic:passkey", "synthetic:needle", "synthetic:recall")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_documents_are_the_same_for_ever_and_within_their_length(spec):
+    found = list(texts(f"{spec}:documents=50,characters=600"))
+    assert found == list(texts(f"{spec}:documents=50,characters=600"))
+    assert found[:20] == list(texts(f"{spec}:documents=20,characters=600"))
+    assert found != list(texts(f"{spec}:documents=50,characters=600,seed=1"))
+    assert len(found) == 50
+    assert len(set(found)) > 45
+    assert max(map(len, found)) <= 600
+
+
+def test_the_bytes_never_change():
+    """A corpus is known by its text: another text under the same words would be another run."""
+    digest = hashlib.sha256()
+    for spec in SPECS:
+        for text in texts(f"{spec}:documents=20"):
+            digest.update(text.encode())
+    assert digest.hexdigest()[:16] == "c2e1ad69a65801d6"
+
+
+@pytest.mark.parametrize("landmark", [0, 1])
+def test_a_passkey_is_stated_and_answered(landmark):
+    for text in texts(f"synthetic:passkey:documents=40,landmark={landmark}"):
+        context, answer = text.rsplit("\n", 1)
+        (key,) = set(re.findall(r"\d+", context))
+        assert answer.endswith(f"is {key}.")
+        assert len(key) == 5
+        assert not retrieval.held_out(key)
+
+
+def test_needles_are_stated_once_and_answered():
+    for text in texts("synthetic:needle:documents=40,needles=3,queries=2"):
+        context, *answers = text.split("\n")
+        stated = dict(re.findall(r"magic number of (\w+) is (\d+)\.", context))
+        assert len(stated) == 3
+        assert len(answers) == 2
+        for answer in answers:
+            city, number = re.search(r"number of (\w+)\? .* is (\d+)\.$", answer).groups()
+            assert stated[city] == number
+
+
+def test_recalled_pairs_were_listed():
+    for text in texts("synthetic:recall:documents=40,pairs=6,queries=4"):
+        listed, recalled = re.fullmatch(r"Pairs:(.*)\. Recall:(.*)\.", text).groups()
+        pairs, asked = (part.split(",") for part in (listed, recalled))
+        assert set(asked) <= set(pairs)
+        assert (len(pairs), len(asked), len(set(asked))) == (6, 4, 4)
+
+
+def test_evaluations_ask_for_what_training_never_has():
+    for evaluation in (False, True):
+        draws = Draws(f"{evaluation}")
+        for _ in range(200):
+            sentence = retrieval.sentence(draws, evaluation=evaluation)
+            number = retrieval.number(draws, 5, evaluation=evaluation)
+            pair = retrieval.pairs(draws, 1, evaluation=evaluation)[0]
+            for text in (sentence, number, " ".join(pair)):
+                assert retrieval.held_out(text) == evaluation
+
+
+def test_draws_are_even():
+    draws = Draws("even")
+    counts = [0] * 7
+    for _ in range(7000):
+        counts[draws.below(7)] += 1
+    assert min(counts) > 850
+    assert max(counts) < 1150
+    assert sorted(Draws("x").sample(range(9), 9)) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("synthetic:paskey", "did you mean passkey"),
+        ("synthetic:passkey:digit=5", "did you mean digits"),
+        ("synthetic:passkey:digits=x", "digits is 'x'; give a whole number, for example digits=5"),
+        ("synthetic:passkey:digits=2", "digits is 2"),
+        ("synthetic:passkey:characters=100", "characters more than the 100 allowed"),
+        ("synthetic:needle:needles=65", "from 1 to 64"),
+        ("synthetic:recall:pairs=99", "pairs is 99"),
+        ("synthetic:recall:documents=1", "at least 2"),
+    ],
+)
+def test_refuses_what_cannot_be_made(spec, message):
+    with pytest.raises(ClearheadError, match=message):
+        recipe(spec)
+
+
+def test_mixes_with_text_at_a_weight(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(f"A line of a book, number {n}." for n in range(4000)))
+    config = DataConfig(
+        data=(str(path), "synthetic:passkey:documents=200@0.25"),
+        vocabulary=400,
+        cache=tmp_path / "cache",
+    )
+    assert [source.weight for source in find(config, print)] == [0.75, 0.25]
+    corpus = prepare(config)
+    batches = Batches(corpus, sequence_length=64, batch_size=100, seed=0, document_masks=True)
+    text = [corpus.tokenizer.decode(row) for row in batches.batch(0)["input_ids"]]
+    made = sum("A line of a book" not in row for row in text)
+    assert made == pytest.approx(25, abs=8)
+    assert prepare(config).fingerprint == corpus.fingerprint
+
+
+def test_a_document_of_the_default_length_fits_a_window_of_128(tmp_path):
+    config = DataConfig(data=SPECS, vocabulary=4096, cache=tmp_path)
+    corpus = prepare(config)
+    for stream in corpus.split("validation"):
+        longest = max(b - a for a, b in zip(stream.starts, stream.starts[1:], strict=False))
+        assert longest <= 128, stream.spec

@@ -1,0 +1,84 @@
+"""A tiny model with a tokenizer, and a corpus of a few documents: what evaluations run on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.eval import Subject, Texts
+
+LINES = (
+    "The ship left the harbour in the morning. Nobody saw it again!",
+    "A letter came after some weeks. It said little of the voyage.",
+    "What had become of the captain? The old woman knew, and was silent.",
+)
+
+
+@pytest.fixture(scope="session")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve books of several hundred tokens, one of twenty."""
+    path = tmp_path_factory.mktemp("books") / "books.jsonl"
+    texts = [
+        " ".join(f"{LINES[(book + n) % 3]} Chapter {n}." for n in range(20 + book))
+        for book in range(12)
+    ]
+    rows = [json.dumps({"text": text, "title": f"Book {n}"}) for n, text in enumerate(texts)]
+    path.write_text("\n".join([*rows, json.dumps({"text": "A note.", "title": ""})]), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The books, and text that gives the tokenizer the words of the synthetic tasks."""
+    return prepare(
+        DataConfig(
+            data=(
+                str(books),
+                *(f"synthetic:{task}:documents=40" for task in ("needle", "recall", "passkey")),
+                "synthetic:passkey:documents=40,landmark=1",
+            ),
+            vocabulary=800,
+            validation=0.4,
+            cache=tmp_path_factory.mktemp("cache"),
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def make_subject(corpus: Corpus):
+    """make_subject(preset, **changes of the subject)."""
+
+    def make(name: str = "transformer", **changes: object) -> Subject:
+        torch.manual_seed(0)
+        config = preset(
+            name,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=40,
+            vocab_size=corpus.vocabulary_size,
+            max_position_embeddings=64,
+            initializer_range=0.4,
+        )
+        subject = Subject(
+            model=ClearheadForCausalLM(config).eval(),
+            tokenizer=corpus.tokenizer,
+            texts=Texts(lambda: corpus, ("train", "validation")),
+            lengths=(128, 192),
+            tokens=2000,
+            batch_tokens=1000,
+            seed=0,
+        )
+        return replace(subject, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def subject(make_subject) -> Subject:
+    """One for the tests that do not change it."""
+    return make_subject()

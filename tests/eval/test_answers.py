@@ -1,0 +1,152 @@
+"""Answers against whole forward passes of one prompt; sharing and batches change nothing."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.eval.answers import Reader
+from clearhead.eval.prefill import Prompt
+from clearhead.models import with_rope_scaling
+
+VOCABULARY, TRAINED = 61, 16
+SHAPE = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": VOCABULARY,
+    "initializer_range": 0.4,
+}
+CLEARHEAD = (
+    *("transformer", "differential", "differential-v2", "softmax1", "sink"),
+    *("alibi", "xpos", "coca", "coca-strict", "coca-slack"),
+)
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+
+
+def _make(name: str) -> torch.nn.Module:
+    if name == "GPT-2":
+        shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}
+        return GPT2LMHeadModel(GPT2Config(**shape, n_positions=64, initializer_range=0.4))
+    if name.startswith("Llama"):
+        rope = {"rope_parameters": DYNAMIC} if "dynamic" in name else {}
+        shape = {**SHAPE, "num_key_value_heads": 2, "max_position_embeddings": TRAINED, **rope}
+        return LlamaForCausalLM(LlamaConfig(**shape))
+    name, _, kind = name.partition(" ")
+    model = ClearheadForCausalLM(preset(name, **SHAPE, max_position_embeddings=TRAINED))
+    return with_rope_scaling(model, kind, factor=4) if kind else model
+
+
+def _prompts() -> list[Prompt]:
+    """Two long shared starts, contexts inside them, tails of several lengths, one unlike all."""
+    start = torch.randint(0, VOCABULARY, (26,)).tolist()
+    other = [*start[:9], *torch.randint(0, VOCABULARY, (12,)).tolist()]
+    found = []
+    for context in (start, start[:13], other, start, [], other[:4]):
+        tail = torch.randint(0, VOCABULARY, (1 + len(found) % 4,)).tolist()
+        found.append(Prompt(tuple(context), tuple(tail)))
+    return found
+
+
+def _by_hand(model, prompt: Prompt, answer: tuple[int, ...], new: int):
+    """Whole forward passes of whole texts, no cache, no padding, no neighbour."""
+    with torch.no_grad():
+        ids, losses = list(prompt.ids), []
+        for token in answer:
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+            losses.append(-float(logits.log_softmax(-1)[token]))
+            ids.append(token)
+        ids = list(prompt.ids)
+        for _ in range(new):
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+            ids.append(int(logits.argmax()))
+    return losses, tuple(ids[len(prompt.ids) :])
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
+@pytest.mark.parametrize(
+    "name", [*CLEARHEAD, "transformer dynamic-causal", "coca linear", "Llama", "GPT-2"]
+)
+def test_equals_whole_forward_passes_one_by_one(name, batch_tokens):
+    model = _make(name).double().eval()
+    reader = Reader(model, batch_tokens=batch_tokens, end=None)
+    assert reader.prefill.shares
+    prompts = _prompts()
+    answers = [tuple(torch.randint(0, VOCABULARY, (n,)).tolist()) for n in (3, 1, 0, 2, 4, 2)]
+    found = reader.ask(prompts, answers, new_tokens=5)
+    for prompt, answer, mine in zip(prompts, answers, found, strict=True):
+        loss, written = _by_hand(model, prompt, answer, 5)
+        torch.testing.assert_close(
+            torch.tensor(mine.loss), torch.tensor(loss), rtol=2e-6, atol=2e-6
+        )
+        assert mine.written == written
+    # What was kept of one batch serves the next.
+    again = reader.ask(prompts, answers, new_tokens=5)
+    assert [a.written for a in again] == [a.written for a in found]
+
+
+@pytest.mark.parametrize("name", ["transformer dynamic", "coca dynamic", "Llama dynamic"])
+def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name):
+    model = _make(name).double().eval()
+    prompts = _prompts()
+    answers = [(1, 2)] * len(prompts)
+    alone = Reader(model, batch_tokens=1, end=None).ask(prompts, answers, new_tokens=4)
+    reader = Reader(model, batch_tokens=10_000, end=None)
+    assert not reader.prefill.shares
+    together = reader.ask(prompts, answers, new_tokens=4)
+    for prompt, one, other in zip(prompts, alone, together, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert one.written == other.written
+        with torch.no_grad():  # the first token's base is that of the prompt's own length
+            if name.startswith("Llama"):
+                model(torch.tensor([[0]]))  # transformers keeps the longest text's frequencies
+            logits = model(torch.tensor([prompt.ids]), use_cache=False).logits[0, -1]
+        assert one.loss[0] == pytest.approx(-float(logits.log_softmax(-1)[1]), rel=1e-5)
+
+
+def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():
+    model = _make("transformer").eval()
+    reader = Reader(model, batch_tokens=1000, end=None)
+    prompts = _prompts()
+    first = reader.ask(prompts, [()] * len(prompts), new_tokens=3)
+    for answer in (first[0].written, first[1].written, (1, 2, 3)):
+        found = reader.ask(prompts, [answer] * len(prompts), new_tokens=3)
+        for mine in found:
+            assert all(mine.right) == (mine.written == answer)
+
+
+def test_an_answer_ends_at_the_end_token():
+    model = _make("transformer").eval()
+    prompts = _prompts()
+    free = Reader(model, batch_tokens=1000, end=None).ask(prompts, [()] * 6, new_tokens=6)
+    end = free[0].written[2]
+    stopped = Reader(model, batch_tokens=1000, end=end).ask(prompts, [()] * 6, new_tokens=6)
+    for one, other in zip(free, stopped, strict=True):
+        cut = one.written.index(end) if end in one.written else 6
+        assert other.written == one.written[:cut]
+
+
+def test_what_is_shared_is_read_once():
+    model = _make("transformer").eval()
+    reader = Reader(model, batch_tokens=100_000, end=None)
+    read = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    start = tuple(torch.randint(0, VOCABULARY, (200,)).tolist())
+    prompts = [Prompt(start[:190], (n, n + 1)) for n in range(8)]
+    reader.ask(prompts, [(1,)] * 8)
+    assert sum(read) == 190 + 8 * 2
+    read.clear()
+    reader.ask([Prompt(start, (3,))] * 2, [(1,)] * 2)  # grows what is kept; one context for both
+    assert sum(read) == 10 + 2
+    read.clear()
+    reader.ask([Prompt(start[:50], (3,))], [(1,)])
+    assert sum(read) == 1
+
+
+def test_refuses_more_tokens_than_learned_positions():
+    reader = Reader(_make("GPT-2").eval(), batch_tokens=1000, end=None)
+    with pytest.raises(ClearheadError, match="66 tokens are more than the 64 learned positions"):
+        reader.ask([Prompt((1,) * 60, (2,))], [(3,)], new_tokens=5)

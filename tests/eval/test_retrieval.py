@@ -1,0 +1,231 @@
+"""Retrieval tasks: prompts as the protocols say, and scores of answers that are known."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead import ClearheadError
+from clearhead.data.draws import Draws
+from clearhead.data.retrieval import held_out
+from clearhead.eval.allocation import AllocationTask, last_row
+from clearhead.eval.answers import Answer
+from clearhead.eval.haystack import haystack
+from clearhead.eval.needles import NeedlesTask
+from clearhead.eval.passkey import PasskeyTask
+from clearhead.eval.recall import RecallTask
+from clearhead.eval.task import wilson
+
+TASKS = {
+    "passkey": PasskeyTask(trials=3, depths=(0.0, 0.5, 1.0), new_tokens=4),
+    "landmark": PasskeyTask(trials=3, depths=(0.5,), wording="landmark", new_tokens=4),
+    "needles": NeedlesTask(grid=("1x1", "3x2"), samples=2, depths=(0.0, 1.0), new_tokens=4),
+    "sentences": NeedlesTask(grid=("2x1",), samples=2, depths=(0.5,), filler="sentences"),
+    "recall": RecallTask(pairs=(3, 6), queries=4, samples=3),
+    "allocation": AllocationTask(samples=2, depths=(0.0, 1.0), needles=2),
+}
+
+
+class Oracle:
+    """A reader that has seen the prompts and knows, or does not know, the answers."""
+
+    def __init__(self, reader, answer):
+        self.prefill, self.prompts, self.answers = reader.prefill, [], []
+        self._answer = answer
+
+    def ask(self, prompts, answers, *, new_tokens=0, advanced=None):
+        self.prompts, self.answers = list(prompts), list(answers)
+        return [
+            self._answer(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+
+def _knowing(prompt, answer):
+    return Answer(written=answer, loss=(0.0,) * len(answer), right=(True,) * len(answer))
+
+
+def _ignorant(prompt, answer):
+    return Answer(written=(), loss=(1.0,) * len(answer), right=(False,) * len(answer))
+
+
+def _asked(subject, task, cell, answer=_knowing):
+    oracle = Oracle(subject.reader, answer)
+    copy = replace(subject)
+    copy.__dict__["reader"] = oracle
+    found = task.measure(copy, cell, lambda steps: None)
+    texts = [subject.tokenizer.decode(prompt.ids) for prompt in oracle.prompts]
+    return found, texts, oracle
+
+
+@pytest.mark.parametrize("name", ["passkey", "landmark", "needles", "sentences", "recall"])
+def test_one_who_knows_scores_one_and_who_does_not_zero(subject, name):
+    task = TASKS[name]
+    for cell in task.cells(subject):
+        found, _, oracle = _asked(subject, task, cell)
+        assert found["accuracy"] == 1
+        assert found["answer_loss"] == 0
+        assert max(len(prompt.ids) for prompt in oracle.prompts) <= cell["length"]
+        found, _, _ = _asked(subject, task, cell, _ignorant)
+        assert found["accuracy"] == 0
+        assert 0 < found["high"] < 1
+
+
+def test_passkey_prompts_are_the_papers(subject):
+    task = TASKS["passkey"]
+    text = {}
+    for cell in task.cells(subject):
+        _, texts, _ = _asked(subject, task, cell)
+        for one in texts:
+            body = one.removeprefix("<|begin|>")
+            (key,) = set(re.findall(r"\d{5}", body))
+            assert held_out(key)
+            assert body.startswith("There is an important info hidden inside a lot of irrelevant")
+            assert body.endswith("\nWhat is the passkey?")
+            assert f"The passkey is {key}. Remeber it. {key} is the passkey." in body
+            before, after = (part.count("The grass is green.") for part in body.split(key, 1))
+            text[cell["length"], cell["depth"]] = (before, after)
+    for length in subject.lengths:
+        total = sum(text[length, 0.0])
+        assert text[length, 0.0] == (0, total)
+        assert text[length, 1.0] == (total, 0)
+        assert text[length, 0.5] == (round(total / 2), total - round(total / 2))
+    assert sum(text[192, 0.0]) > sum(text[128, 0.0])
+
+
+def test_the_landmark_prompt_leads_into_the_answer(subject):
+    _, texts, oracle = _asked(subject, TASKS["landmark"], {"length": 192, "depth": 0.5})
+    for text, answer in zip(texts, oracle.answers, strict=True):
+        assert text.endswith("\nWhat is the pass key? The pass key is")
+        assert re.fullmatch(r" \d{5}", subject.tokenizer.decode(answer))
+
+
+def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
+    for depth in (0.0, 0.5, 1.0):
+        stack = haystack(
+            subject,
+            Draws("x"),
+            length=192,
+            depth=depth,
+            needles=3,
+            queries=2,
+            digits=5,
+            filler="text",
+        )
+        prompts = stack.prompts(subject)
+        assert max(len(prompt.ids) for prompt in prompts) == 192
+        context = subject.tokenizer.decode(stack.context)
+        for fact in stack.asked:
+            assert context.count(fact.statement) == 1
+            start, stop = stack.spans[fact.city]
+            assert subject.tokenizer.decode(stack.context[start:stop]).strip() == fact.statement
+        start, stop = (stack.spans[fact.city] for fact in stack.asked)
+        assert start[1] == stop[0]  # side by side
+        filler = len(stack.context) - sum(b - a for a, b in stack.spans.values())
+        others = sum(b - a for a, b in stack.spans.values() if b <= start[0])
+        assert abs((start[0] - others) / filler - depth) < 0.15
+
+
+def test_needles_are_asked_one_by_one_after_one_context(subject):
+    cell = {"length": 192, "depth": 0.0, "needles": 3, "queries": 2}
+    _, texts, oracle = _asked(subject, TASKS["needles"], cell)
+    assert len(texts) == 4
+    assert oracle.prompts[0].context == oracle.prompts[1].context != oracle.prompts[2].context
+    for text, answer in zip(texts, oracle.answers, strict=True):
+        city = re.search(r"What is the magic number of (\w+)\?", text)[1]
+        number = re.search(rf"The magic number of {city} is (\d+)\.", text)[1]
+        assert subject.tokenizer.decode(answer) == f" {number}"
+
+
+def test_recall_asks_for_values_that_were_listed(subject):
+    cell = {"length": 192, "pairs": 6}
+    _, texts, oracle = _asked(subject, TASKS["recall"], cell)
+    for text, answer in zip(texts, oracle.answers, strict=True):
+        assert text.endswith(" Recall:")
+        for pair in subject.tokenizer.decode(answer).split(",")[:-1]:
+            assert f"{pair}," in text or f"{pair}." in text
+            assert held_out(pair.strip())
+
+
+@pytest.mark.parametrize("name", ["differential", "softmax1", "coca"])
+def test_scores_do_not_depend_on_the_batch(make_subject, name):
+    one, many = (make_subject(name, batch_tokens=n, lengths=(128,)) for n in (1, 4000))
+    for subject in (one, many):
+        subject.model.double()
+    for task in TASKS.values():
+        for cell in task.cells(one)[:2]:
+            alone, together = (task.measure(s, cell, lambda steps: None) for s in (one, many))
+            assert alone == pytest.approx(together, rel=1e-5) if "maps" not in alone else True
+
+
+def test_wilson_against_published_values():
+    """Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    for share, expected in (
+        ((81, 263), (0.2553, 0.3662)),
+        ((15, 148), (0.0624, 0.1605)),
+        ((0, 20), (0.0, 0.1611)),
+        ((1, 29), (0.0061, 0.1718)),
+    ):
+        assert wilson(*share) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["transformer", "softmax1", "differential", "coca", "alibi"])
+def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
+    subject = make_subject(name, lengths=(128,))
+    subject.model.set_attn_implementation("eager")
+    stack = haystack(
+        subject, Draws("x"), length=128, depth=0.5, needles=2, queries=1, digits=5, filler="text"
+    )
+    (prompt,) = stack.prompts(subject)
+    spans = torch.zeros(3, 128, dtype=torch.bool)
+    spans[0, 10:20], spans[1, 20:100], spans[2, 100:128] = True, True, True
+    with torch.no_grad():
+        ids = torch.tensor([prompt.ids])
+        maps = subject.model(ids, output_attentions=True, use_cache=False).attentions
+    row_S = torch.stack([layer[0, :, -1].double().sum(0) for layer in maps]).sum(0)
+    absolute_S = torch.stack([layer[0, :, -1].double().abs().sum(0) for layer in maps]).sum(0)
+    expected = torch.stack([row_S, absolute_S]) @ spans.double().T
+    subject.model.set_attn_implementation("sdpa")
+    *_, effective = last_row(subject, prompt, spans).values()
+    torch.testing.assert_close(effective, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shares_of_attention_add_up_under_both_normalisations(make_subject):
+    subject = make_subject("differential", lengths=(128,))
+    task = TASKS["allocation"]
+    found = task.measure(subject, task.cells(subject)[0], lambda steps: None)
+    assert [one["map"] for one in found["maps"]] == ["map 1", "map 2", "difference"]
+    for one in found["maps"]:
+        assert sum(one["signed"].values()) == pytest.approx(1)
+        assert sum(one["absolute"].values()) == pytest.approx(1)
+        if one["map"] != "difference":
+            assert one["signed"] == pytest.approx(one["absolute"])
+        assert one["lift"] == pytest.approx(one["absolute"]["answer"] / found["tokens"]["answer"])
+    assert found["answer_share"] == found["maps"][-1]["absolute"]["answer"]
+
+
+@pytest.mark.parametrize(
+    ("task", "lengths", "message"),
+    [
+        (PasskeyTask(), (16, 128), r"takes \d+ tokens without any filler: more than the length 16"),
+        (PasskeyTask(depths=(2.0,)), (128,), "depths are 2.0"),
+        (PasskeyTask(depths=()), (128,), "depths are none"),
+        (PasskeyTask(trials=0), (128,), "trials is 0"),
+        (PasskeyTask(digits=2), (128,), "digits is 2"),
+        (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
+        (NeedlesTask(grid=("1x2",)), (128,), "from 1 to 1 of 1"),
+        (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),
+        (NeedlesTask(), (128, 90_000), "more than any document has"),
+        (RecallTask(pairs=(40,)), (64,), "tokens, more than the length 64"),
+        (RecallTask(pairs=(0,)), (128,), "pairs is 0"),
+    ],
+)
+def test_refuses_at_once_what_cannot_be_measured(make_subject, task, lengths, message):
+    with pytest.raises(ClearheadError, match=message):
+        task.cells(make_subject(lengths=lengths))
+
+
+@pytest.mark.parametrize("name", ["passkey", "needles", "recall", "allocation"])
+def test_learned_positions_are_refused_at_once(make_subject, name):
+    with pytest.raises(ClearheadError, match="64 learned positions of this model"):
+        TASKS[name].cells(make_subject("gpt2"))

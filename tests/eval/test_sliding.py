@@ -1,0 +1,223 @@
+"""Sliding-window losses against one forward pass a token, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.eval.hits import HitsTask, hits
+from clearhead.eval.losses import Losses
+from clearhead.eval.perplexity import PerplexityTask, profile
+from clearhead.eval.sliding import sliding, windows_of
+from clearhead.models import scaled
+
+VOCABULARY = 53
+SHAPE = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": VOCABULARY,
+    "initializer_range": 0.4,
+}
+
+
+def _model(name: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    if name == "Llama":
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=16))
+    else:
+        model = ClearheadForCausalLM(preset(name, **SHAPE, max_position_embeddings=16))
+    return model.double().eval()
+
+
+def _token_by_token(model, document: np.ndarray, length: int, stride: int) -> dict[int, float]:
+    """The definition, one token at a time: its context begins where the first window that holds it,
+    as one that is not its window's first token, begins."""
+    losses = {}
+    ids = torch.from_numpy(document.astype(np.int64))
+    for token in range(1, len(ids)):
+        starts = [s for s in range(0, len(ids), stride) if s < token < s + length]
+        if not starts:
+            continue
+        with torch.no_grad():
+            context = ids[None, starts[0] : token]
+            logits = model(context, use_cache=False).logits[0, -1]
+        losses[token] = -float(logits.log_softmax(-1)[ids[token]])
+    return losses
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (9, 1), (13, 7), (64, 10), (2, 1)])
+@pytest.mark.parametrize("name", ["transformer", "alibi", "Llama"])
+def test_equals_the_definition_token_by_token(name, length, stride):
+    model = _model(name)
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, VOCABULARY, size).astype(np.uint16) for size in (29, 41, 8, 2, 1)]
+    found: list[dict[int, float]] = [{} for _ in texts]
+    for window in sliding(model, texts, length=length, stride=stride, batch_tokens=40):
+        for place, loss in enumerate(window.loss, window.start + window.position):
+            assert place not in found[window.document]
+            found[window.document][place] = loss
+    for text, mine in zip(texts, found, strict=True):
+        expected = _token_by_token(model, text, length, stride)
+        assert sorted(mine) == sorted(expected)
+        for token, loss in expected.items():
+            assert mine[token] == pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["transformer", "Llama"])
+@pytest.mark.parametrize("kind", ["linear", "ntk", "dynamic", "yarn"])
+def test_batches_and_ragged_ends_change_nothing_under_scaling(name, kind):
+    """transformers keeps the dynamic frequencies of the longest text so far: a shorter last window
+    would be read with them."""
+    model = scaled(_model(name), kind, 4)
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, VOCABULARY, size) for size in (70, 75, 50)]
+
+    def losses(batch_tokens: int) -> list[tuple[int, int, float]]:
+        found = sliding(model, texts, length=40, stride=20, batch_tokens=batch_tokens)
+        return sorted((w.document, w.start + w.position, float(w.loss.sum())) for w in found)
+
+    together, alone = losses(1000), losses(1)
+    assert [row[:2] for row in together] == [row[:2] for row in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one[2] == pytest.approx(other[2], rel=1e-6)
+    last = texts[2][40:50]  # the ragged window of a fresh model
+    fresh = scaled(_model(name), kind, 4)
+    with torch.no_grad():
+        whole = fresh(torch.from_numpy(texts[2][20:50])[None], use_cache=False).logits[0]
+    expected = torch.nn.functional.cross_entropy(
+        whole[19:-1], torch.from_numpy(last), reduction="sum"
+    )
+    (mine,) = [row[2] for row in together if row[:2] == (2, 40)]
+    assert mine == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_half_precision_models_have_losses_in_float32():
+    model = _model("transformer").to(torch.bfloat16)
+    ids = torch.randint(0, VOCABULARY, (2, 30))
+    with torch.no_grad():
+        loss = Losses(model)(ids)
+        logits = model(ids).logits.float()[:, :-1]
+    assert loss.dtype == torch.float32
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(loss.mean(), expected)
+
+
+def test_a_sum_above_what_float16_holds_is_no_infinity():
+    """The CoCA paper's "inf": a mean loss of 12 nats over 8,192 tokens sums to 98,304."""
+
+    class Certain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
+            self.embedding = torch.nn.Embedding(4, 1)
+            self.config = type("Config", (), {})()
+            self.device = self.weight.device
+
+        @property
+        def base_model(self):
+            return self
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def get_output_embeddings(self):
+            return None
+
+        def forward(self, input_ids, use_cache):
+            wrong = torch.zeros(*input_ids.shape, 4, dtype=torch.float16)
+            wrong[..., 3] = 12.0
+            return type("Out", (), {"logits": wrong})()
+
+    (found,) = sliding(
+        Certain(), [np.zeros(8193, dtype=int)], length=8193, stride=8193, batch_tokens=1
+    )
+    assert found.loss.sum() == pytest.approx(8192 * 12.0000184, rel=1e-5)
+
+
+def test_windows_predict_each_token_once():
+    for tokens in (2, 5, 30, 31):
+        for length in (2, 5, 30):
+            for stride in range(1, length):
+                found = [
+                    token
+                    for window in windows_of(tokens, length, stride)
+                    for token in range(window.first, window.stop)
+                ]
+                assert found == list(range(1, tokens))
+    with pytest.raises(ClearheadError, match="stride is 9: it is from 1 to the window's length, 8"):
+        list(windows_of(20, 8, 9))
+
+
+def test_perplexity_pools_documents_and_profiles_positions(subject):
+    task = PerplexityTask(stride=50)
+    cells = task.cells(subject)
+    assert [cell["length"] for cell in cells] == [128, 192]
+    steps = []
+    found = task.measure(subject, cells[0], steps.append)
+    books = found["documents"]
+    assert len(books) > 3
+    assert found["left_out"] == len(subject.texts.documents) - len(books)
+    assert found["predicted_tokens"] == sum(book["predicted_tokens"] for book in books)
+    assert all(book["predicted_tokens"] == 191 for book in books)
+    pooled = sum(book["loss"] * book["predicted_tokens"] for book in books)
+    assert found["loss"] == pytest.approx(pooled / found["predicted_tokens"])
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    assert sum(steps) == 3 * len(books)
+    positions = found["positions"]
+    assert positions[-1]["to"] == 127
+    assert sum(one["predicted_tokens"] for one in positions) == found["predicted_tokens"]
+    assert "books.jsonl" in books[0]["document"]
+
+
+def test_the_cumulative_loss_is_that_of_growing_contexts(subject):
+    """One window a document: the cumulative loss to n is the mean loss of its first n tokens."""
+    length = subject.lengths[-1]
+    cell = {"length": length, "longest": length}
+    found = PerplexityTask(stride=length).measure(subject, cell, lambda steps: None)
+    for point in found["positions"]:
+        cut = point["to"] + 1
+        if cut in (17, 192):
+            texts = [one.ids[:cut] for one in PerplexityTask().chosen(subject)]
+            windows = list(sliding(subject.model, texts, length=cut, stride=cut, batch_tokens=500))
+            mean = np.mean([window.loss.mean() for window in windows])
+            assert point["cumulative"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_profile_counts_every_place_alike():
+    table = np.array([[0, 0], [2.0, 1], [8.0, 2], [0, 0], [5.0, 5]])
+    found = profile(table)
+    assert [one["to"] for one in found] == [1, 2, 4]
+    assert [one["loss"] for one in found] == [2, 4, 1]
+    assert [one["cumulative"] for one in found] == [2, 3, pytest.approx(7 / 3)]
+
+
+def test_hits_are_repeated_ngrams():
+    ids = np.array([5, 1, 2, 5, 1, 1, 1, 2])
+    assert hits(ids, 2).astype(int).tolist() == [0, 0, 0, 0, 1, 0, 1, 1]
+    assert hits(ids, 3).astype(int).tolist() == [0] * 8
+
+
+def test_hits_and_others_make_up_the_loss(subject):
+    task = HitsTask()
+    cell = task.cells(subject)[0]
+    found = task.measure(subject, cell, lambda steps: None)
+    others = found["predicted_tokens"] - found["ar_hits"]
+    total = found["ar_hit_loss"] * found["ar_hits"] + found["others_loss"] * others
+    assert total / found["predicted_tokens"] == pytest.approx(found["loss"])
+    assert 0 < found["ar_hits"] < found["predicted_tokens"]
+
+
+def test_texts_shorter_than_the_window_are_named(make_subject):
+    long = make_subject(lengths=(128, 100_000))
+    with pytest.raises(ClearheadError, match=r"no document of 100,000 tokens \(the longest has"):
+        PerplexityTask().cells(long)
+    with pytest.raises(ClearheadError, match="no document of 100,000 tokens"):
+        HitsTask().cells(long)
+
+
+def test_more_than_the_learned_positions_is_refused_at_once(make_subject):
+    with pytest.raises(ClearheadError, match="64 learned positions of this model, and no rope"):
+        PerplexityTask().cells(make_subject("gpt2"))

@@ -1,0 +1,113 @@
+"""Evaluations on a page and in a terminal: means over depths and seeds, text that stays text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clearhead import ClearheadError
+from clearhead.report import load, write_page
+from clearhead.report.evaluation_page import section
+from clearhead.report.evaluations import grids, row_name, scaling_name, to_console
+from clearhead.report.sections import Page
+from clearhead.report.style import looks
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> dict:
+    at = {"scaling": "none", "factor": None, **at}
+    line = {"kind": "cell", "run": run, "task": task, "at": at, "headlines": [headline]}
+    return {**line, "result": result, "options": {}, "made": {}}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two seeds of one arm and one of another: passkey at two depths, perplexity with a curve."""
+    lines = []
+    for run, preset, seed, shift in (
+        ("a0", "coca", 0, 0.0),
+        ("a1", "coca", 1, 0.2),
+        ("b", HOSTILE, 0, 0),
+    ):
+        lines.append({"kind": "run", "run": run, "preset": preset, "seed": seed, "size": ""})
+        for length in (128, 256):
+            for depth in (0.0, 1.0):
+                result = {"accuracy": 0.2 + 0.4 * depth + shift, "low": 0.1, "high": 0.9}
+                at = {"length": length, "depth": depth}
+                lines.append(_cell(run, "passkey", at, {**result, "trials": 5}, "accuracy"))
+            positions = [{"to": n, "cumulative": 5 - shift - n / 99} for n in (1, 2, length - 1)]
+            result = {"perplexity": 30.0 + length, "positions": positions}
+            for scaling, factor in (("none", None), ("ntk", 2.0)):
+                at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
+                lines.append(_cell(run, "perplexity", at, result, "perplexity"))
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+def test_the_page_has_tables_heat_maps_and_the_curve(path):
+    records = load(path)
+    page = Page(records=records, looks=looks(records.arms()))
+    text = section(page)
+    assert "coca · none" in text
+    assert "coca · ntk × 2" in text
+    assert "0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
+    assert "158 ± 0" in text
+    assert HOSTILE not in text
+    heat = [f for f in page.figures.values() if f["data"][0]["type"] == "heatmap"]
+    assert len(heat) == 2
+    assert heat[0]["data"][0]["z"] == [
+        pytest.approx([0.3, 0.3]),
+        pytest.approx([0.7, 0.7]),
+    ]
+    (curve,) = [f for f in page.figures.values() if f["data"][0]["type"] == "scatter"]
+    assert curve["data"][0]["x"] == [1, 2, 255]
+    assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
+
+
+def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
+    write_page(load(path), tmp_path / "page.html", title="x")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert 'id="evaluations"' in text
+    assert HOSTILE not in text
+
+
+def test_no_cells_no_section(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"kind": "run", "run": "a", "preset": "coca", "seed": 0}\n', "utf-8")
+    records = load(path)
+    assert section(Page(records=records, looks=looks(records.arms()))) == ""
+
+
+def test_tables_for_the_terminal(path):
+    from rich.console import Console
+
+    run = load(path).runs[0]
+    perplexity, passkey = sorted(grids(run.cells), key=lambda grid: grid.task, reverse=True)
+    assert perplexity.rows == ("none", "ntk × 2")
+    assert passkey.rows == ("none, depth 0", "none, depth 1")
+    assert passkey.text("none, depth 1", 128) == "0.600 [0.10, 0.90]"
+    assert passkey.text("none, depth 1", 999) == "–"
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(to_console(passkey, "[bold]run"))
+    assert "[bold]run: passkey, accuracy by length" in console.export_text()
+
+
+def test_names():
+    at = {
+        "scaling": "yarn",
+        "factor": 4.0,
+        "length": 5,
+        "longest": 9,
+        "depth": 0.25,
+        "labels": "HWU",
+    }
+    assert scaling_name(at) == "yarn × 4"
+    assert row_name(at) == "yarn × 4, depth 0.25, labels HWU"
+
+
+def test_a_damaged_cell_is_named(path):
+    path.write_text(path.read_text() + '{"kind": "cell", "run": "a0", "at": 1}\n')
+    with pytest.raises(ClearheadError, match=r"line \d+: not a record"):
+        load(path)
