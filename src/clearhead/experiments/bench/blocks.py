@@ -90,6 +90,6 @@ def _decoding(name: str, path: str) -> Callable[[], None]:
         with torch.no_grad():
             for at in range(PROMPT, PROMPT + DECODED):
                 model(ids[:, at : at + 1], past_key_values=cache)
-        cache.crop(PROMPT)
+        cache.crop(-DECODED)
 
     return step
