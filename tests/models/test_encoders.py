@@ -41,6 +41,11 @@ SHAPE = {
 PAD = 60
 
 
+@pytest.fixture(params=["bert-sas", "bert-sas-p"])
+def shaped(request) -> str:
+    return request.param
+
+
 def _masked(name: str = "bert", **keys: object) -> ClearheadForMaskedLM:
     return ClearheadForMaskedLM(preset(name, **SHAPE | keys))
 
@@ -66,7 +71,52 @@ def test_the_crammed_bert_has_the_published_number_of_parameters():
     assert plan(model.config).parameters == count
 
 
-@pytest.mark.parametrize("name", ["bert", "transformer", "differential", "softmax1", "coca"])
+@pytest.mark.parametrize("name", ["bert-sas", "bert-sas-p"])
+def test_the_crammed_sas_has_the_published_number_of_parameters(name):
+    """No value or output matrix but the first layer's values: 101 M."""
+    with torch.device("meta"):
+        model = ClearheadForMaskedLM(preset(name, "crammed"))
+        bert = ClearheadForMaskedLM(preset("bert", "crammed"))
+    count, whole = (sum(p.numel() for p in m.parameters()) for m in (model, bert))
+    assert count == pytest.approx(101.3e6, abs=0.1e6)
+    assert whole - count == pytest.approx((2 * 16 - 1) * 768**2, rel=0.01)
+    assert plan(model.config).parameters == count
+    assert {model.config.layer(i).mlp_gain for i in range(16)} == {0.05}
+
+
+def test_a_shaped_encoder_starts_as_the_identity_around_its_mlps(shaped):
+    """At the start attention gives each token its own normed state, whatever the padding."""
+    model = ClearheadModel(preset(shaped, **SHAPE)).eval()
+    attention = model.layers[1].self_attn
+    ids = torch.randint(0, 60, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = mask[1, :2] = 0
+    seen = []
+    attention.register_forward_hook(lambda m, given, out: seen.append((given[0], out)))
+    with torch.no_grad():
+        model(ids, attention_mask=mask)
+    ((given, made),) = seen
+    real = mask.bool()
+    torch.testing.assert_close(made[real], given[real], rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_in_a_shaped_encoder_spares_attention(shaped):
+    """Its output is the only way of the signal: dropped from are the MLPs and the embedding."""
+    model = ClearheadModel(preset(shaped, **SHAPE, dropout=0.5)).train()
+    model.dropout.p = 0.0
+    for layer in model.layers:
+        layer.mlp.down_proj.weight.data.zero_()
+    ids = torch.randint(0, 60, (2, 9))
+    with torch.no_grad():
+        loud = [model(ids).last_hidden_state for _ in range(2)]
+        quiet = model.eval()(ids).last_hidden_state
+    torch.testing.assert_close(loud[0], loud[1], rtol=0, atol=0)
+    torch.testing.assert_close(loud[0], quiet)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "bert-sas", "bert-sas-p", "transformer", "differential", "softmax1", "coca"]
+)
 def test_the_sparse_loss_is_that_of_the_whole_logits(name):
     model = _masked(name, direction="bidirectional")
     ids = torch.randint(0, 60, (3, 13))
@@ -123,6 +173,8 @@ def _padded(ids: Tensor, before: int, after: int) -> dict[str, Tensor]:
     ("name", "keys"),
     [
         ("bert", {}),
+        ("bert-sas", {"query_range": 0.3}),
+        ("bert-sas-p", {"query_range": 0.3}),
         ("transformer", {}),
         ("transformer", {"direction": "bidirectional"}),
         ("gpt2", {}),

@@ -21,6 +21,15 @@ _SAS = {
 }
 _SAS_P = {**_SAS, "order": "parallel", "mlp_skip": "none"}
 
+_BERT = {
+    "position": "scaled-sinusoidal",
+    "direction": "bidirectional",
+    "norm": "layernorm",
+    "norm_eps": 1e-12,
+    "embedding_norm": "layernorm",
+    "mlp": "geglu",
+}
+
 # What the preset changes of the baseline: its intervention.
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer": {},
@@ -39,18 +48,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sas": _SAS,
     "sas-p": _SAS_P,
     "sas-p-nonorm": {**_SAS_P, "norm": "none"},
-    "bert": {
-        "position": "scaled-sinusoidal",
-        "direction": "bidirectional",
-        "norm": "layernorm",
-        "norm_eps": 1e-12,
-        "embedding_norm": "layernorm",
-        "mlp": "geglu",
-    },
+    "bert": _BERT,
+    "bert-sas": {**_BERT, **_SAS},
+    "bert-sas-p": {**_BERT, **_SAS_P},
 }
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
-SMALLER = ("sas", "sas-p", "sas-p-nonorm")
+SMALLER = ("sas", "sas-p", "sas-p-nonorm", "bert-sas", "bert-sas-p")
 
 SUMMARIES = {
     "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
@@ -70,6 +74,8 @@ SUMMARIES = {
     "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
     "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
     "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
+    "bert-sas": "bert with SAS's blocks",
+    "bert-sas-p": "bert with SAS-P's blocks",
 }
 
 _CODEPARROT = {
@@ -141,6 +147,9 @@ _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("coca-strict", "small"): {"intermediate_size": 1544},
     ("coca-slack", "tiny"): {"intermediate_size": 544},
     ("coca-slack", "small"): {"intermediate_size": 1464},
+    # As the paper's BERT had it, lower than the depth rule (arXiv 2311.01906, D.2).
+    ("bert-sas", "crammed"): {"mlp_gain": 0.05},
+    ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
 }
 # Another value of these has another MLP width.
 _SHAPING_KEYS = ("hidden_size", "mlp", "bias")
