@@ -41,6 +41,31 @@ def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
     assert [line["map"] for line in profile.curves()] == ["matrix"] * 3 + ["C"]
 
 
+@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p"])
+def test_a_shaped_matrix_starts_as_the_identity(tiny, name):
+    model = tiny.ours(name, num_key_value_heads=4)
+    profile = SpectrumProfile()
+    with torch.no_grad(), probing(model, profile.observe):
+        model(torch.stack(tiny.windows(2, 13)))
+        for layer in range(3):
+            assert profile.ranks[layer] == pytest.approx(1, abs=1e-5)
+            assert torch.allclose(profile.values[layer], torch.ones(13).double(), atol=1e-5)
+    block = model.model.layers[1].self_attn
+    with torch.no_grad():
+        block.shaping.alpha.fill_(0.5)
+        block.q_proj.weight.normal_()
+    ids, profile = torch.stack(tiny.windows(2, 13)), SpectrumProfile()
+    with torch.no_grad(), probing(model, profile.observe):
+        model(ids)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        matrices = model(ids, output_attentions=True).attentions
+    for layer, matrix in enumerate(matrices):
+        expected = torch.linalg.svdvals(matrix[0].double()).mean(0)
+        assert torch.allclose(profile.values[layer], expected, atol=1e-5)
+    assert profile.ranks[1] < 0.99
+
+
 def test_the_identity_and_one_direction():
     size, common = 12, {"module": nn.Identity(), "scale": 1.0, "causal": False}
     eye = 200 * torch.eye(size)[None, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.diagnose.extrapolation import shown_layers
 from clearhead.diagnose.maps import maps_of
-from clearhead.diagnose.weights import AttentionCall, normalised
+from clearhead.diagnose.weights import AttentionCall, Tile, normalised
 
 TOKENS = 128  # a singular value decomposition a head is cubic in them
 
@@ -83,8 +83,12 @@ def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
         width = (0, length - part.shape[-1])
         scores.append(torch.nn.functional.pad(part, width, value=-torch.inf))
         visible.append(torch.nn.functional.pad(seen, width))
-    weights, _ = normalised(torch.cat(scores, 2), call.sink)
+    weights, null = normalised(torch.cat(scores, 2), call.sink)
+    shown = torch.cat(visible, 2)[:, :1]
     maps = maps_of(call)
-    signed = maps.difference(weights, 0)
-    matrix = maps.split(weights)[0] if signed is None else signed
-    return matrix[0], torch.cat(visible, 2)[0, 0]
+    matrix = maps.shaped(Tile(0, weights, shown, null), 0)
+    if matrix is None:
+        matrix = maps.difference(weights, 0)
+    if matrix is None:
+        (matrix,) = maps.split(weights)
+    return matrix[0], shown[0, 0]
