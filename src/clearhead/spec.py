@@ -15,10 +15,17 @@ AXES: Mapping[str, str] = {
     "scores": "how a query is compared with a key",
     "normalizer": "how a row of scores becomes weights",
     "maps": "how attention maps are combined into one",
+    "shaping": "how the attention matrix meets the identity",
+    "values": "what attention averages",
+    "projections": "how the heads are written into the stream",
     "position": "how order enters",
     "direction": "which keys a query may see",
     "norm": "what is normalised, and by which gain",
     "mlp": "the position-wise network",
+    "order": "whether the MLP reads what attention wrote, or what attention read",
+    "attention_skip": "what of the stream passes by attention",
+    "mlp_skip": "what of the stream passes by the MLP",
+    "residual_scale": "what moves the gains of the two branches",
 }
 
 
@@ -29,6 +36,9 @@ class LayerSpec:
     `maps="differential"` pairs those heads, so that it has half as many, each with a value of
     width 2 × head_dim; parameters and cache stay those of the baseline. "differential-v2" has twice
     as many queries as the baseline, and its keys and values.
+
+    Values have num_value_heads heads: as many as keys, or, where a head's value is (nearly) its own
+    input, one a head.
     """
 
     index: int
@@ -37,6 +47,7 @@ class LayerSpec:
     intermediate_size: int
     num_attention_heads: int
     num_key_value_heads: int
+    num_value_heads: int
     head_dim: int
     norm_eps: float = 1e-5
     bias: bool = False
@@ -47,14 +58,32 @@ class LayerSpec:
     max_position_embeddings: int = 2048
     lambda_init: float | None = None
     head_norm: str = "affine"
+    query_range: float | None = None
+    value_init: str | None = None
+    value_gain: float = 1.0
+    attention_gain: float | None = None
+    mlp_gain: float | None = None
+    mlp_skip_gain: float | None = None
     dropout: float = 0.0
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"
+    shaping: str = "none"
+    values: str = "linear"
+    projections: str = "linear"
     position: str = "rope"
     direction: str = "causal"
     norm: str = "rmsnorm"
     mlp: str = "swiglu"
+    order: str = "sequential"
+    attention_skip: str = "identity"
+    mlp_skip: str = "identity"
+    residual_scale: str = "trainable"
+
+    @property
+    def width(self) -> int:
+        """Channels of all heads together."""
+        return self.num_attention_heads * self.head_dim
 
 
 def _refuses_nothing(layer: LayerSpec) -> str | None:
@@ -72,7 +101,8 @@ class Declaration:
         source: the paper and equation it comes from.
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
             normalizers, from the number of maps; for positions, from a spec and the number of
-            heads; for scores, from the position's `prepare`.
+            heads; for scores, from the position's `prepare`; for residual scales, from the gain
+            that a branch starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
@@ -135,6 +165,7 @@ def _check_widths(layer: LayerSpec) -> None:
         "intermediate_size",
         "num_attention_heads",
         "num_key_value_heads",
+        "num_value_heads",
         "head_dim",
         "max_position_embeddings",
     ):
@@ -145,6 +176,12 @@ def _check_widths(layer: LayerSpec) -> None:
         raise ClearheadError(
             f"num_key_value_heads={layer.num_key_value_heads} does not divide "
             f"num_attention_heads={layer.num_attention_heads}: choose a divisor"
+        )
+    if layer.num_value_heads not in (layer.num_key_value_heads, layer.num_attention_heads):
+        raise ClearheadError(
+            f"num_value_heads={layer.num_value_heads} is neither one for each of the "
+            f"{layer.num_key_value_heads} key heads nor one for each of the "
+            f"{layer.num_attention_heads} heads: choose one of these, or leave it out"
         )
     if layer.norm_eps <= 0:
         raise ClearheadError(f"norm_eps must be above 0; found {layer.norm_eps!r}")

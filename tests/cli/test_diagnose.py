@@ -99,6 +99,16 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert page.startswith("<!doctype html>")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"diagnosis.jsonl", "diagnosis.html"}
+    again = ["report", str(tmp_path / "out/diagnosis.jsonl")]
+    with pytest.raises(SystemExit) as stop:
+        main([*again, "--output", str(tmp_path / "again.html"), "--title", "clearhead diagnose"])
+    assert stop.value.code == 0
+    assert (tmp_path / "again.html").read_text("utf-8") == page
+    (tmp_path / "other.jsonl").write_text('{"kind": "run"}\n')
+    with pytest.raises(SystemExit) as stop:
+        main([*again, str(tmp_path / "other.jsonl")])
+    assert stop.value.code == 2
+    assert "give each kind by itself" in capsys.readouterr().err
 
 
 def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):

@@ -283,3 +283,22 @@ def test_an_existing_mask_token_is_used(tokenizer, settings, tmp_path):
     assert _call("train", "bert", *words, *keys) == 0
     reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
     assert reader.mask_token == "[MASK]"
+
+
+def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
+    out = tmp_path / "compared"
+    small = ["--lengths", "1", "2", "--evaluation-tokens", "64", *settings]
+    words = ["compare", "bert", "--vary", "norm=layernorm,rmsnorm", *SMALL, *small]
+    assert _call(*words, "--output", str(out)) == 0
+    records = load(out / "records.jsonl")
+    assert len(records.arms()) == 2
+    for run in records.runs:
+        assert run.header["objective"] == "mlm"
+        assert run.measure("perplexity", length=16) is None
+        assert 4 < run.measure("masked loss", length=16)["value"] < 8
+        assert run.measure("masked loss", length=32)["value"] > 4
+    assert "Loss at hidden tokens" in capsys.readouterr().out.replace("Validation loss", "Loss")
+    mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
+    assert "predicts hidden tokens and transformer the next" in _refusal(capsys, *mixed)
+    every = [*words, "--measure-every", "1", "--output", str(tmp_path / "every")]
+    assert "leave it out" in _refusal(capsys, *every)

@@ -28,6 +28,7 @@ ATTENTION = (
     *("first_token_argmax_share", "first_token_mass", "sink_rate_0.3", "entropy"),
     *("chance_floor", "logit_top_1", "logit_median", "order_broken_before"),
 )
+RANKS = ("matrix_rank",)
 ORDER = ("anomalous_before", "anomalous_weight_before", "order_broken_content")
 
 
@@ -51,7 +52,7 @@ def test_the_whole_of_it(name):
     assert not model._forward_hooks
     wanted = list(HIDDEN)
     if name not in UNOBSERVED:
-        wanted += ATTENTION
+        wanted += ATTENTION + RANKS
     if name in ROTARY:
         wanted += ORDER
     if name in ENCODERS:
@@ -67,7 +68,8 @@ def test_the_whole_of_it(name):
         assert type(model).__name__ in note["reason"]
         assert not curves
         return
-    assert curves == {"share_by_distance", "decay"} if name in ROTARY else {"share_by_distance"}
+    expected = {"share_by_distance", "spectrum"} | ({"decay"} if name in ROTARY else set())
+    assert curves == expected
     assert [note["part"] for note in found.notes] == (
         [] if name in ROTARY else ["order of rotary positions"]
     )

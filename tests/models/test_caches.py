@@ -159,9 +159,11 @@ def test_a_cache_of_another_model_is_refused(kind):
         {"num_key_value_heads": 4},
         {"head_dim": 4},
         {"scores": "collinear"},
+        {"num_hidden_layers": 1},
+        {"num_hidden_layers": 3},
     ):
         theirs = ClearheadForCausalLM(space.config(**other)).eval()
-        cache = DynamicCache() if kind == "dynamic" else _caches(model)[1]
+        cache = DynamicCache() if kind == "dynamic" else _caches(theirs)[1]
         theirs(_ids(), past_key_values=cache)
         with pytest.raises(ClearheadError, match="start a new one") as error:
             model(_ids(length=1), past_key_values=cache)

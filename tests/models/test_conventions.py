@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel
@@ -261,6 +261,40 @@ def test_an_argument_without_effect_is_refused(key):
     with pytest.raises(ClearheadError, match=f"unknown argument of the model '{key}'") as error:
         model(_ids(), **{key: torch.zeros(2, 9)})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either input_ids or inputs_embeds"),
+        ({"input_ids": _ids(), "inputs_embeds": torch.ones(2, 9, 32)}, "either input_ids"),
+        ({"input_ids": _ids()[0]}, "input_ids must be whole numbers"),
+        ({"input_ids": _ids().float()}, "input_ids must be whole numbers"),
+        ({"input_ids": _ids(length=0)}, "at least one token"),  # it would end the process
+        ({"inputs_embeds": torch.ones(9, 32)}, "inputs_embeds must be"),
+        ({"input_ids": _ids(), "position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
+        ({"input_ids": _ids(), "position_ids": torch.arange(9.0)[None]}, "whole numbers"),
+        ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be \[2, 9\]"),
+        ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
+        ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
+        (
+            {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
+            "of 1, for a token, and 0",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):
+    model = _model()
+    with pytest.raises(ClearheadError, match=message) as error:
+        model(**arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_packed_documents_leave_no_cache_behind():
+    model, documents = _model(), torch.zeros(2, 9, dtype=torch.long)
+    assert model(_ids(), document_ids=documents).past_key_values is None
+    with pytest.raises(ClearheadError, match="cannot be used with a key-value cache"):
+        model(_ids(), document_ids=documents, past_key_values=DynamicCache())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -202,7 +202,7 @@ def test_kinds_of_problem():
 
 def test_learned_positions_that_run_out_are_told():
     model = _classifier("gpt2", max_position_embeddings=8)
-    with pytest.raises(ClearheadError, match="more than the 8 learned positions"):
+    with pytest.raises(ClearheadError, match="more than the 8 positions"):
         model(torch.randint(0, 60, (1, 9)))
 
 

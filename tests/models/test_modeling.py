@@ -28,7 +28,18 @@ SHAPE = {
 
 def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
     # A wide initialisation, so that attention is far from uniform.
-    return ClearheadForCausalLM(preset(name, **SHAPE, initializer_range=0.3, **overrides)).eval()
+    model = ClearheadForCausalLM(preset(name, **SHAPE, initializer_range=0.3, **overrides))
+    stir(model)
+    return model.eval()
+
+
+def stir(model: ClearheadForCausalLM) -> None:
+    """Move what a shaped block starts with away from it: else it would be the identity."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
+            if gain or (name.endswith("q_proj.weight") and not p.any()):
+                p += 0.3 * torch.randn_like(p)
 
 
 def _ids(batch: int = 2, length: int = 13) -> Tensor:

@@ -29,6 +29,14 @@ OPTIONS = {
     "head_norm": st.sampled_from(["affine", "plain", "none"]),
     "bias": st.booleans(),
     "tie_word_embeddings": st.booleans(),
+    "num_value_heads": st.sampled_from([2, 4]),
+    "first_values": st.sampled_from(REGISTRY.names("values")),
+    "value_init": st.sampled_from(["normal", "orthogonal", "identity"]),
+    "value_gain": st.sampled_from([0.2, 1.0]),
+    "query_range": st.sampled_from([0.0, 0.3]),
+    "attention_gain": st.sampled_from([0.5, 1.0]),
+    "mlp_gain": st.sampled_from([0.1, "depth"]),
+    "mlp_skip_gain": st.just(1.0),
     # Shorter than the texts, so that scaled positions are at work.
     "max_position_embeddings": st.sampled_from([8, 24]),
 }
@@ -43,7 +51,27 @@ def _sensible(point: dict[str, Any]) -> dict[str, Any]:
         dropped |= {"rope_parameters"}
     if point["position"] not in ("rope", "xpos"):
         dropped |= {"scores"}
-    return {key: value for key, value in point.items() if key not in dropped}
+    if point["shaping"] == "shaped" and point["position"] == "alibi":
+        dropped |= {"position"}
+    if point["scores"] == "dot" or point["shaping"] not in ("shaped", "skipinit"):
+        dropped |= {"query_range"}
+    if point["order"] == "parallel":
+        dropped |= {"attention_skip", "mlp_skip", "mlp_skip_gain"}
+    if point["mlp_skip"] == "none":
+        dropped |= {"mlp_skip_gain"}
+    if point["residual_scale"] == "scheduled":
+        dropped |= {"attention_skip", "mlp_skip"}
+    if not {"attention_gain", "mlp_gain"} & set(point):
+        dropped |= {"residual_scale"}
+    kinds = {point["values"], point.get("first_values"), point["projections"]}
+    if "reparametrised" not in kinds:
+        dropped |= {"value_gain"}
+    dropped |= {"num_value_heads", "value_init"}
+    kept = {key: value for key, value in point.items() if key not in dropped}
+    kept["head_dim"] = 4  # as wide as the stream
+    if point["shaping"] != "none" and point["maps"] == "differential":
+        kept["head_norm"] = "none"
+    return kept
 
 
 DRAWN = st.fixed_dictionaries(
@@ -64,11 +92,17 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _train(model: Any, ids: torch.Tensor) -> None:
-    """Three steps; every gradient finite, and of every parameter one that is not zero."""
+    """Five steps; every gradient finite, and of every parameter one that is not zero.
+
+    What starts at 0 keeps others from moving: a scheduled gain W_Q, and that W_K.
+    """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     moved = set()
-    for _ in range(3):
+    for step in range(5):
+        for module in model.modules():  # what training moves beside the weights
+            if step and hasattr(module, "follow"):
+                module.follow(step / 5, 3.0)
         logits = _logits(model, ids)[:, :-1].flatten(0, 1)
         torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
         for name, p in model.named_parameters():

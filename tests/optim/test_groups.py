@@ -107,7 +107,7 @@ def test_the_first_pattern_that_matches_decides():
         {"weight_decay": 0.0},
     ]
     optimizer = OrthoAdam(groups)
-    assert [[len(axes) for axes in group] for group in optimizer._axes] == [[0], [2], [0], [0] * 3]
+    assert [[len(axes) for axes in group] for group in optimizer._axes] == [[0], [1], [0], [0] * 3]
 
 
 def kinds(optimizer):
@@ -127,8 +127,8 @@ def test_orthoadam_leaves_the_vocabulary_and_what_is_named_unrotated():
     optimizer = build_optimizer(model, config)
     found = kinds(optimizer)
     assert found["embedding.weight"] == ("OrthoAdam", "haar", "right")
-    assert found["projection.weight"] == ("OrthoAdam", "haar", "both")
-    assert found["other.weight"] == ("OrthoAdam", "none", "both")
+    assert found["projection.weight"] == ("OrthoAdam", "haar", "right")
+    assert found["other.weight"] == ("OrthoAdam", "none", "right")
     assert {draw.seed for draw, _ in optimizer._rotations} == {3}
     left = build_optimizer(model, TrainConfig(optimizer="orthoadam", rotation_sides="left"))
     assert kinds(left)["embedding.weight"][1] == "none"

@@ -93,7 +93,7 @@ def test_a_rotation_differs_from_adam_after_one_step_in_matrices_only(kind, side
 def test_it_is_algorithm_1(kind):
     """The paper's lines, for one matrix, in float64."""
     shape = (6, 10)
-    parameters, optimizer = run(ortho(rotation=kind), 7)
+    parameters, optimizer = run(ortho(rotation=kind, sides="both"), 7)
     left, right = (
         optimizer._rotations[draw, "cpu"].apply(torch.eye(draw.size), -2).double()
         for draw in (optimizer._axes[0][0][1].draw, optimizer._axes[0][0][0].draw)
@@ -156,14 +156,14 @@ def test_equal_shapes_together_are_the_same_as_one_by_one(monkeypatch):
 
 
 def test_rotations_are_shared_by_size_or_drawn_by_name():
-    _, shared = run(ortho())
+    _, shared = run(ortho(sides="both"))
     assert {draw.size for draw, _ in shared._rotations} == {4, 6, 10}
     assert len(shared._rotations) == 3
     parameters = make_parameters()
-    own = OrthoAdam(parameters.items(), **OPTIONS, share="parameter")
+    own = OrthoAdam(parameters.items(), **OPTIONS, sides="both", share="parameter")
     assert len(own._rotations) == 8  # two axes of four matrices
     wrapped = {f"module._orig_mod.{name}": p for name, p in make_parameters().items()}
-    again = OrthoAdam(wrapped.items(), **OPTIONS, share="parameter")
+    again = OrthoAdam(wrapped.items(), **OPTIONS, sides="both", share="parameter")
     for optimizer, named in ((own, parameters), (again, wrapped)):
         give_gradients(named, 0)
         optimizer.step()
@@ -183,7 +183,7 @@ def test_what_rotations_hold_beyond_adamws_state():
 
 def test_the_limit_and_sides_leave_axes_as_they_are():
     optimizer = OrthoAdam(
-        [nn.Parameter(torch.zeros(4, 8)), nn.Parameter(torch.zeros(1, 4))], limit=7
+        [nn.Parameter(torch.zeros(4, 8)), nn.Parameter(torch.zeros(1, 4))], sides="both", limit=7
     )
     assert [[axis.dim for axis in axes] for axes in optimizer._axes[0]] == [[-2], [-1]]
     with pytest.raises(ClearheadError, match="no parameter has an axis to rotate"):
@@ -379,15 +379,15 @@ def test_bad_settings(options, message):
         (torch.zeros(4, 4, dtype=torch.complex64), "real floats only"),
         (torch.zeros(4, 4, dtype=torch.int64), "real floats only"),
         (torch.zeros(4, 0), "nothing to train"),
-        (torch.zeros(4, 1), None),
-        (torch.zeros(1, 1), "no parameter has an axis to rotate"),
+        (torch.zeros(1, 4), None),
+        (torch.zeros(4, 1), "no parameter has an axis to rotate"),
     ],
 )
 def test_bad_parameters(parameter, message):
     parameter = nn.Parameter(parameter, requires_grad=False)
     if message is None:
-        optimizer = OrthoAdam([parameter])
-        assert [axis.dim for axis in optimizer._axes[0][0]] == [-2]
+        optimizer = OrthoAdam([parameter], sides="both")
+        assert [axis.dim for axis in optimizer._axes[0][0]] == [-1]
     else:
         with pytest.raises(ClearheadError, match=message):
             OrthoAdam([parameter])

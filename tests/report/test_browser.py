@@ -194,6 +194,6 @@ def test_the_page_of_a_diagnosis(tmp_path: Path, chromium: str, width: int) -> N
     assert found is not None, "the page was never drawn"
     seen = json.loads(html.unescape(found.group(1)))
     assert (seen["title"], seen["errors"]) == ("Two", "")
-    assert seen["drawn"] == seen["plots"] == seen["filled"] == 26
+    assert seen["drawn"] == seen["plots"] == seen["filled"] == 28
     assert seen["width"] == seen["window"] == width
     assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)

@@ -59,6 +59,8 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
             "x": ["0", "1", "2–3"],
             "y": [0.5, 0.3, 0.2],
         },
+        {"curve": "spectrum", "map": "matrix", "layer": 2, "x": [1, 2], "y": [1.0, 0.1]},
+        {"curve": "spectrum", "map": "C", "x": [1, 2], "y": [1.0, 0.0]},
         {"curve": "decay", "map": "mean |score|", "x": [0, 1, 2], "y": [2.0, 1.0, 0.5]},
         {"curve": "decay", "map": "bound", "x": [0, 1, 2], "y": [20.0, 18.0, 15.0]},
         *(
@@ -120,6 +122,9 @@ def test_bad_records_are_named(tmp_path):
         with pytest.raises(ClearheadError, match=message):
             load_diagnoses([path])
         assert not is_diagnosis(path)
+    path.write_text(encode(records_of("one")))
+    with pytest.raises(ClearheadError, match="a second diagnosis named 'one'"):
+        load_diagnoses([path, path])
     with pytest.raises(ClearheadError, match="cannot read"):
         load_diagnoses([tmp_path / "missing.jsonl"])
     with pytest.raises(ClearheadError, match="kind of record"):
@@ -159,8 +164,8 @@ def test_the_page_has_a_plot_for_each(two, tmp_path):
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))
     assert len(data["figures"]) == text.count('class="plot')
     # Four maps by head; for two models at once 4 of attention (no λ, no null mass), 8 of hidden
-    # states, 3 of order and 3 of the stream; two curves by position for each model.
-    assert len(data["figures"]) == 4 + 4 + 8 + 3 + 3 + 4
+    # states, 3 of order and 3 of the stream; a spectrum and two curves by position for each model.
+    assert len(data["figures"]) == 4 + 4 + 8 + 3 + 3 + 2 + 4
     write_diagnosis(models[:1], tmp_path / "one.html", title="One")
     one = re.sub(r"<script.*?</script>", "", (tmp_path / "one.html").read_text(), flags=re.DOTALL)
     assert "plain" in one

@@ -11,27 +11,26 @@ from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
 
+Bench = Literal[
+    "training-step",
+    "kernel",
+    "attention",
+    "memory",
+    "blocks",
+    "orthoadam",
+    "diagnose",
+    "quantize",
+    "passkey",
+    "sliding",
+    "demo",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """Which figures to measure."""
 
-    names: Positional[
-        tuple[
-            Literal[
-                "training-step",
-                "kernel",
-                "attention",
-                "memory",
-                "orthoadam",
-                "diagnose",
-                "passkey",
-                "sliding",
-                "demo",
-            ],
-            ...,
-        ]
-    ] = ("training-step", "kernel")
+    names: Positional[tuple[Bench, ...]] = ("training-step", "kernel")
     """Benchmarks."""
     rounds: int = 9
     """Turns that each side takes."""

@@ -11,13 +11,12 @@ from tyro.conf import Positional
 
 from clearhead.cli.models import load_model, untrained
 from clearhead.cli.options import parse
+from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.diagnose.diagnosis import enough_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
-from clearhead.report.diagnosis import encode, load_diagnoses
-from clearhead.report.diagnosis_page import write_diagnosis
-from clearhead.report.diagnosis_table import to_console
+from clearhead.report.diagnosis import encode
 from clearhead.train.atomic import write_text
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
@@ -41,8 +40,6 @@ class Command(DiagnoseConfig):
 
 
 def run(words: list[str]) -> int:
-    from rich.console import Console
-
     command = parse(
         Command,
         words,
@@ -63,11 +60,7 @@ def run(words: list[str]) -> int:
     # Only now, that everything is known: nothing is ever half written.
     command.output.mkdir(parents=True, exist_ok=True)
     write_text(command.output / RECORDS, encode(records))
-    found = load_diagnoses([command.output / RECORDS])
-    write_diagnosis(found, command.output / PAGE, title="clearhead diagnose")
-    console = Console()
-    console.print(to_console(found))
-    console.print(f"records: {command.output / RECORDS}\npage: {command.output / PAGE}")
+    publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
     return 0
 
 

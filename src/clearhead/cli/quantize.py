@@ -141,7 +141,8 @@ def _checked(command: Command) -> list[Scheme]:
         raise ClearheadError(f"{', '.join(idle)} would have no effect without --choices or --page")
     if command.records is not None and command.records.exists():
         load([command.records])  # refuses a file of something else before the work
-    names = [each for given in command.scheme for each in (every() if given == ALL else [given])]
+    given = command.scheme or (ALL,)
+    names = [name for word in given for name in (every() if word == ALL else [word])]
     return [scheme(name) for name in dict.fromkeys(names)]
 
 

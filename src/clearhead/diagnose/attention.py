@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.interface import probing
-from clearhead.diagnose.maps import DIFFERENCE, maps_of
+from clearhead.diagnose.maps import DIFFERENCE, SHAPED, maps_of
 from clearhead.diagnose.running import batches, evaluating
 from clearhead.diagnose.weights import AttentionCall, Tile
 from clearhead.errors import ClearheadError, choose
@@ -175,6 +175,9 @@ def named_maps(call: AttentionCall, tile: Tile) -> Iterator[tuple[str, Tensor, T
     difference = maps.difference(tile.weights, tile.start)
     if difference is not None:
         yield DIFFERENCE, difference, None
+    shaped = maps.shaped(tile, call.k.shape[2] - call.q.shape[2])
+    if shaped is not None:
+        yield SHAPED, shaped, None
 
 
 def _of_rows(weights_BHRS: Tensor, visible: Tensor, null_BHR: Tensor | None) -> dict[str, Tensor]:

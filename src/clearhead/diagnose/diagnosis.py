@@ -17,6 +17,7 @@ from clearhead.diagnose.interface import probing
 from clearhead.diagnose.order import OrderProfile
 from clearhead.diagnose.profile import TILE, AttentionProfile
 from clearhead.diagnose.running import backbone, batches, evaluating, longest_text
+from clearhead.diagnose.spectrum import SpectrumProfile
 from clearhead.diagnose.stream import stream_profile
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
@@ -80,12 +81,13 @@ def diagnose(
     Raises:
         ClearheadError: windows or a model that this cannot be measured on, or too little memory.
     """
-    attention = AttentionProfile()
+    attention, spectrum = AttentionProfile(), SpectrumProfile()
     notes: list[dict[str, Any]] = []
     order: OrderProfile | None = None
 
     def observe(call: AttentionCall) -> None:
         attention.observe(call)
+        spectrum.observe(call)
         if order is not None:
             order.observe(call)
 
@@ -113,8 +115,9 @@ def diagnose(
     measures = stream.measures()
     curves: list[dict[str, Any]] = []
     if seen:
-        measures += attention.measures() + order.measures()
-        curves = attention.curves() + order.curves()
+        for profile in (attention, order, spectrum):
+            measures += profile.measures()
+            curves += profile.curves()
     return Diagnosis(
         measures=measures,
         curves=curves,

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.diagnose.weights import AttentionCall, Tile
 from clearhead.nn.attention import Attention
 
 PLAIN = "softmax"
 DIFFERENCE = "difference"
+SHAPED = "shaped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,13 @@ class Maps:
         names: of the maps that are rows of weights each, in the order of `split`.
         coefficients: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
         by: the module that splits and combines; None for one map a head.
+        attention: clearhead's own, where its shaping makes another matrix of the maps.
     """
 
     names: tuple[str, ...]
     coefficients: Tensor | None
     by: Any
+    attention: Attention | None = None
 
     def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
         """Anything with heads in dimension 1, for each map."""
@@ -36,10 +39,20 @@ class Maps:
         """The signed map [B, heads, R, S] of the queries from `start` on, where there is one."""
         if self.coefficients is None:
             return None
+        return self.by.effective(weights_BHRS, self._of_rows(weights_BHRS, start))
+
+    def shaped(self, tile: Tile, before: int) -> Tensor | None:
+        """The matrix with the identity in it, [B, heads, R, S]; `before`: keys before query 0."""
+        if self.attention is None:
+            return None
+        by = self._of_rows(tile.weights, tile.start)
+        return self.attention.effective(tile.weights, by, tile.visible, before + tile.start)
+
+    def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
         by = self.coefficients
-        if by.ndim > 2:  # one for each token
+        if by is not None and by.ndim > 2:  # one for each token
             by = by[:, :, start : start + weights_BHRS.shape[2]]
-        return self.by.effective(weights_BHRS, by)
+        return by
 
 
 def maps_of(call: AttentionCall) -> Maps:
@@ -47,7 +60,10 @@ def maps_of(call: AttentionCall) -> Maps:
     DiffLlama; any other attention has one."""
     if isinstance(call.module, Attention):
         return Maps(
-            names=call.module.maps.maps, coefficients=call.coefficients, by=call.module.maps
+            names=call.module.maps.maps,
+            coefficients=call.coefficients,
+            by=call.module.maps,
+            attention=call.module if call.module.layer.shaping != "none" else None,
         )
     if type(call.module).__name__ == "DiffLlamaAttention":
         return Maps(names=_Halves.maps, coefficients=_diffllama_lambda(call.module), by=_Halves)

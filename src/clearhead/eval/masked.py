@@ -6,14 +6,15 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows
-from clearhead.diagnose.running import batches, evaluating
-from clearhead.errors import ClearheadError
+from clearhead.data.batches import IGNORED
+from clearhead.data.masking import SHARE
+from clearhead.diagnose.running import batches, evaluating, longest_text
 
 BATCH = 4096  # tokens run together
 
 
 def masked_loss(
-    model: Any, corpus: Corpus, *, length: int, tokens: int, share: float
+    model: Any, corpus: Corpus, *, length: int, tokens: int, share: float = SHARE
 ) -> list[dict[str, Any]]:
     """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
 
@@ -27,26 +28,39 @@ def masked_loss(
         share: of the tokens hidden.
 
     Returns:
-        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy".
+        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
+        the value None with a "reason" where the model or the text is too short.
     """
     masking = Masking(corpus.tokenizer, share)
+    told: dict[str, Any] = {"split": "validation", "length": length}
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        return _cannot(told, f"the model has {limit} learned positions, too few for {length}")
+    if not any(len(stream) >= length for stream in corpus.split("validation")):
+        return _cannot(told, f"the validation split holds no window of {length:,} tokens")
     texts = windows(corpus, length=length, count=max(1, tokens // length))
     loss, right, count = 0.0, 0, 0
     with evaluating(model):
         for number, ids_BT in enumerate(batches(model, texts, max(1, BATCH // length))):
             made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
             shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
-            hidden_BT = labels_BT >= 0
+            hidden_BT = labels_BT != IGNORED
             logits_NV = model(input_ids=shown_BT).logits[hidden_BT].float()
             target_N = labels_BT[hidden_BT]
-            losses_N = F.cross_entropy(logits_NV, target_N, reduction="none")
-            loss += float(losses_N.double().sum())
+            loss += float(F.cross_entropy(logits_NV, target_N, reduction="none").double().sum())
             right += int((logits_NV.argmax(-1) == target_N).sum())
             count += len(target_N)
     if not count:
-        raise ClearheadError("the validation text has only special tokens: nothing was hidden")
-    told = {"split": "validation", "length": length, "predicted_tokens": count}
+        return _cannot(told, "the validation text has only special tokens: nothing was hidden")
+    told["predicted_tokens"] = count
     return [
         {"metric": "masked loss", "value": loss / count, **told},
         {"metric": "masked accuracy", "value": right / count, **told},
+    ]
+
+
+def _cannot(told: dict[str, Any], reason: str) -> list[dict[str, Any]]:
+    return [
+        {"metric": metric, "value": None, **told, "reason": reason}
+        for metric in ("masked loss", "masked accuracy")
     ]

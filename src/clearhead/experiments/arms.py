@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from clearhead.errors import ClearheadError, choose
 from clearhead.models import ClearheadConfig, preset
 from clearhead.train import TrainConfig
@@ -102,7 +104,7 @@ def make_arms(
 
 def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
     settings = [TRAIN + field.name for field in fields(TrainConfig)]
-    keys = [key for key in ClearheadConfig.__dataclass_fields__ if key[0] != "_"]
+    keys = [key for key in ClearheadConfig.__annotations__ if key not in vars(PreTrainedConfig)]
     for key in set:
         if key in settings:
             raise ClearheadError(f"set changes the model: give --{key.replace('_', '-')} instead")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from clearhead.data import Batches, Corpus, MaskedBatches, Masking
+from clearhead.data.masking import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.train import TrainConfig
@@ -47,7 +48,7 @@ def batches(corpus: Corpus, settings: TrainConfig) -> Batches:
     )
 
 
-def masked_batches(corpus: Corpus, settings: TrainConfig, share: float) -> MaskedBatches:
+def masked_batches(corpus: Corpus, settings: TrainConfig, share: float = SHARE) -> MaskedBatches:
     """The same windows in the same order, with a share of their tokens hidden.
 
     `corpus` has a mask token: `clearhead.data.with_mask_token`.
@@ -55,14 +56,18 @@ def masked_batches(corpus: Corpus, settings: TrainConfig, share: float) -> Maske
     return MaskedBatches(batches(corpus, settings), Masking(corpus.tokenizer, share))
 
 
+def objective_of(config: ClearheadConfig) -> str:
+    """What a model can learn: hidden tokens where it sees both sides, else the next."""
+    return "mlm" if config.direction == "bidirectional" else "next-token"
+
+
 def check_objective(name: str, config: ClearheadConfig) -> None:
     """Refuse a preset that cannot learn the objective, naming what it can."""
-    needed = {"next-token": "causal", "mlm": "bidirectional"}[name]
-    if config.direction != needed:
-        other = next(known for known in OBJECTIVES if known != name)
+    learns = objective_of(config)
+    if learns != name:
         raise ClearheadError(
-            f"objective {name} needs direction={needed!r}, and this preset has "
-            f"{config.direction!r}: choose --objective {other}, or another preset"
+            f"this preset has direction={config.direction!r}, which cannot learn {name}: choose "
+            f"--objective {learns}, or another preset"
         )
 
 

@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.data import Corpus, DataConfig, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm, make_arms
-from clearhead.experiments.building import batches, best_device, fitted
+from clearhead.experiments.building import (
+    OBJECTIVES,
+    batches,
+    best_device,
+    fitted,
+    masked_batches,
+    objective_of,
+)
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones, milestone_steps
-from clearhead.models import ClearheadForCausalLM, plan
+from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
@@ -45,7 +52,8 @@ class CompareConfig:
     output: Path = Path("runs/compare")
     """Folder of the runs, records and report; the same command goes on where it stopped."""
     lengths: tuple[int, ...] = (1, 2, 4, 8)
-    """Perplexity is measured at these multiples of the training length."""
+    """Perplexity, or of encoders the loss at hidden tokens, is measured at these multiples of the
+    training length."""
     evaluation_tokens: int = 65_536
     """Validation tokens read at each length."""
     measure_every: float = 0
@@ -72,6 +80,11 @@ class CompareConfig:
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
+        if self.objective == "mlm" and self.measure_every:
+            raise ClearheadError(
+                "measure_every measures the loss of the next token, and these presets learn hidden "
+                "ones: leave it out"
+            )
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
@@ -84,6 +97,19 @@ class CompareConfig:
             vary=self.vary,
             rates=self.rates,
         )
+
+    @cached_property
+    def objective(self) -> str:
+        """What every arm learns: "next-token", or "mlm" where all are bidirectional."""
+        learnt = {
+            objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
+        }
+        if len(learnt) > 1:
+            raise ClearheadError(
+                f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "
+                "the two losses do not compare: give presets of one direction"
+            )
+        return next(iter(learnt))
 
 
 class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
@@ -113,6 +139,8 @@ def compare(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     corpus = prepare(config.data, progress=say)
+    if config.objective == "mlm":
+        corpus = with_mask_token(corpus)
     jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
     for job in jobs:  # all before the first, which may take hours
         if job.records.exists():
@@ -172,6 +200,7 @@ class _Job:
             "data": self.corpus.describe(),
             "parameters": counts.parameters,
             "non_embedding_parameters": counts.non_embedding_parameters,
+            "objective": self.config.objective,
             "lengths": [multiple * length for multiple in self.config.lengths],
             "evaluation_tokens": self.config.evaluation_tokens,
             "measure_every": milestone_steps(self.config.measure_every, self.settings),
@@ -181,7 +210,7 @@ class _Job:
 def _check_optimizer(job: _Job) -> None:
     """Refuse one whose library is missing, or whose patterns match nothing."""
     with torch.device("meta"):
-        model = ClearheadForCausalLM(job.model)
+        model = OBJECTIVES[job.config.objective](job.model)
     try:
         build_optimizer(model, job.settings)
     except ClearheadError as error:
@@ -194,7 +223,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()
     torch.manual_seed(job.seed)
-    model = ClearheadForCausalLM(job.model).to(device)
+    model = OBJECTIVES[job.config.objective](job.model).to(device)
     if every:
         callbacks = [
             *callbacks,
@@ -203,13 +232,13 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     measures: dict[str, Any] = {}
     diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
-        model = ClearheadForCausalLM.from_pretrained(folder / "final").to(device)
+        model = type(model).from_pretrained(folder / "final").to(device)
         measures = {"reason": "the process that trained it was stopped before the measurements"}
     else:
         try:
             result = train(
                 model,
-                batches(corpus, settings),
+                (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
                 settings,
                 output=folder,
                 tokenizer=corpus.tokenizer,

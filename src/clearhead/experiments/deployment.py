@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.bench.race import take_turns
@@ -33,7 +34,10 @@ def figures(
     Raises:
         ClearheadError: the saved model does not come back as it was.
     """
-    ids = windows[0][:PROMPT].tolist()
+    limit = longest_text(deployed.model)
+    if limit is not None and limit <= TOKENS:
+        raise ClearheadError(f"{folder} was saved, but {limit} positions are too few to time it")
+    ids = windows[0][: PROMPT if limit is None else min(PROMPT, limit - TOKENS)].tolist()
     progress("a new process loads the saved model")
     here = continuation(deployed.model, ids, TOKENS)
     there = continued_elsewhere(folder, ids, TOKENS, str(deployed.model.device))

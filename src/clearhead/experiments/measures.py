@@ -9,6 +9,7 @@ from clearhead.data import Corpus, windows
 from clearhead.diagnose import attention_maps, rotated_kurtosis
 from clearhead.diagnose import measure as diagnose
 from clearhead.eval import lengths as perplexity_by_length
+from clearhead.eval import masked_loss
 from clearhead.train import TrainConfig
 
 DIAGNOSED_WINDOWS = 32
@@ -24,14 +25,19 @@ def measure(
     lengths: Sequence[int],
     tokens: int,
 ) -> Iterator[dict[str, Any]]:
-    """Perplexity by length; attention and hidden states at the training length.
+    """Perplexity by length, or the loss at hidden tokens; attention and hidden states at the
+    training length.
 
     Args:
         settings: those of the training.
         lengths: window lengths of the perplexities.
         tokens: validation tokens read at each length.
     """
-    yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
+    if model.objective == "mlm":
+        for size in lengths:
+            yield from masked_loss(model, corpus, length=size, tokens=tokens)
+    else:
+        yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
     length = settings.sequence_length
     texts = list(windows(corpus, length=length, count=DIAGNOSED_WINDOWS))
     yield from states(model, texts, settings, batch_size=max(1, TOKENS_IN_A_BATCH // length))

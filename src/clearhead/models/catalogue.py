@@ -7,19 +7,38 @@ from clearhead.models.configuration import ClearheadConfig
 
 BASELINE = "transformer"
 
+_SKIPLESS = {
+    "attention_skip": "none",
+    "shaping": "shaped",
+    "attention_gain": 1.0,
+    "mlp_gain": "depth",
+}
+_SAS = {
+    **_SKIPLESS,
+    "values": "identity",
+    "projections": "identity",
+    "first_values": "reparametrised",
+}
+_SAS_P = {**_SAS, "order": "parallel", "mlp_skip": "none"}
+
 # What the preset changes of the baseline: its intervention.
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer": {},
     "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
     "differential": {"maps": "differential"},
     "differential-v2": {"maps": "differential-v2"},
-    "coca": {"scores": "collinear"},
-    "coca-strict": {"scores": "collinear-strict"},
-    "coca-slack": {"scores": "collinear-slack"},
+    "coca": {"scores": "collinear", "position": "rope"},
+    "coca-strict": {"scores": "collinear-strict", "position": "rope"},
+    "coca-slack": {"scores": "collinear-slack", "position": "rope"},
     "softmax1": {"normalizer": "softmax1"},
     "sink": {"normalizer": "sink"},
     "alibi": {"position": "alibi"},
     "xpos": {"position": "xpos"},
+    "parallel": {"order": "parallel"},
+    "skipless": {**_SKIPLESS, "value_init": "orthogonal"},
+    "sas": _SAS,
+    "sas-p": _SAS_P,
+    "sas-p-nonorm": {**_SAS_P, "norm": "none"},
     "bert": {
         "position": "scaled-sinusoidal",
         "direction": "bidirectional",
@@ -29,6 +48,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mlp": "geglu",
     },
 }
+
+# At the baseline's width, since what they claim is as good a model with fewer parameters.
+SMALLER = ("sas", "sas-p", "sas-p-nonorm")
 
 SUMMARIES = {
     "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
@@ -42,10 +64,27 @@ SUMMARIES = {
     "sink": "the baseline with a learned sink for each head",
     "alibi": "the baseline with ALiBi instead of RoPE",
     "xpos": "the baseline with xPos instead of RoPE",
+    "parallel": "the baseline with attention and MLP side by side",
+    "skipless": "no attention skip, shaped attention (V-SkipInit as released)",
+    "sas": "no attention skip, no value or projection matrices, shaped attention (SAS)",
+    "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
+    "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
     "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
 }
 
-# `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU.
+_CODEPARROT = {
+    "vocab_size": 50_000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1024,
+    "position": "learned",
+    "mlp": "relu",
+}
+
+# `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU; the others are those of
+# arXiv 2311.01906.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 4096,
@@ -63,6 +102,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "max_position_embeddings": 1024,
     },
+    "codeparrot": _CODEPARROT,
+    "codeparrot-72": {**_CODEPARROT, "num_hidden_layers": 72, "intermediate_size": 1536},
+    "languini": {
+        "vocab_size": 16_384,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 512,
+        "mlp": "gelu",
+    },
     "crammed": {
         "vocab_size": 32_768,
         "hidden_size": 768,
@@ -73,19 +123,27 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-# The MLP width at which a preset with other matrices beside the MLP matches the baseline.
-_MATCHED_WIDTH = {
-    ("gpt2", "tiny"): 736,
-    ("gpt2", "small"): 2016,
-    ("differential-v2", "tiny"): 448,
-    ("differential-v2", "small"): 1200,
-    ("coca", "tiny"): 544,
-    ("coca", "small"): 1464,
-    ("coca-strict", "tiny"): 576,
-    ("coca-strict", "small"): 1544,
-    ("coca-slack", "tiny"): 544,
-    ("coca-slack", "small"): 1464,
+# The paper's Pre-LN has RMSNorm, ReLU and no biases.
+_PRE_LN = {"norm": "rmsnorm", "mlp": "relu", "bias": False}
+
+# What a preset has at one size only: most of all the MLP width at which one with other matrices
+# beside the MLP matches the baseline.
+_AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
+    ("gpt2", "tiny"): {"intermediate_size": 736},
+    ("gpt2", "small"): {"intermediate_size": 2016},
+    ("gpt2", "codeparrot"): _PRE_LN,
+    ("gpt2", "codeparrot-72"): _PRE_LN,
+    ("differential-v2", "tiny"): {"intermediate_size": 448},
+    ("differential-v2", "small"): {"intermediate_size": 1200},
+    ("coca", "tiny"): {"intermediate_size": 544},
+    ("coca", "small"): {"intermediate_size": 1464},
+    ("coca-strict", "tiny"): {"intermediate_size": 576},
+    ("coca-strict", "small"): {"intermediate_size": 1544},
+    ("coca-slack", "tiny"): {"intermediate_size": 544},
+    ("coca-slack", "small"): {"intermediate_size": 1464},
 }
+# Another value of these has another MLP width.
+_SHAPING_KEYS = ("hidden_size", "mlp", "bias")
 
 
 def presets() -> dict[str, str]:
@@ -106,10 +164,9 @@ def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """
     choose("preset", name, PRESETS)
     choose("size", size, SIZES)
-    keys = {**SIZES[size], **PRESETS[name]}
-    if (name, size) in _MATCHED_WIDTH:
-        keys["intermediate_size"] = _MATCHED_WIDTH[name, size]
-    if set(overrides) & {"hidden_size", "mlp", "bias"} and "intermediate_size" not in overrides:
+    keys = {**SIZES[size], **PRESETS[name], **_AT_SIZE.get((name, size), {})}
+    changed = (key for key in _SHAPING_KEYS if key in overrides)
+    if any(overrides[key] != keys.get(key) for key in changed):
         keys.pop("intermediate_size")  # matched to another shape: derive it again
     try:
         return ClearheadConfig(**{**keys, **overrides})

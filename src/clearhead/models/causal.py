@@ -88,6 +88,10 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             **arguments,
         )
         x = out.last_hidden_state
+        if labels is not None and labels.shape != x.shape[:2]:
+            raise ClearheadError(
+                f"labels must be {list(x.shape[:2])}, as the tokens; found {list(labels.shape)}"
+            )
         loss = None
         if labels is not None:
             loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
@@ -44,15 +45,15 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         self.classifier = ClassificationHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         **arguments: Any,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+    ) -> SequenceClassifierOutput:
         """Logits [B, num_labels], and the mean loss where labels are given.
 
         Args:
@@ -67,18 +68,21 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)
         out = self.model(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, **arguments
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            return_dict=True,
+            **arguments,
         )
         x_BTC = out.last_hidden_state
         place_B = self._place(attention_mask, x_BTC)
         logits_BN = self.classifier(x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), place_B])
-        result = SequenceClassifierOutput(
+        return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits_BN, labels),  # type: ignore[arg-type]
             logits=logits_BN,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-        return result.to_tuple() if return_dict is False else result
 
     def _check_padding(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> None:
         pad = self.config.pad_token_id

@@ -35,18 +35,31 @@ _TRANSFORMERS_KEYS = {
     "torch_dtype",
 }
 
-
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _ROTARY = ("rope", "xpos")  # the positions that read rope_parameters
-_MAP_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-_GATED = ("swiglu", "geglu")
+# What other models have and none here, and why.
+_NO_MAP_DROPOUT = (
+    "no number is left out of attention maps, which in a shaped block carry the signal itself; "
+    "choose dropout, of what branches add"
+)
+_ABSENT = {
+    "attention_dropout": _NO_MAP_DROPOUT,
+    "attn_pdrop": _NO_MAP_DROPOUT,
+    "attention_probs_dropout_prob": _NO_MAP_DROPOUT,
+    "qk_norm": (
+        "no norm of queries and keys is built; beside W_Q = 0 it would multiply the gradient of "
+        "W_Q by 1/eps"
+    ),
+}
+_GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
 class ClearheadConfig(PreTrainedConfig):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
-    `normalizer`, `maps`, `position`, `direction`, `norm`, `mlp`.
+    `normalizer`, `maps`, `shaping`, `values`, `projections`, `position`, `direction`, `norm`,
+    `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -58,9 +71,20 @@ class ClearheadConfig(PreTrainedConfig):
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
 
+    `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
+    its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
+    layer, None the same as of the others. `value_init` is how W_V and W_P start: "normal",
+    "orthogonal" or "identity"; None is normal for linear ones and the identity for reparametrised
+    ones, whose β starts at `value_gain`. `query_range` is the standard deviation of W_Q at the
+    start; None is `initializer_range`, or 0 where `shaping` starts from equal scores.
+    `attention_gain`, `mlp_gain` and `mlp_skip_gain` are what the gains of the branches and of the
+    MLP's skip start with; None is no gain. `mlp_gain="depth"` is 0.1 · √(18 / layers), times the
+    full width of an MLP over this one's.
+
     `embedding_norm` is a value of `norm`, for what enters the first layer, or "none". `dropout` is
-    the share of numbers left out, in training, of what enters the first layer, of what each branch
-    adds to the stream, and before a classification head's last matrix; attention maps keep theirs.
+    the share of numbers left out, in training, of what enters the first layer, of what a branch
+    adds to a stream that passes by it, and before a classification head's last matrix; attention
+    maps keep theirs, and so does a branch that is the stream itself.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -81,6 +105,14 @@ class ClearheadConfig(PreTrainedConfig):
     rope_parameters: dict[str, Any] | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
+    num_value_heads: int | None = None
+    first_values: str | None = None
+    value_init: str | None = None
+    value_gain: float = 1.0
+    query_range: float | None = None
+    attention_gain: float | None = None
+    mlp_gain: float | str | None = None
+    mlp_skip_gain: float | None = None
     embedding_norm: str = "none"
     dropout: float = 0.0
     bias: bool = False
@@ -95,18 +127,35 @@ class ClearheadConfig(PreTrainedConfig):
     scores: str = "dot"
     normalizer: str = "softmax"
     maps: str = "single"
+    shaping: str = "none"
+    values: str = "linear"
+    projections: str = "linear"
     position: str = "rope"
     direction: str = "causal"
     norm: str = "rmsnorm"
     mlp: str = "swiglu"
+    order: str = "sequential"
+    attention_skip: str = "identity"
+    mlp_skip: str = "identity"
+    residual_scale: str = "trainable"
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
         self._check_types()
+        for name in ("hidden_size", "num_attention_heads"):
+            if getattr(self, name) < 1:
+                found = getattr(self, name)
+                raise ClearheadError(f"{name} must be a whole number above 0; found {found!r}")
+        self._check_starts()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
+            if self.hidden_size % self.num_attention_heads:
+                raise ClearheadError(
+                    f"num_attention_heads={self.num_attention_heads} does not divide "
+                    f"hidden_size={self.hidden_size}: choose a divisor, or give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
@@ -122,6 +171,12 @@ class ClearheadConfig(PreTrainedConfig):
         assert self.num_key_value_heads is not None
         assert self.head_dim is not None
         assert self.intermediate_size is not None
+        axes = {axis: getattr(self, axis) for axis in AXES}
+        if index == 0:
+            axes["norm"] = self.outer_norm
+            axes["values"] = self.first_values or self.values
+        own_values = self.shaping != "none" or axes["values"] != "linear"
+        shared = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
             depth=self.num_hidden_layers,
@@ -129,6 +184,7 @@ class ClearheadConfig(PreTrainedConfig):
             intermediate_size=self.intermediate_size,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
+            num_value_heads=shared if self.num_value_heads is None else self.num_value_heads,
             head_dim=self.head_dim,
             norm_eps=self.norm_eps,
             bias=self.bias,
@@ -137,9 +193,29 @@ class ClearheadConfig(PreTrainedConfig):
             max_position_embeddings=self.max_position_embeddings,
             lambda_init=self.lambda_init,
             head_norm=self.head_norm,
+            query_range=self.query_range,
+            value_init=self.value_init,
+            value_gain=self.value_gain,
+            attention_gain=self.attention_gain,
+            mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
+            mlp_skip_gain=self.mlp_skip_gain,
             dropout=self.dropout,
-            **{axis: getattr(self, axis) for axis in AXES},
+            **axes,
         )
+
+    @property
+    def outer_norm(self) -> str:
+        """The norm of the first layer and after the last: no model goes without these."""
+        return "layernorm" if self.norm == "none" else self.norm
+
+    def _depth_gain(self) -> float:
+        """β_FF where the MLP's share must fall with depth (arXiv 2311.01906, section 4.1 and D).
+
+        0.1 at 18 layers and 4 × the width, 0.2 at half that MLP, 0.1 at half of it and 72 layers.
+        """
+        assert self.intermediate_size is not None
+        full = self.hidden_size * (8 / 3 if self.mlp in _GATED else 4)
+        return 0.1 * (18 / self.num_hidden_layers) ** 0.5 * full / self.intermediate_size
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Write config.json, and beside it the stub by which transformers finds clearhead."""
@@ -150,11 +226,8 @@ class ClearheadConfig(PreTrainedConfig):
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
-            if key in _MAP_DROPOUT:
-                raise ClearheadError(
-                    f"{key} is not to be had: no number is left out of attention maps, which in a "
-                    "shaped block carry the signal itself; choose dropout, of what branches add"
-                )
+            if key in _ABSENT:
+                raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
             if key not in known and not key.startswith("_"):
                 fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
                 near = difflib.get_close_matches(key, fields, n=3)
@@ -196,8 +269,30 @@ class ClearheadConfig(PreTrainedConfig):
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
+        self._check_values()
         for index in range(self.num_hidden_layers):
             REGISTRY.check(self.layer(index))
+
+    def _check_values(self) -> None:
+        kinds = {self.first_values or self.values, self.projections}
+        if self.num_hidden_layers > 1:
+            kinds.add(self.values)
+        if self.value_init is not None and kinds == {"identity"}:
+            raise ClearheadError(
+                "value_init has no effect where values and projections are the identity: leave it "
+                "out, or choose values='linear' or 'reparametrised'"
+            )
+        if self.value_gain != 1.0 and "reparametrised" not in kinds:
+            raise ClearheadError(
+                "value_gain has no effect without a reparametrised matrix: choose "
+                "values='reparametrised', or leave it out"
+            )
+
+    def _check_starts(self) -> None:
+        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
+            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
+        if self.query_range is not None and self.query_range < 0:
+            raise ClearheadError(f"query_range={self.query_range} is a spread: at least 0")
 
 
 _IN_WORDS = {

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
+from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
@@ -30,6 +31,7 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -38,9 +40,8 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        return_dict: bool | None = None,
         **arguments: Any,
-    ) -> MaskedLMOutput | tuple[Tensor, ...]:
+    ) -> MaskedLMOutput:
         """Logits [B, T, vocabulary], and the loss where labels are given.
 
         Args:
@@ -57,6 +58,7 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             document_ids=document_ids,
+            return_dict=True,
             **arguments,
         )
         x = out.last_hidden_state
@@ -65,10 +67,9 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             hidden_BT = labels != IGNORED
             total = ops.linear_cross_entropy(x[hidden_BT], self.lm_head.weight, labels[hidden_BT])
             loss = total / (hidden_BT.sum() if num_items_in_batch is None else num_items_in_batch)
-        result = MaskedLMOutput(
+        return MaskedLMOutput(
             loss=loss,
             logits=None if labels is not None and self.training else self.lm_head(x),
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-        return result.to_tuple() if return_dict is False else result

@@ -30,6 +30,11 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
         ClearheadError: a model without rotary positions, or parameters that do not fit the kind.
     """
     config: ClearheadConfig = model.config
+    if not isinstance(config, ClearheadConfig):
+        raise ClearheadError(
+            f"{type(model).__name__} is none of clearhead's models: load it with other "
+            "rope_parameters in its configuration"
+        )
     if config.rope_parameters is None:
         raise ClearheadError(
             f"position={config.position!r} has no rotary frequencies to scale: "

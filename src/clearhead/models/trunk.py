@@ -12,15 +12,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError
+from clearhead.models.checks import check_arguments, check_cache, check_inputs, check_positions
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
-from clearhead.nn.positions import longest
 from clearhead.ops import oracles
-
-# transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
-_HARMLESS = ("cache_position",)
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
@@ -60,7 +57,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
-        self.norm = REGISTRY.find("norm", config.norm).build(config.hidden_size, config.norm_eps)
+        self.norm = REGISTRY.find("norm", config.outer_norm).build(
+            config.hidden_size, config.norm_eps
+        )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -93,9 +92,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        _refuse(unknown)
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ClearheadError("give either input_ids or inputs_embeds")
+        check_arguments(unknown, set(inspect.signature(ClearheadModel.forward).parameters))
+        check_inputs(input_ids, inputs_embeds)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if self.config.direction != "causal":
@@ -105,13 +103,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"{self.config.direction!r} every token changes when one is added"
                 )
             use_cache = False
+        check_cache(past_key_values, len(self.layers))
+        if document_ids is not None and past_key_values is None:
+            use_cache = False
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache()
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
+        check_positions(position_ids, *x.shape[:2])
         positions = _positions(position_ids, key_mask, x, past)
         self._check_length(past + x.shape[1])
-        if document_ids is not None and past:
+        if document_ids is not None and past_key_values is not None:
             raise ClearheadError("document_ids cannot be used with a key-value cache")
 
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
@@ -170,7 +172,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
-                effective = module.maps.effective(oracles.weights(q, k, **options), coefficients)
+                weights = oracles.weights(q, k, **options)
+                effective = module.effective(
+                    weights, coefficients, _seen(q, k, options), k.shape[2] - q.shape[2]
+                )
                 maps.append(effective.to(q.dtype))
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
@@ -180,20 +185,18 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
 
     def _check_length(self, length: int) -> None:
-        limit = longest(self.config.layer(0))
+        limit = self.position.longest()  # type: ignore[operator]
         if limit is not None and length > limit:
             raise ClearheadError(
-                f"{length} tokens are more than the {limit} learned positions of this model: "
-                "shorten the text, or train with position='rope'"
+                f"{length} tokens are more than the {limit} positions that this model can tell "
+                f"apart (position={self.config.position!r}): shorten the text, or train with "
+                "position='rope'"
             )
 
 
-def _refuse(unknown: dict[str, Any]) -> None:
-    """Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other."""
-    for key, value in unknown.items():
-        if value is not None and key not in _HARMLESS:
-            known = set(inspect.signature(ClearheadModel.forward).parameters)
-            choose("argument of the model", key, known - {"self", "unknown"})
+def _seen(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
+    masks = {name: options[name] for name in ("causal", "key_mask", "segments")}
+    return oracles.visible(q.shape[2], k.shape[2], device=q.device, **masks)
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:
@@ -212,6 +215,11 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
     if not torch.compiler.is_compiling():
         if bool(mask.all()):
             return None  # the unpadded kernels are faster
+        if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+            raise ClearheadError(
+                "attention_mask must be of 1, for a token, and 0, for padding; found "
+                f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
+            )
         if not bool(mask.any(-1).all()):
             row = int(mask.any(-1).int().argmin())
             raise ClearheadError(

@@ -25,6 +25,9 @@ class Alibi(NoPosition):
     def late(layer: LayerSpec) -> bool:
         return True
 
+    def longest(self) -> int:
+        return LONGEST
+
     def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
         layer = self.layer
         slopes = ops.alibi_slopes(self.heads)

@@ -1,14 +1,17 @@
 """Attention, whatever the mechanism: prepare → attend → combine."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.init import residual_output
+from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.positions import Part
 from clearhead.nn.registry import REGISTRY
+from clearhead.ops import groups as sharing
 from clearhead.spec import LayerSpec
 
 
@@ -17,7 +20,8 @@ class Attention(nn.Module):
 
     Differential attention pairs neighbouring heads of the baseline's queries, keys and values
     instead of adding any; V2 has twice its queries. Collinear scores have keys of half the width.
-    The output is as wide for every choice.
+    The output is as wide for every choice. Where values have more heads than keys, the heads of a
+    group share its key and have a value each.
 
     Attributes:
         late: whether keys are cached as projected and prepared when read, by the positions of all
@@ -33,14 +37,20 @@ class Attention(nn.Module):
         hidden, bias = layer.hidden_size, layer.bias
         self.q_proj = nn.Linear(hidden, queries * scores.query_width(layer), bias=bias)
         self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
-        self.v_proj = nn.Linear(hidden, groups * layer.head_dim, bias=bias)
-        self.o_proj = residual_output(layer, layer.num_attention_heads * layer.head_dim)
+        self.v_proj = REGISTRY.find("values", layer.values).build(layer)
+        self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
         self.scores = scores.build(position.prepare)  # type: ignore[attr-defined]
         self.late = self.scores.late or position.late(layer)  # type: ignore[attr-defined]
         self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
         self.maps = maps.build(layer)
+        shaping = REGISTRY.find("shaping", layer.shaping).build
+        self.shaping = shaping(layer, maps.heads(layer))
+        std = 0.0 if layer.query_range is None and self.shaping.zero_queries else layer.query_range
+        if std is not None:
+            starting(self.q_proj, partial(fixed_normal, own=std))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
-        self.heads, self.groups = queries, groups
+        self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
+        self.width_of_head = layer.width // maps.heads(layer)
 
     def forward(
         self,
@@ -65,16 +75,59 @@ class Attention(nn.Module):
         """
         q = _heads(self.q_proj(x_BTC), self.heads)
         k = _heads(self.k_proj(x_BTC), self.groups)
-        v = _heads(self.v_proj(x_BTC), self.groups)
+        own_BTC = self.v_proj(x_BTC)
+        # What is not projected has the stream's dtype, under autocast a wider one.
+        v_BTC = own_BTC.to(k.dtype)
+        v = _heads(v_BTC, self.value_heads)
         if not self.late:
             k = parts[0].prepared(self.scores.keys, k, parts[0].keys)
         if cache is not None:
-            k, v = self._remembered(cache, k, v, past + k.shape[2])
+            k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         coefficients = self.maps.coefficients(x_BTC)
-        context = {"attend": attend, "key_mask": key_mask, "segments": segments}
-        outputs = [self._part(part, q, k, v, coefficients, **context) for part in parts]
+        masks = {"key_mask": key_mask, "segments": segments}
+        outputs = [
+            self._part(part, q, k, v, coefficients, attend=attend, **masks) for part in parts
+        ]
         o_BHTD = outputs[0] if len(parts) == 1 else _together(parts, outputs, q.shape[2])
-        return self.o_proj(o_BHTD.transpose(1, 2).flatten(2))
+        o_BTC = o_BHTD.transpose(1, 2).flatten(2)
+
+        def centre() -> Tensor:
+            # Side by side, the heads are one: their sums need no copy.
+            values = v_BTC[:, None] if cache is None else v
+            mean, count = ops.running_mean(values, q.shape[2], causal=self.causal, **masks)
+            mass = self.maps.mass(self.normalizer.mass(count), coefficients)
+            mean = mean.transpose(1, 2).flatten(2).unflatten(-1, (-1, self.width_of_head))
+            return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
+
+        return self.o_proj(self.shaping(own_BTC, o_BTC, centre))
+
+    def effective(
+        self,
+        weights_BHRS: Tensor,
+        coefficients: Tensor | None,
+        visible: Tensor,
+        first: int,
+    ) -> Tensor:
+        """The matrix [B, heads, R, S] that multiplies the values, for some of the queries.
+
+        Args:
+            weights_BHRS: their maps, in the order in which `attend` has them.
+            coefficients: `maps.coefficients`, of these queries where they are by token.
+            visible: bool [B or 1, 1, R, S], which keys each may see.
+            first: the key that is the first query's own token.
+        """
+        weights = self.maps.effective(weights_BHRS, coefficients)
+        rows, keys = weights.shape[-2:]
+        own = torch.eye(rows, keys + rows, dtype=weights.dtype, device=weights.device)
+        own = own.roll(first, 1)[:, :keys]
+
+        def centre() -> Tensor:
+            count_BR = visible[:, 0].sum(-1).to(weights.dtype)
+            mass = self.maps.mass(self.normalizer.mass(count_BR), coefficients)
+            uniform = visible / count_BR.clamp_min(1)[:, None, :, None]
+            return uniform if mass is None else uniform * mass
+
+        return self.shaping.effective(weights, own, centre)
 
     def _part(
         self,
@@ -91,6 +144,7 @@ class Attention(nn.Module):
         """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
         if self.late:
             k = part.prepared(self.scores.keys, k, part.keys)
+        k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
         if part.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + part.stop
             q, k, v = q[:, :, part.start : part.stop], k[:, :, :end], v[:, :, :end]
@@ -114,8 +168,13 @@ class Attention(nn.Module):
             scale=self.layer.head_dim**-0.5,
         )
 
-    def _remembered(self, cache: Any, k: Tensor, v: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-        """All keys and values so far. A static cache has room for more, which is cut off."""
+    def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+        """All keys and values so far. A static cache has room for more, which is cut off.
+
+        It also takes its number of heads from the keys: values of heads that share one lie side by
+        side in it.
+        """
+        v = _heads(v_BTC, self.groups)
         new = k.shape, v.shape
         try:
             k, v = cache.update(k, v, self.layer.index)
@@ -128,10 +187,12 @@ class Attention(nn.Module):
         for found, given in zip((k.shape, v.shape), new, strict=True):
             if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < keys:
                 raise ClearheadError(
-                    f"the cache holds {list(found)} where this model keeps {list(given)} a step: "
+                    f"the cache holds {list(found)} where this model needs "
+                    f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
-        return k[:, :, :keys], v[:, :, :keys]
+        v = v[:, :, :keys].unflatten(-1, (self.value_heads // self.groups, -1))
+        return k[:, :, :keys], v.transpose(2, 3).flatten(1, 2)
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:

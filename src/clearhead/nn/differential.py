@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.single import attention_flops, numbers_per_group
+from clearhead.nn.single import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
@@ -25,6 +25,7 @@ class Differential(nn.Module):
     """
 
     maps = ("map 1", "map 2")
+    keys_together = 2
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -82,9 +83,17 @@ class Differential(nn.Module):
         return heads_BH.chunk(2, 1)
 
     def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
-        """The signed difference [B, H/2, T, S]."""
+        """The signed difference [B, H/2, T, S]; with no norm after it, times 1 − λ_init."""
         first, second = self.split(weights_BHTS)
-        return first - coefficients.to(first.dtype) * second
+        difference = first - coefficients.to(first.dtype) * second
+        return difference * (1 - self.lambda_init) if self.head_norm == "none" else difference
+
+    def mass(self, mass_BHT1: Tensor | None, coefficients: Tensor) -> Tensor:
+        """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
+        first, second = (
+            (1.0, 1.0) if mass_BHT1 is None else (mass_BHT1[:, 0::2], mass_BHT1[:, 1::2])
+        )
+        return (first - coefficients * second) * (1 - self.lambda_init)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -92,8 +101,9 @@ def _refuses(layer: LayerSpec) -> str | None:
         if getattr(layer, name) % 2:
             found = getattr(layer, name)
             return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
-    if layer.lambda_init is not None and not 0 < layer.lambda_init < 1:
-        return f"lambda_init={layer.lambda_init} is outside (0, 1); the paper uses 0.2 to 0.8"
+    fixed = layer.lambda_init
+    if fixed is not None and not (isinstance(fixed, float) and 0 < fixed < 1):
+        return f"lambda_init={fixed!r} is outside (0, 1); the paper uses 0.2 to 0.8"
     if layer.head_norm not in HEAD_NORMS:
         return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"
     return None
@@ -109,6 +119,5 @@ DECLARATION = Declaration(
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    cache=numbers_per_group,
     shards="heads",
 )

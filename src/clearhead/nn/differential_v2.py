@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.single import attention_flops, numbers_per_group
+from clearhead.nn.single import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -17,6 +17,7 @@ class DifferentialV2(nn.Module):
     """
 
     maps = ("map 1", "map 2")
+    keys_together = 1
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -48,6 +49,11 @@ class DifferentialV2(nn.Module):
         first, second = self.split(weights_BHTS)
         return first - coefficients.to(first.dtype) * second
 
+    def mass(self, mass_BHT1: Tensor | None, coefficients: Tensor) -> Tensor:
+        """mass 1 − λ · mass 2, by token."""
+        first, second = (1.0, 1.0) if mass_BHT1 is None else self.split(mass_BHT1)
+        return first - coefficients * second
+
 
 DECLARATION = Declaration(
     axis="maps",
@@ -57,6 +63,5 @@ DECLARATION = Declaration(
     build=DifferentialV2,
     query_heads=lambda layer: 2 * layer.num_attention_heads,
     flops=lambda layer, length: 2 * attention_flops(layer, length),
-    cache=numbers_per_group,
     shards="heads",
 )

@@ -2,33 +2,70 @@
 
 - Matrices and embeddings: N(0, std²), std = `initializer_range` (0.02).
 - Matrices that write into the residual stream (attention's and the MLP's output): N(0, std² / 2L)
-  for L layers, as in GPT-2.
+  for L layers, as in GPT-2; where the branch has a gain of its own, or no skip passes by it,
+  N(0, std²), since the gain says what the depth's factor would.
 - Biases 0, norm gains 1.
 - Parameters of a mechanism: as its paper states, in the `reset_parameters` of its own module.
 """
 
-from torch import nn
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
 
 from clearhead.spec import LayerSpec
 
+Start = Callable[[Tensor, float], None]
 
-def residual_output(layer: LayerSpec, width: int) -> nn.Linear:
-    """The matrix by which a branch of `width` channels writes into the stream."""
-    linear = nn.Linear(width, layer.hidden_size, bias=layer.bias)
-    linear.writes_into_stream_of_depth = layer.depth  # type: ignore[assignment]
+
+def normal(weight: Tensor, std: float, times: float = 1.0) -> None:
+    """N(0, (std · times)²)."""
+    nn.init.normal_(weight, std=std * times)
+
+
+def fixed_normal(weight: Tensor, std: float, own: float) -> None:
+    """N(0, own²), whatever the policy's std; 0 is all zeros."""
+    nn.init.normal_(weight, std=own) if own else nn.init.zeros_(weight)
+
+
+def orthogonal(weight: Tensor, std: float) -> None:
+    """A random orthogonal matrix."""
+    nn.init.orthogonal_(weight)
+
+
+def identity(weight: Tensor, std: float) -> None:
+    """The identity."""
+    nn.init.eye_(weight)
+
+
+STARTS: dict[str, Start] = {"normal": normal, "orthogonal": orthogonal, "identity": identity}
+
+
+def starting(linear: nn.Linear, start: Start) -> nn.Linear:
+    """The same matrix, which `initialise` is to begin with `start` of it."""
+    linear.start = start  # type: ignore[assignment]
     return linear
 
 
+def residual_output(layer: LayerSpec, width: int, *, scaled: bool) -> nn.Linear:
+    """The matrix by which a branch of `width` channels writes into the stream.
+
+    `scaled`: whether nothing but this matrix keeps the sum of 2L branches from growing.
+    """
+    linear = nn.Linear(width, layer.hidden_size, bias=layer.bias)
+    times = (2 * layer.depth) ** -0.5 if scaled else 1.0
+    return starting(linear, partial(normal, times=times))
+
+
 def initialise(module: nn.Module, std: float) -> None:
-    """Initialise the parameters that `module` itself owns, not those of its children.
+    """Initialise what `module` itself owns, not what its children do.
 
     Goes through `torch.nn.init` by attribute, since transformers patches those functions to leave
     weights alone that a checkpoint has already filled.
     """
     if isinstance(module, nn.Linear | nn.Embedding):
-        depth = getattr(module, "writes_into_stream_of_depth", None)
-        nn.init.normal_(module.weight, std=std if depth is None else std / (2 * depth) ** 0.5)
+        getattr(module, "start", normal)(module.weight, std)
         if getattr(module, "bias", None) is not None:
             nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    elif list(module.parameters(recurse=False)):
+    elif [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
         module.reset_parameters()  # type: ignore[operator]

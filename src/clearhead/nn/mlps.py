@@ -16,7 +16,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
         self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
-        self.down_proj = residual_output(layer, layer.intermediate_size)
+        self.down_proj = _down(layer)
         self.function = function
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -29,11 +29,16 @@ class PlainMLP(nn.Module):
     def __init__(self, layer: LayerSpec, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
-        self.down_proj = residual_output(layer, layer.intermediate_size)
+        self.down_proj = _down(layer)
         self.function = function
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         return self.down_proj(self.function(self.up_proj(x_BTC)))
+
+
+def _down(layer: LayerSpec) -> nn.Linear:
+    scaled = layer.mlp_skip == "identity" and layer.mlp_gain is None
+    return residual_output(layer, layer.intermediate_size, scaled=scaled)
 
 
 def _gelu(x: Tensor) -> Tensor:

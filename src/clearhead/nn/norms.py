@@ -37,6 +37,10 @@ class LayerNorm(nn.LayerNorm):
             return super().forward(x)
 
 
+def _no_norm(width: int, eps: float) -> nn.Module:
+    return nn.Identity()
+
+
 RMSNORM = Declaration(
     axis="norm",
     name="rmsnorm",
@@ -57,4 +61,11 @@ LAYERNORM = Declaration(
     summary="mean and variance, gain and bias for each channel",
     source="arXiv 1607.06450",
     build=LayerNorm,
+)
+NONE = Declaration(
+    axis="norm",
+    name="none",
+    summary="nothing, but LayerNorm in the first layer and after the last",
+    source="arXiv 2311.01906, section 4.4, as its authors' code does",
+    build=_no_norm,
 )

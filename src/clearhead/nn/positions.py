@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.offloading import with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -56,6 +57,10 @@ class NoPosition(nn.Module):
         """Whether keys are kept in a cache as they are, and prepared when they are read."""
         return False
 
+    def longest(self) -> int | None:
+        """The number of positions that it can tell apart; None where there is no limit."""
+        return None
+
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         """Add what the input should know of its position."""
         return x_BTC
@@ -76,6 +81,9 @@ class Learned(NoPosition):
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__(layer, heads)
         self.weight = nn.Embedding(layer.max_position_embeddings, layer.hidden_size)
+
+    def longest(self) -> int:
+        return self.layer.max_position_embeddings
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         return x_BTC + self.weight(positions_BT)
@@ -104,6 +112,7 @@ class ScaledSinusoidal(NoPosition):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.scale, self.layer.hidden_size**-0.5)
 
+    @with_own_parameters
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         waves = _waves(positions_BT, x_BTC.shape[-1])
         return x_BTC + (waves * self.scale).to(x_BTC.dtype)
@@ -144,8 +153,3 @@ NONE = Declaration(
     source="arXiv 2305.19466",
     build=NoPosition,
 )
-
-
-def longest(layer: LayerSpec) -> int | None:
-    """The number of positions a layer can tell apart; None where there is no limit."""
-    return layer.max_position_embeddings if layer.position == "learned" else None

@@ -10,7 +10,9 @@ from clearhead.nn.positions import NoPosition, Part
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
-# 36,000 on either side of the centre, rounded down to a power of two.
+# Tokens from the centre, on either side, where float32 and bfloat16 still hold the factors.
+FARTHEST = 36_000
+# Twice that, rounded down to a power of two.
 LONGEST_XPOS = 65_536
 # The sequences are then 2^24 times as long as in training.
 BUCKETS = 24
@@ -100,6 +102,9 @@ class XPos(Rotary):
     def late(layer: LayerSpec) -> bool:
         return False
 
+    def longest(self) -> int:
+        return self.layer.max_position_embeddings // 2 + FARTHEST
+
     def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
         layer = self.layer
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
@@ -124,9 +129,11 @@ def _refuses(layer: LayerSpec) -> str | None:
         return f"rope_type={kind!r} needs {', '.join(missing)} in rope_parameters"
     if extra := set(rope) - {"rope_type", "rope_theta", *needed, *optional}:
         return f"{', '.join(sorted(extra))} in rope_parameters has no effect on rope_type={kind!r}"
-    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
+    for key in {*needed, *optional, "rope_theta"} - {"truncate"}:
         least = 1 if key == "factor" else 0
-        value = rope.get(key, 1)
+        value = rope.get(key)
+        if value is None and key in optional:
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
             return f"{key}={value!r} in rope_parameters must be a number, at least {least}"
     if rope["rope_theta"] <= 0:

@@ -43,6 +43,8 @@ def _refuses(layer: LayerSpec) -> str | None:
             "it fixes the angle from which rotation starts, and "
             f"position={layer.position!r} rotates nothing: choose rope or xpos"
         )
+    if layer.query_range == 0:
+        return "quadratic in the queries, it never leaves query_range=0: leave it out"
     return None
 
 

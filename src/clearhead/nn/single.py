@@ -8,9 +8,15 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class Single(nn.Module):
-    """One map a head; nothing to combine."""
+    """One map a head; nothing to combine.
+
+    Attributes:
+        maps: their names, in the order in which `split` gives them.
+        keys_together: how many neighbouring keys are one head's.
+    """
 
     maps = ("softmax",)
+    keys_together = 1
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -40,6 +46,13 @@ class Single(nn.Module):
         """The matrix that multiplies the values, from the maps in the order `attend` gets them."""
         return weights_BHTS
 
+    def mass(self, mass_BHT1: Tensor | None, coefficients: None) -> Tensor | None:
+        """What a row of that matrix sums to, [B, heads, T, 1], where a map's sums to `mass_BHT1`.
+
+        Queries in the order of their projection; None is 1.
+        """
+        return mass_BHT1
+
 
 def visible_keys(layer: LayerSpec, length: int) -> float:
     """How many keys a token sees on average."""
@@ -52,7 +65,7 @@ def attention_flops(layer: LayerSpec, length: int) -> float:
 
 
 def numbers_per_group(layer: LayerSpec) -> int:
-    """One vector of the head's width for each kv head: a token's keys, or its values."""
+    """One vector of the head's width for each key head: a token's keys."""
     return layer.num_key_value_heads * layer.head_dim
 
 
@@ -63,6 +76,5 @@ DECLARATION = Declaration(
     source="arXiv 1706.03762",
     build=Single,
     flops=attention_flops,
-    cache=numbers_per_group,
     shards="heads",
 )

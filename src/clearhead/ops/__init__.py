@@ -11,6 +11,8 @@ from clearhead.ops.cross_entropy import linear_cross_entropy
 from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.rope import dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
+from clearhead.ops.running_mean import running_mean
+from clearhead.ops.shaped import shaped
 from clearhead.ops.xpos import xpos_tables
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "rms_norm",
     "rotary_table",
     "rotate",
+    "running_mean",
+    "shaped",
     "with_columns",
     "xpos_tables",
 ]

@@ -39,7 +39,15 @@ def differential(
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
+
+    Raises:
+        ClearheadError: an odd number of heads.
     """
+    if q_BHTD.shape[1] % 2 or k_BGSD.shape[1] % 2:
+        raise ClearheadError(
+            f"differential attention pairs neighbouring heads; found {q_BHTD.shape[1]} queries "
+            f"and {k_BGSD.shape[1]} keys: give even numbers"
+        )
     q, k = _by_map(q_BHTD), _by_map(k_BGSD)
     v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
     if isinstance(sink, Tensor):

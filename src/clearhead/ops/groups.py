@@ -3,10 +3,15 @@
 from torch import Tensor
 
 
-def repeat(x_BGSN: Tensor, heads: int) -> Tensor:
-    """[B, G, S, N] → [B, H, S, N]: head h gets group h // (H / G)."""
+def repeat(x_BGSN: Tensor, heads: int, together: int = 1) -> Tensor:
+    """[B, G, S, N] → [B, H, S, N]: head h gets group h // (H / G).
+
+    With `together` = 2 neighbours stay beside each other, and pair h gets pair h // (H / G).
+    """
     groups = x_BGSN.shape[1]
-    return x_BGSN if groups == heads else x_BGSN.repeat_interleave(heads // groups, 1)
+    if groups == heads:
+        return x_BGSN
+    return x_BGSN.unflatten(1, (-1, together)).repeat_interleave(heads // groups, 1).flatten(1, 2)
 
 
 def add(x_BHSN: Tensor, groups: int) -> Tensor:

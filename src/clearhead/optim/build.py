@@ -101,7 +101,7 @@ def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimiz
     tables = _tables(model)
     hidden = [(name, p) for name, p in rotated if p not in tables]
     vocabulary = [(name, p) for name, p in rotated if p in tables]
-    sides = config.rotation_sides or "both"
+    sides = config.rotation_sides or "right"
     groups = named_groups(hidden, config.weight_decay)
     # A vocabulary has no basis to mix: its axis holds the tokens, whatever its size.
     for group in named_groups(vocabulary, config.weight_decay):

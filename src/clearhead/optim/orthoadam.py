@@ -19,7 +19,8 @@ STATE_KEYS = ("step", "first_moment", "second_moment")
 class OrthoAdam(torch.optim.Optimizer):
     """Adam with decoupled weight decay whose moments live in a rotated basis.
 
-    For a matrix G of gradients, Ḡ = Q_L G Q_Rᵀ; m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
+    For a matrix G of gradients, Ḡ = Q_L G Q_Rᵀ (either Q is the identity where its side is not
+    rotated); m and v are Adam's moments of Ḡ, m̂ and v̂ with bias
     correction, and θ ← (1 − lr·weight_decay)·θ − lr·Q_Lᵀ (m̂ / (√v̂ + eps)) Q_R. The last two axes of
     a parameter are rotated; axes longer than `limit` and of size 1 are not; vectors and scalars
     follow plain Adam. Moments are float32 whatever the parameter's dtype, and so is the update,
@@ -42,7 +43,9 @@ class OrthoAdam(torch.optim.Optimizer):
         eps: added to the root of the second moment, above 0.
         weight_decay: decoupled, in the parameter's own basis.
         rotation: "hadamard" (O(n log n) a vector) or "haar" (dense).
-        sides: "right" rotates columns, "left" rows, "both" both.
+        sides: "right" rotates columns, the inputs of a linear layer and the width of an embedding;
+            "left" rows; "both" both. Measured, columns alone cost the loss least and take the
+            outliers away (docs/findings.md).
         share: "size": all axes of a size share a rotation; "parameter": each axis of each parameter
             has its own, drawn by name (wrappers' prefixes aside), so parameters must be named.
         seed: which rotations.
@@ -62,7 +65,7 @@ class OrthoAdam(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         rotation: str = "hadamard",
-        sides: str = "both",
+        sides: str = "right",
         share: str = "size",
         seed: int = 0,
         limit: int = 8192,

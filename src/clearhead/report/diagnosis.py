@@ -92,10 +92,11 @@ def is_diagnosis(path: Path) -> bool:
 
 
 def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
-    """Read diagnoses from files; of two of one name the later counts.
+    """Read diagnoses from files.
 
     Raises:
-        ClearheadError: naming file and line, for anything that is not a record of a diagnosis.
+        ClearheadError: naming file and line, for anything that is not a record of a diagnosis, or
+            two of one name.
     """
     found: dict[str, Diagnosed] = {}
     for path in paths:
@@ -118,6 +119,8 @@ def _add(found: dict[str, Diagnosed], record: dict[str, Any]) -> None:
     kind = choose("kind", str(record["kind"]), KINDS)
     name = str(record["run"])
     if kind == "diagnosis":
+        if name in found:
+            raise ValueError(f"a second diagnosis named {name!r}")
         found[name] = Diagnosed(name=name, header=record)
         return
     if name not in found:

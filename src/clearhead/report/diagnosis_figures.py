@@ -213,6 +213,30 @@ def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | No
     return Panel(title=f"{title}: {model.name}", figure=figure)
 
 
+def spectrum(model: Diagnosed) -> Panel | None:
+    """Singular values of attention's matrix: low layers against the last, and equal weights."""
+    lines = model.found("spectrum")
+    if not lines:
+        return None
+    figure = new("number", "singular value")
+    looks = style.looks([f"layer {line['layer']}" for line in lines if "layer" in line])
+    shown: list[float] = []
+    for line in lines:
+        name = f"layer {line['layer']}" if "layer" in line else "equal weights (C)"
+        look = looks.get(name) or next(iter(looks.values()))
+        y = [value if value > 1e-6 else None for value in line["y"]]
+        trace(
+            figure, line["x"], y, name, look, "solid" if "layer" in line else "dot", markers=False
+        )
+        shown += [value for value in y if value is not None]
+    log_axis(figure, "singular value", shown)
+    return Panel(
+        title=f"Spectrum of attention: {model.name}",
+        figure=figure,
+        note="Mean over heads, first tokens of one text. The flatter, the more directions survive.",
+    )
+
+
 def heads(model: Diagnosed, name: str, largest: float) -> "go.Figure | None":
     """First-token share by layer and head, in %."""
     from clearhead.report.heatmaps import cells_figure

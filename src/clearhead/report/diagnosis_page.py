@@ -317,6 +317,15 @@ def _stream(page: sections.Page, models: Sequence[Diagnosed]) -> str:
                 ],
                 log=True,
             ),
+            figures.by_layer(
+                models,
+                looks,
+                "Effective rank of attention",
+                "share of the tokens",
+                [Line(metric="matrix_rank")],
+                note="Of the matrix that multiplies the values, a head; 1 for the identity.",
+            ),
+            *(figures.spectrum(model) for model in models),
         ),
     )
     return _section(

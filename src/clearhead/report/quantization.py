@@ -69,9 +69,10 @@ class Quantized:
 
 
 def families(models: Sequence[Quantized]) -> list[str]:
-    """The families that any of the models was measured on, in order."""
-    found = (r.family for model in models for r in model.results.values() if r.bits)
-    return list(dict.fromkeys(name for name in found if name))
+    """The families that any of the models has a perplexity in, in order."""
+    results = (result for model in models for result in model.results.values())
+    found = (r.family for r in results if r.family and r.bits and r.perplexity is not None)
+    return list(dict.fromkeys(found))
 
 
 def schemes(models: Sequence[Quantized]) -> list[str]:

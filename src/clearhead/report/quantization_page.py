@@ -153,7 +153,7 @@ def _fewest(page: sections.Page, models: Sequence[Quantized]) -> str:
     return content and _section(
         "fewest",
         "How few are enough",
-        f"The fewest of the measured bits at which perplexity is within {style.percent(CLOSE)} of "
+        f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
         "full precision, and is so with every larger number measured.",
         content,
     )
@@ -196,18 +196,19 @@ def _made(page: sections.Page, models: Sequence[Quantized]) -> str:
 
 def _facts(header: dict[str, Any]) -> list[tuple[str, str]]:
     versions = ", ".join(f"{k} {v}" for k, v in (header.get("versions") or {}).items())
-    questions = header.get("questions") or 0
-    asked = f"{questions:,} of {header.get('choices')}, chance {style.percent(header['chance'])}"
-    facts = [
+    asked = "none"
+    if header.get("questions"):
+        chance = style.percent(header["chance"])
+        asked = f"{header['questions']:,} of {header.get('choices')}, chance {chance}"
+    return [
         ("model", f"{header.get('path')}: {header.get('class')}, {header.get('dtype')}"),
         ("parameters", f"{header.get('parameters', 0):,}"),
         ("in linear layers", f"{header.get('quantized_parameters', 0):,}"),
         ("text", f"{header.get('tokens', 0):,} tokens in windows of {header.get('length', 0):,}"),
         ("calibration of “fine”", str(header.get("calibration") or "none")),
-        ("questions", asked if questions else "none"),
+        ("questions", asked),
         ("made with", f"{versions}; {header.get('device')}; {header.get('date')}"),
     ]
-    return facts
 
 
 def _section(name: str, title: str, caption: str, content: str) -> str:

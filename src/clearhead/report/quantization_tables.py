@@ -37,6 +37,9 @@ def kind_of(family: str) -> str:
 
 def scale_of(family: str) -> str:
     """What shares a scale in a family, in words."""
+    kind, _, group = family.partition("w-group")
+    if not kind and group:
+        return f"a scale {group} inputs of a channel"
     return SCALES.get(family, family)
 
 
@@ -144,15 +147,15 @@ def bits_html(models: Sequence[Quantized], looks: dict[str, style.Look]) -> str:
     for family in families(models):
         cells = []
         for model in models:
-            few, tried = model.fewest_bits(family), list(model.family(family))
+            few, results = model.fewest_bits(family), model.family(family)
+            tried = [bits for bits, result in results.items() if result.perplexity is not None]
             text = "–" if not tried else f"{few}" if few else f"more than {tried[0]}"
             cells.append(f"<td>{html.escape(text)}</td>")
         rows.append(
             f'<tr><th scope="row">{html.escape(kind_of(family))}'
             f'<span class="unit">{html.escape(scale_of(family))}</span></th>{"".join(cells)}</tr>'
         )
-    percent = style.percent(CLOSE)
-    return _table(f"Fewest bits within {percent}", "what is quantised", models, looks, rows)
+    return _table(f"Fewest bits within {CLOSE * 100:g} %", "what is quantised", models, looks, rows)
 
 
 def _row(name: str, unit: str, results: Sequence[Result | None], asked: bool) -> str:

@@ -23,7 +23,7 @@ BASELINE = "transformer"
 DIMENSIONS = ("length", "map", "layer", "head", "tokens", "step")
 
 # Of one attention mechanism, in the order in which a reader should meet them.
-MAPS = ("softmax", "map 1", "map 2", "difference")
+MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
 
 
 @dataclass(frozen=True, kw_only=True)

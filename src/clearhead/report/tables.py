@@ -123,6 +123,14 @@ def _columns(records: Records) -> Iterator[Column]:
             metric="perplexity",
             dimensions={"length": length},
         )
+    for length in records.dimension("masked loss", "length"):
+        yield Column(
+            group="Validation loss at hidden tokens",
+            title=f"{length / trained:g} ×" if trained else f"{length}",
+            unit=f"nats; {length:,} tokens",
+            metric="masked loss",
+            dimensions={"length": length},
+        )
     floor = chance_floor(records)
     yield Column(
         group=_FIRST_TOKEN,

@@ -59,7 +59,7 @@ class TrainConfig:
     rotation: Literal["hadamard", "haar"] | None = None
     """OrthoAdam's rotation; hadamard where not given."""
     rotation_sides: Literal["left", "right", "both"] | None = None
-    """The sides that OrthoAdam rotates, rows (left) or columns; both where not given."""
+    """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
     adamw_patterns: tuple[str, ...] = ()
     """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: float = 1.0
@@ -120,7 +120,7 @@ class TrainConfig:
             momentum = _number(self.momentum) and 0 <= self.momentum < 1
             _check("momentum", self.momentum, momentum, "a number from 0 to below 1")
         choose("rotation", str(self.rotation or ROTATIONS[0]), ROTATIONS)
-        choose("rotation_sides", str(self.rotation_sides or "both"), SIDES)
+        choose("rotation_sides", str(self.rotation_sides or "right"), SIDES)
         patterns = isinstance(self.adamw_patterns, (tuple, list))
         patterns = patterns and all(isinstance(word, str) for word in self.adamw_patterns)
         _check("adamw_patterns", self.adamw_patterns, patterns, "patterns such as '*.o_proj.*'")

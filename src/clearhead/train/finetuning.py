@@ -19,6 +19,7 @@ from clearhead.optim import decay_groups, learning_rate
 from clearhead.train import precision
 from clearhead.train.config import PRECISIONS
 from clearhead.train.interrupt import StopSignals
+from clearhead.train.result import DivergedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,7 +115,7 @@ def finetune(
     dropout. SIGINT and SIGTERM stop the run after the step at hand.
 
     Raises:
-        ClearheadError: for a loss or a gradient that is not finite.
+        DivergedError: for a loss or a gradient that is not finite.
     """
     model.float()
     mode = precision.resolve(config.precision, model.device)
@@ -177,7 +178,7 @@ def _step(
     norm = get_total_norm([p.grad for p in gradients])
     told, length = torch.stack([loss.detach().float(), norm]).tolist()
     if not (math.isfinite(told) and math.isfinite(length)):
-        raise ClearheadError(
+        raise DivergedError(
             f"stopped at {where}: the loss is {told} and the gradient's norm {length}; nothing was "
             f"saved; start again with a lower learning_rate (it is {config.learning_rate:g})"
         )

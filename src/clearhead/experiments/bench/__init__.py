@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from clearhead.experiments.bench import (
     attention,
+    blocks,
     demo,
     diagnosis,
     evaluation,
     optimizer,
+    quantize,
     training,
 )
 from clearhead.experiments.bench.race import Ratio
@@ -21,8 +23,10 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "kernel": attention.kernel,
     "attention": attention.layers,
     "memory": attention.memory,
+    "blocks": blocks.blocks,
     "orthoadam": optimizer.orthoadam,
     "diagnose": diagnosis.diagnosis,
+    "quantize": quantize.quantize,
     "passkey": evaluation.passkey,
     "sliding": evaluation.sliding_windows,
     "demo": demo.demo,

@@ -64,7 +64,11 @@ def faster_paths(
     def fastest(prefix: str) -> str:
         return min((s for s in medians if s.startswith(f"{prefix}, ")), key=medians.__getitem__)
 
-    kept = {side: times for side, times in seconds.items() if side.startswith((ours, peer))}
+    kept = {
+        side: times
+        for side, times in seconds.items()
+        if side.startswith((f"{ours}, ", f"{peer}, "))
+    }
     return ratio_of(name, fastest(ours), fastest(peer), bound, kept)
 
 

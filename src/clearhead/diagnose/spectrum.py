@@ -1,0 +1,90 @@
+"""The spectrum of the matrix that multiplies the values, and of equal weights: rank collapse.
+
+A product of many matrices whose singular values fall fast keeps one direction; the identity, whose
+are all 1, keeps them all. Of the first tokens of the first text.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.diagnose.extrapolation import shown_layers
+from clearhead.diagnose.maps import maps_of
+from clearhead.diagnose.weights import AttentionCall, normalised
+
+TOKENS = 128  # a singular value decomposition a head is cubic in them
+
+
+class SpectrumProfile:
+    """By layer, of the first text observed.
+
+    - `matrix_rank`: the effective rank of a head's matrix, exp of the entropy of its singular
+      values normed to sum 1, mean over heads, divided by the number of tokens: 1 for the identity.
+    - the curve `spectrum`: singular values in falling order, mean over heads, of four layers; and
+      of `C`, attention at equal scores: the mean over the keys that are seen.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[int, Tensor] = {}  # [tokens], mean over heads
+        self.ranks: dict[int, float] = {}
+        self.centre: Tensor | None = None
+
+    def observe(self, call: AttentionCall) -> None:
+        """Take up a layer of the first text; of later ones nothing."""
+        if call.layer in self.values:
+            return
+        matrix_HTT, visible_TT = _matrix(call)
+        if not bool(matrix_HTT.isfinite().all()):
+            return
+        singular = torch.linalg.svdvals(matrix_HTT.double())
+        p = singular / singular.sum(-1, keepdim=True)
+        entropy = -torch.xlogy(p, p).sum(-1)
+        self.values[call.layer] = singular.mean(0).cpu()
+        self.ranks[call.layer] = float(entropy.exp().mean()) / singular.shape[-1]
+        if self.centre is None:
+            uniform = visible_TT.double()
+            uniform = uniform / uniform.sum(-1, keepdim=True).clamp_min(1)
+            self.centre = torch.linalg.svdvals(uniform).cpu()
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records."""
+        return [
+            {"metric": "matrix_rank", "layer": layer, "value": value}
+            for layer, value in sorted(self.ranks.items())
+        ]
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Payloads of "curve" records."""
+        if self.centre is None:
+            return []
+        found: list[tuple[dict[str, Any], Tensor]] = [
+            ({"map": "matrix", "layer": layer}, self.values[layer])
+            for layer in shown_layers(max(self.values) + 1)
+            if layer in self.values
+        ]
+        found.append(({"map": "C"}, self.centre))
+        return [
+            {"curve": "spectrum", **place, "x": list(range(1, len(y) + 1)), "y": y.tolist()}
+            for place, y in found
+        ]
+
+
+def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """What multiplies the values, [heads, T, T], and what is seen, bool [T, T], of one text."""
+    length = min(TOKENS, call.q.shape[2], call.k.shape[2])
+    scores, visible = [], []
+    for tile in call.scores():
+        rows = min(tile.scores.shape[2], length - tile.start)
+        if rows <= 0:
+            break
+        seen = tile.visible[:1, :, :rows, :length].expand(1, call.q.shape[1], -1, -1)
+        part = tile.scores[:1, :, :rows, :length].masked_fill(~seen, -torch.inf)
+        width = (0, length - part.shape[-1])
+        scores.append(torch.nn.functional.pad(part, width, value=-torch.inf))
+        visible.append(torch.nn.functional.pad(seen, width))
+    weights, _ = normalised(torch.cat(scores, 2), call.sink)
+    maps = maps_of(call)
+    signed = maps.difference(weights, 0)
+    matrix = maps.split(weights)[0] if signed is None else signed
+    return matrix[0], torch.cat(visible, 2)[0, 0]

@@ -1,0 +1,95 @@
+"""The simplified blocks against the pre-norm block: training, forward alone, decoding."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
+from clearhead.experiments.bench.training import FOR_LIFE, optimizer_step
+from clearhead.experiments.building import best_device
+from clearhead.models import BASELINE, ClearheadForCausalLM, preset
+from clearhead.optim import build_optimizer
+from clearhead.train import TrainConfig, precision
+from clearhead.train.compiling import compiled
+
+# Equal width and depth: the simplified blocks have fewer parameters, which is their claim.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "mlp": "relu",
+}
+BATCH, LENGTH = 8, 256
+# A decoded text's prompt, and the tokens that are decoded after it in one turn.
+PROMPT, DECODED = 128, 32
+# The time that each may take of the baseline's: the issue's throughputs, on a CPU and on a GPU.
+CPU = {"parallel": 1 / 1.0, "sas": 1 / 1.0, "sas-p": 1 / 1.06}
+GPU = {"parallel": 1 / 1.0, "sas": 1 / 1.08, "sas-p": 1 / 1.15}
+
+
+def blocks(rounds: int) -> Iterator[Ratio]:
+    """Each block's seconds over the pre-norm block's, in turns; training by the faster path.
+
+    Every model is at its own start, but that W_Q is drawn: from 0, equal scores would be measured.
+    """
+    bounds = GPU if best_device().type == "cuda" else CPU
+    names = (BASELINE, *bounds)
+    jobs: dict[str, tuple[Callable[[str, str], Callable[[], None]], tuple[str, ...]]] = {
+        "blocks, training step": (_training, ("eager", "compiled")),
+        "blocks, forward": (_forward, ("eager", "compiled")),
+        "blocks, decoding": (_decoding, ("eager",)),
+    }
+    for title, (make, paths) in jobs.items():
+        torch._dynamo.reset()
+        sides = {f"{name}, {path}": make(name, path) for name in names for path in paths}
+        seconds = take_turns(sides, rounds)
+        for name, bound in bounds.items():
+            yield faster_paths(title, name, BASELINE, bound, seconds)
+
+
+def _model(name: str, path: str) -> ClearheadForCausalLM:
+    model = ClearheadForCausalLM(preset(name, **SHAPE, query_range=0.02)).to(best_device())
+    if path == "compiled":
+        FOR_LIFE.enter_context(compiled(model, "blocks"))
+    return model
+
+
+def _ids(length: int) -> torch.Tensor:
+    return torch.randint(0, SHAPE["vocab_size"], (BATCH, length), device=best_device())
+
+
+def _training(name: str, path: str) -> Callable[[], None]:
+    model = _model(name, path).train()
+    optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
+    return optimizer_step(model, optimizer, _ids(LENGTH))
+
+
+def _forward(name: str, path: str) -> Callable[[], None]:
+    model, ids = _model(name, path).eval(), _ids(LENGTH)
+
+    def step() -> None:
+        with torch.no_grad(), precision.autocast("bf16", ids.device):
+            model(ids, use_cache=False, logits_to_keep=1)
+
+    return step
+
+
+def _decoding(name: str, path: str) -> Callable[[], None]:
+    """One token at a time after a prompt, which is not read anew in each turn: cropped back to."""
+    model, ids = _model(name, path).eval(), _ids(PROMPT + DECODED)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :PROMPT], past_key_values=cache)
+
+    def step() -> None:
+        with torch.no_grad():
+            for at in range(PROMPT, PROMPT + DECODED):
+                model(ids[:, at : at + 1], past_key_values=cache)
+        cache.crop(PROMPT)
+
+    return step

@@ -1,0 +1,137 @@
+"""Gains of the two branches: trained, or moved from step to step by the training run.
+
+A module with a method `follow(done, loss)` is told after every step how much of the run is done,
+from 0 to 1, and that step's loss; what it then keeps is in buffers, which checkpoints hold.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.spec import Declaration, LayerSpec
+
+# Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
+SHRINK, GROW, DEVIATIONS, DECAY = 0.9, 1.001, 4.0, 0.99
+# The gain stays between these times its start.
+LEAST, MOST = 0.1, 10.0
+
+
+class Trainable(nn.Module):
+    """x · β, β a trained number."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gain = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC * self.gain
+
+
+class Scheduled(nn.Module):
+    """x · β · t, t the part of the run that is done: the branch comes in from nothing."""
+
+    gain: Tensor
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.register_buffer("gain", torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.gain)
+
+    def follow(self, done: float, loss: float) -> None:
+        self.gain.fill_(self.start * done)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC * self.gain
+
+
+class Feedback(nn.Module):
+    """x · β(t), β(t+1) = β(t) · 0.9 after a loss far above its running mean, else · 1.001.
+
+    Far is four deviations, mean and deviation running with decay 0.99: noise does not reach it. So
+    a branch that a norm would have held gives way where training is about to diverge.
+    """
+
+    gain: Tensor
+    loss: Tensor
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.register_buffer("gain", torch.empty(1))
+        self.register_buffer("loss", torch.empty(3))  # how many were seen, mean, variance
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+        nn.init.zeros_(self.loss)
+
+    def follow(self, done: float, loss: float) -> None:
+        seen, mean, variance = self.loss.tolist()
+        if seen == 0:
+            mean = loss
+        # The first steps say nothing of the spread.
+        far = seen * (1 - DECAY) > 1 and loss > mean + DEVIATIONS * variance**0.5
+        gain = self.gain.item() * (SHRINK if far else GROW)
+        self.gain.fill_(min(max(gain, LEAST * self.start), MOST * self.start))
+        off = loss - mean
+        mean += (1 - DECAY) * off
+        variance = DECAY * (variance + (1 - DECAY) * off**2)
+        self.loss.copy_(torch.tensor([seen + 1, mean, variance]))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC * self.gain
+
+
+def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module:
+    """The gain of a branch; no number and no work where it has none."""
+    return nn.Identity() if start is None else kind(start)
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.attention_gain is None and layer.mlp_gain is None:
+        return "no branch has a gain to move: give attention_gain or mlp_gain a start, such as 0.1"
+    return None
+
+
+def _schedule_refuses(layer: LayerSpec) -> str | None:
+    alone = "would write nothing at the start, and no skip passes by it: leave it out"
+    if layer.attention_skip == "none" and layer.attention_gain is not None:
+        return f"attention with attention_gain={layer.attention_gain} {alone} (None)"
+    if layer.order == "sequential" and layer.mlp_skip == "none" and layer.mlp_gain is not None:
+        return f"the MLP with mlp_gain={layer.mlp_gain} {alone} (None)"
+    return _refuses(layer)
+
+
+TRAINABLE = Declaration(
+    axis="residual_scale",
+    name="trainable",
+    summary="attention_gain and mlp_gain, where given, are trained",
+    source="arXiv 2311.01906, section 4.1",
+    build=Trainable,
+)
+SCHEDULED = Declaration(
+    axis="residual_scale",
+    name="scheduled",
+    summary="they grow from 0 to what is given, in proportion to the training done",
+    source="a reading of arXiv 2311.01906 for norm-free blocks",
+    build=Scheduled,
+    refuses=_schedule_refuses,
+)
+FEEDBACK = Declaration(
+    axis="residual_scale",
+    name="feedback",
+    summary="they shrink where the loss leaps, and else grow slowly",
+    source="a reading of arXiv 2311.01906 for norm-free blocks",
+    build=Feedback,
+    refuses=_refuses,
+)

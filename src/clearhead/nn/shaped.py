@@ -1,0 +1,62 @@
+"""Shaped attention: the identity, attention and its centre, so that a block starts as its input."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.nn import skipinit
+from clearhead.nn.unshaped import Centre, Unshaped
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Shaped(Unshaped):
+    """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
+
+    C is A at scores of 0: under softmax the mean over visible keys, under softmax-1 their sum over
+    n + 1, under a sink b over n + exp(b), and of several maps what they combine to. So A = C at the
+    start, and the whole is the identity (arXiv 2311.01906, eq. 5 and footnote 3).
+    """
+
+    zero_queries = True
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.alpha = nn.Parameter(torch.empty(heads))
+        self.beta = nn.Parameter(torch.empty(heads))
+        self.gamma = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for gain in (self.alpha, self.beta, self.gamma):
+            nn.init.ones_(gain)
+
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
+        heads = (len(self.alpha), -1)
+        x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
+        return ops.shaped(x, o, centre(), self.alpha, self.beta, self.gamma).flatten(2)
+
+    def effective(self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Centre) -> Tensor:
+        gains = (self.alpha, self.beta, self.gamma)
+        alpha, beta, gamma = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)
+        return alpha * own_BHRS + beta * weights_BHRS - gamma * centre()
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.position == "alibi":
+        return (
+            "ALiBi's scores are not 0 where W_Q is, so that the mean does not cancel them: "
+            "choose another position, or shaping='skipinit'"
+        )
+    return skipinit.refuses(layer)
+
+
+DECLARATION = Declaration(
+    axis="shaping",
+    name="shaped",
+    summary="α I + β A − γ C, all from 1, three gains a head; C is A at scores of 0; W_Q from 0",
+    source="arXiv 2311.01906, eq. 5",
+    build=Shaped,
+    refuses=_refuses,
+    flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
+    shards="heads",
+)

@@ -1,0 +1,169 @@
+"""Values and projections: a matrix, none at all, or a fixed matrix and a trained change to it."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.nn.init import STARTS, residual_output, starting
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Reparametrised(nn.Module):
+    """W = α W_init + β ΔW, from ΔW = 0 and α = 1, all three trained (arXiv 2311.01906, eq. 6).
+
+    With Adam it is W at a learning rate of β times the others'. W_init is the identity, which costs
+    no product, or a matrix that is drawn once and kept with the checkpoint.
+    """
+
+    initial: Tensor
+
+    def __init__(self, layer: LayerSpec, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.kind = layer.value_init or "identity"
+        self.std = layer.initializer_range
+        self.beta_start = layer.value_gain
+        self.delta = nn.Parameter(torch.empty(outputs, inputs))
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.beta = nn.Parameter(torch.empty(1))
+        if self.kind != "identity":
+            self.register_buffer("initial", torch.empty(outputs, inputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.delta)
+        nn.init.ones_(self.alpha)
+        nn.init.constant_(self.beta, self.beta_start)
+        if self.kind != "identity":
+            STARTS[self.kind](self.initial, self.std)
+
+    def forward(self, x_BTN: Tensor) -> Tensor:
+        if self.kind == "identity":
+            return x_BTN * self.alpha + F.linear(x_BTN, self.delta) * self.beta
+        return F.linear(x_BTN, self.alpha * self.initial + self.beta * self.delta)
+
+
+def _linear_value(layer: LayerSpec) -> nn.Linear:
+    width = layer.num_value_heads * layer.head_dim
+    linear = nn.Linear(layer.hidden_size, width, bias=layer.bias)
+    return starting(linear, STARTS[layer.value_init or "normal"])
+
+
+def _linear_projection(layer: LayerSpec) -> nn.Linear:
+    if layer.value_init is None:
+        scaled = layer.attention_skip == "identity" and layer.attention_gain is None
+        return residual_output(layer, layer.width, scaled=scaled)
+    linear = nn.Linear(layer.width, layer.hidden_size, bias=layer.bias)
+    return starting(linear, STARTS[layer.value_init])
+
+
+def _reparametrised(layer: LayerSpec) -> Reparametrised:
+    return Reparametrised(layer, layer.hidden_size, layer.hidden_size)
+
+
+def _as_wide_as_the_stream(layer: LayerSpec) -> str | None:
+    if layer.width != layer.hidden_size:
+        return (
+            f"the heads' {layer.width} channels are not the stream's {layer.hidden_size}: "
+            "choose num_attention_heads × head_dim = hidden_size"
+        )
+    return None
+
+
+def _linear_value_refuses(layer: LayerSpec) -> str | None:
+    if layer.value_init == "identity" and layer.num_value_heads != layer.num_attention_heads:
+        return "value_init='identity' needs a value for each head: leave num_value_heads out"
+    return _drawn_refuses(layer)
+
+
+def _value_refuses(layer: LayerSpec) -> str | None:
+    if layer.num_value_heads != layer.num_attention_heads:
+        return (
+            f"a head's value is its own channels of the input, which {layer.num_attention_heads} "
+            f"heads cannot share as {layer.num_value_heads}: leave num_value_heads out, and only "
+            "keys are shared, or choose values='linear'"
+        )
+    return _as_wide_as_the_stream(layer)
+
+
+def _drawn_refuses(layer: LayerSpec) -> str | None:
+    """Why a matrix of heads cannot start as `value_init` says."""
+    if layer.value_init not in (None, *STARTS):
+        return f"value_init={layer.value_init!r} is none of {', '.join(STARTS)}"
+    if layer.value_init == "identity":
+        return _as_wide_as_the_stream(layer)
+    return None
+
+
+def _either(*refusals: Any) -> Any:
+    def refuses(layer: LayerSpec) -> str | None:
+        return next((reason for refusal in refusals if (reason := refusal(layer))), None)
+
+    return refuses
+
+
+def _cached(layer: LayerSpec) -> int:
+    """A token's values."""
+    return layer.num_value_heads * layer.head_dim
+
+
+def _product(layer: LayerSpec, length: int) -> float:
+    return 2.0 * layer.hidden_size * layer.hidden_size
+
+
+LINEAR = Declaration(
+    axis="values",
+    name="linear",
+    summary="x W_V",
+    source="arXiv 1706.03762",
+    build=_linear_value,
+    refuses=_linear_value_refuses,
+    cache=_cached,
+    shards="heads",
+)
+IDENTITY = Declaration(
+    axis="values",
+    name="identity",
+    summary="attention's input itself; no matrix",
+    source="arXiv 2311.01906, section 4.2",
+    build=lambda layer: nn.Identity(),
+    refuses=_value_refuses,
+    cache=_cached,
+)
+REPARAMETRISED = Declaration(
+    axis="values",
+    name="reparametrised",
+    summary="x (α W_init + β ΔW), with ΔW from 0",
+    source="arXiv 2311.01906, eq. 6",
+    build=_reparametrised,
+    refuses=_either(_drawn_refuses, _value_refuses),
+    cache=_cached,
+    flops=_product,
+)
+LINEAR_PROJECTION = Declaration(
+    axis="projections",
+    name="linear",
+    summary="heads W_P",
+    source="arXiv 1706.03762",
+    build=_linear_projection,
+    refuses=_drawn_refuses,
+    shards="heads",
+)
+IDENTITY_PROJECTION = Declaration(
+    axis="projections",
+    name="identity",
+    summary="the heads side by side; no matrix",
+    source="arXiv 2311.01906, section 4.2",
+    build=lambda layer: nn.Identity(),
+    refuses=_as_wide_as_the_stream,
+)
+REPARAMETRISED_PROJECTION = Declaration(
+    axis="projections",
+    name="reparametrised",
+    summary="heads (α W_init + β ΔW), with ΔW from 0",
+    source="arXiv 2311.01906, eq. 6",
+    build=_reparametrised,
+    refuses=_either(_drawn_refuses, _as_wide_as_the_stream),
+    flops=_product,
+)

@@ -1,0 +1,23 @@
+"""Shaped attention: the identity, attention and its centre, each by a gain of its own a head."""
+
+from torch import Tensor
+
+
+def shaped(
+    x_BTHD: Tensor,
+    o_BTHD: Tensor,
+    centre_BTHD: Tensor | None,
+    alpha_H: Tensor,
+    beta_H: Tensor,
+    gamma_H: Tensor | None,
+) -> Tensor:
+    """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x.
+
+    Args:
+        x_BTHD: what each token itself has for the heads. o_BTHD: attention's output.
+        centre_BTHD: C x, attention's output at scores of 0; None, with gamma_H, leaves it out.
+    """
+    out = x_BTHD * alpha_H[:, None].to(x_BTHD.dtype) + o_BTHD * beta_H[:, None]
+    if centre_BTHD is not None and gamma_H is not None:
+        out = out - centre_BTHD * gamma_H[:, None]
+    return out.to(x_BTHD.dtype)

@@ -1,0 +1,62 @@
+"""Spectra of attention's matrix, against the models' own matrices."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.diagnose import spectrum as module_under_test
+from clearhead.diagnose.interface import probing
+from clearhead.diagnose.spectrum import SpectrumProfile
+from clearhead.diagnose.weights import AttentionCall
+
+
+def _rank(matrix: torch.Tensor) -> float:
+    s = torch.linalg.svdvals(matrix.double())
+    p = s / s.sum()
+    return float(torch.exp(-(p * p.log()).sum())) / len(s)
+
+
+@pytest.mark.parametrize("name", ["Llama", "softmax1", "differential", "differential-v2"])
+@pytest.mark.parametrize("tokens", [128, 9])
+def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
+    monkeypatch.setattr(module_under_test, "TOKENS", tokens)
+    model, ids = tiny.make(name), torch.stack(tiny.windows(3, 13))
+    profile = SpectrumProfile()
+    with torch.no_grad(), probing(model, profile.observe):
+        model(ids)
+        model(ids.flip(0))  # later texts do not count
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        matrices = model(ids, output_attentions=True).attentions
+    n = min(tokens, 13)
+    for layer, matrix in enumerate(matrices):
+        heads = matrix[0, :, :n, :n]
+        expected = torch.linalg.svdvals(heads.double()).mean(0)
+        assert torch.allclose(profile.values[layer], expected, atol=1e-5)
+        mean = sum(_rank(head) for head in heads) / len(heads)
+        assert profile.ranks[layer] == pytest.approx(mean, rel=1e-4)
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    uniform = uniform / uniform.sum(-1, keepdim=True)
+    assert torch.allclose(profile.centre, torch.linalg.svdvals(uniform))
+    assert [line["map"] for line in profile.curves()] == ["matrix"] * 3 + ["C"]
+
+
+def test_the_identity_and_one_direction():
+    size, common = 12, {"module": nn.Identity(), "scale": 1.0, "causal": False}
+    eye = 200 * torch.eye(size)[None, None]
+    profile = SpectrumProfile()
+    profile.observe(AttentionCall(layer=0, q=eye, k=eye, **common))
+    nothing = torch.zeros(1, 1, size, 3)
+    profile.observe(AttentionCall(layer=1, q=nothing, k=nothing, **common))
+    assert profile.ranks[0] == pytest.approx(1)
+    assert profile.ranks[1] == pytest.approx(1 / size)
+    assert {line["layer"] for line in profile.measures()} == {0, 1}
+
+
+def test_matrices_that_are_not_finite_are_left_out():
+    q = torch.full((1, 1, 4, 2), torch.nan)
+    profile = SpectrumProfile()
+    call = {"module": nn.Identity(), "layer": 0, "scale": 1.0, "causal": True}
+    profile.observe(AttentionCall(q=q, k=q, **call))
+    assert profile.measures() == []
+    assert profile.curves() == []

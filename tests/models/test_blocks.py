@@ -1,0 +1,415 @@
+"""The simplified blocks: what they are at the start, by hand, in caches, in checkpoints."""
+
+import subprocess
+import sys
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, StaticCache
+
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ops, preset
+from clearhead.models import ClearheadModel, plan
+from clearhead.nn import Block, initialise
+from clearhead.nn.positions import Part
+from clearhead.optim import decay_groups
+
+SHAPE = space.SHAPE | {"head_dim": 4}
+BLOCKS = ["parallel", "skipless", "sas", "sas-p", "sas-p-nonorm"]
+SHAPED = [name for name in BLOCKS if name != "parallel"]
+# Every attention that C is defined for, at a kind of scores and positions each.
+COMBINATIONS = [
+    {"normalizer": normalizer, "maps": maps, "num_key_value_heads": groups}
+    for normalizer in ("softmax", "softmax1", "sink")
+    for maps in ("single", "differential", "differential-v2")
+    for groups in (4, 2)
+]
+
+
+def _config(name: str, **keys: object) -> ClearheadConfig:
+    if keys.get("maps") == "differential":
+        keys["head_norm"] = "none"
+    return preset(name, **SHAPE | keys)
+
+
+def _stirred(model: nn.Module) -> nn.Module:
+    """Every number that starts as a constant, moved away from it."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn_like(p)
+    return model.eval()
+
+
+def _ids(batch: int = 2, length: int = 11) -> Tensor:
+    return torch.randint(0, 31, (batch, length))
+
+
+def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
+    block = Block(config.layer(index))
+    block.apply(lambda module: initialise(module, 0.02))
+    return block.self_attn
+
+
+def _attend(module, q, k, v, *, coefficients, rows, **options):
+    return ops.attend(q, k, v, **options)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_the_sub_block_starts_as_the_identity(keys, direction):
+    """In float32, to the rounding of two ways to the same mean; with trained λ and sinks too."""
+    attention = _attention(
+        _config(
+            "sas",
+            position="none" if direction == "causal" else "learned",
+            direction=direction,
+            **keys,
+        )
+    )
+    with torch.no_grad():
+        for name, p in attention.named_parameters():
+            if "lambda" in name or "logit" in name:
+                p += torch.randn_like(p)
+    x = torch.randn(2, 23, 16)
+    mask = torch.ones(2, 23, dtype=torch.bool)
+    mask[0, :5] = False
+    segments = torch.arange(23).expand(2, -1) // 9
+    for masks in ({}, {"key_mask": mask}, {"segments": segments}):
+        got = attention(x, parts=(Part(),), attend=_attend, **masks)
+        assert (got - x).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_the_first_step_s_gradients(name):
+    """W_Q moves, W_K cannot yet, and what β gets γ gives (the notes on arXiv 2311.01906)."""
+    model = ClearheadForCausalLM(_config(name)).double()
+    ids = _ids()
+    model(ids, labels=ids).loss.backward()
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        assert (attention.q_proj.weight == 0).all()
+        assert (attention.q_proj.weight.grad != 0).all()
+        assert (attention.k_proj.weight.grad == 0).all()
+        shaping = attention.shaping
+        for gain in (shaping.alpha, shaping.beta, shaping.gamma):
+            assert (gain == 1).all()
+            assert (gain.grad != 0).all()
+        assert torch.allclose(shaping.beta.grad, -shaping.gamma.grad, rtol=1e-6)
+
+
+def test_skipinit_of_2023_moves_neither_queries_nor_keys_at_first():
+    model = ClearheadForCausalLM(_config("skipless", shaping="skipinit"))
+    ids = _ids()
+    model(ids, labels=ids).loss.backward()
+    attention = model.model.layers[1].self_attn
+    assert (attention.shaping.alpha == 1).all()
+    assert (attention.shaping.beta == 0).all()
+    for linear in (attention.q_proj, attention.k_proj):
+        assert (linear.weight.grad == 0).all()
+    for moved in (attention.shaping.beta, attention.v_proj.weight, attention.o_proj.weight):
+        assert (moved.grad != 0).all()
+    weight = attention.v_proj.weight
+    assert torch.allclose(weight @ weight.T, torch.eye(16), atol=1e-5)
+
+
+def _norm(x: Tensor, module: nn.Module) -> Tensor:
+    if isinstance(module, nn.Identity):
+        return x
+    if isinstance(module, nn.LayerNorm):
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return x * module.weight + module.bias
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight
+
+
+def _mlp(x: Tensor, mlp: nn.Module) -> Tensor:
+    gate = x @ mlp.gate_proj.weight.T
+    return (gate * gate.sigmoid() * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+
+
+def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str) -> Tensor:
+    """The paper's equations 5 to 8 with T × T matrices, for SAS and SAS-P of 4 heads of width 4."""
+    x, length = model.model.embed_tokens(ids), ids.shape[1]
+    mean = torch.ones(length, length, dtype=x.dtype).tril()
+    mean = mean / mean.sum(-1, keepdim=True)
+    hidden = torch.ones(length, length).triu(1).bool()
+    for index, layer in enumerate(model.model.layers):
+        attention, z = layer.self_attn, _norm(x, layer.input_layernorm)
+        value = z
+        if index == 0:
+            own = attention.v_proj
+            value = own.alpha * z + own.beta * (z @ own.delta.T)
+        heads = []
+        for h in range(4):
+            rows = slice(4 * h, 4 * h + 4)
+            q, k = (z @ p.weight[rows].T for p in (attention.q_proj, attention.k_proj))
+            scores = (q @ k.mT / 2).masked_fill(hidden, -torch.inf)
+            gains = attention.shaping
+            matrix = gains.alpha[h] * torch.eye(length, dtype=x.dtype)
+            matrix = matrix + gains.beta[h] * scores.softmax(-1) - gains.gamma[h] * mean
+            heads.append(matrix @ value[..., rows])
+        attended = layer.attention_gain.gain * torch.cat(heads, -1)
+        if order == "parallel":
+            x = attended + layer.mlp_gain.gain * _mlp(z, layer.mlp)
+        else:
+            normed = _norm(attended, layer.post_attention_layernorm)
+            x = attended + layer.mlp_gain.gain * _mlp(normed, layer.mlp)
+    return _norm(x, model.model.norm) @ model.lm_head.weight.T
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("sas", "sequential"), ("sas-p", "parallel"), ("sas-p-nonorm", "parallel")]
+)
+def test_the_paper_s_equations_in_float64(name, order):
+    model = _stirred(ClearheadForCausalLM(_config(name, position="none", num_key_value_heads=4)))
+    model.double()
+    ids = _ids()
+    got, want = model(ids, use_cache=False).logits, _dense(model, ids, order)
+    assert torch.allclose(got, want, atol=1e-9 * want.abs().max().item())
+    parameters = list(model.parameters())
+    ours, theirs = (torch.autograd.grad(y.square().mean(), parameters) for y in (got, want))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-8 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p"])
+@pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
+@torch.no_grad()
+def test_cached_decoding_is_the_full_forward(name, keys):
+    """By steps and chunks, after a crop, with padding on the left, in either cache."""
+    model = _stirred(ClearheadForCausalLM(_config(name, **keys)))
+    ids = _ids()
+    whole = model(ids, use_cache=False).logits
+
+    def close(got: Tensor, want: Tensor) -> bool:
+        return bool((got - want).abs().max() / want.abs().max() < 1e-5)
+
+    for cache in (DynamicCache(), StaticCache(config=model.config, max_cache_len=16)):
+        parts = [model(p, past_key_values=cache).logits for p in ids.split([5, 3, 1, 1, 1], 1)]
+        assert close(torch.cat(parts, 1), whole)
+    cache = DynamicCache()
+    model(torch.cat([ids[:, :6], _ids(length=3)], 1), past_key_values=cache)
+    cache.crop(-3)
+    assert close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
+    padded = torch.cat([_ids(length=4), ids], 1)
+    mask = torch.ones(2, 15, dtype=torch.long)
+    mask[:, :4] = 0
+    cache = DynamicCache()
+    rows = []
+    for start, stop in ((0, 9), (9, 13), (13, 14), (14, 15)):
+        part = padded[:, start:stop]
+        out = model(part, attention_mask=mask[:, :stop], past_key_values=cache)
+        rows.append(out.logits)
+    assert close(torch.cat(rows, 1)[:, 4:], whole)
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert plan(model.config).cache_bytes == 2 * held // (2 * 15)
+
+
+@torch.no_grad()
+def test_the_value_cache_is_the_normed_input():
+    model = _stirred(ClearheadForCausalLM(_config("sas-p")))
+    seen = {}
+    layer = model.model.layers[1]
+    layer.self_attn.register_forward_hook(lambda m, args, out: seen.update(z=args[0]))
+    cache = DynamicCache()
+    model(_ids(), past_key_values=cache)
+    assert torch.equal(cache.layers[1].values.transpose(1, 2).flatten(2), seen["z"])
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("keys", COMBINATIONS[::2], ids=lambda k: "-".join(map(str, k.values())))
+@torch.no_grad()
+def test_output_attentions_are_the_shaped_matrix(keys, direction):
+    model = _stirred(ClearheadModel(_config("sas-p", direction=direction, **keys)))
+    ids = _ids()
+    seen = {}
+    attention = model.layers[1].self_attn
+    attention.register_forward_hook(lambda m, args, out: seen.update(z=args[0], out=out))
+    fast = model(ids, use_cache=False).last_hidden_state
+    model.set_attn_implementation("eager")
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[0, :3] = 0
+    for options in ({}, {"attention_mask": mask}):
+        out = model(ids, output_attentions=True, use_cache=False, **options)
+        matrix = out.attentions[1]
+        heads = seen["z"].unflatten(-1, (matrix.shape[1], -1)).transpose(1, 2)
+        product = (matrix @ heads).transpose(1, 2).flatten(2)
+        assert torch.allclose(product, seen["out"], atol=1e-5)
+        if not options:
+            assert torch.allclose(out.last_hidden_state, fast, atol=2e-4)
+
+
+def test_at_the_start_the_shaped_matrix_is_the_identity():
+    model = ClearheadModel(_config("sas")).eval()
+    model.set_attn_implementation("eager")
+    for matrix in model(_ids(), output_attentions=True).attentions:
+        assert torch.allclose(matrix, torch.eye(11).expand_as(matrix), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("sas", {}),
+        ("sas-p-nonorm", {}),
+        ("skipless", {}),
+        ("skipless", {"shaping": "annealed", "attention_skip": "identity"}),
+        (
+            "transformer",
+            {
+                "values": "reparametrised",
+                "projections": "reparametrised",
+                "value_init": "orthogonal",
+                "value_gain": 0.2,
+            },
+        ),
+    ],
+)
+def test_a_clean_process_loads_the_same_bits(name, keys, tmp_path):
+    """Matrices that are drawn once and never trained come from the checkpoint, not from a seed."""
+    model = _stirred(ClearheadForCausalLM(_config(name, **keys)))
+    for module in model.modules():
+        if hasattr(module, "follow"):
+            module.follow(0.25, 3.0)
+    model.save_pretrained(tmp_path)
+    ids = _ids()
+    torch.save(ids, tmp_path / "ids.pt")
+    code = (
+        "import sys, torch, clearhead; torch.set_num_threads(1); torch.manual_seed(99);"
+        "m = clearhead.ClearheadForCausalLM.from_pretrained(sys.argv[1]).eval();"
+        "ids = torch.load(sys.argv[1] + '/ids.pt');"
+        "torch.save(m(ids).logits.detach(), sys.argv[1] + '/logits.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), model(ids).logits)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_gains_do_not_decay(name):
+    model = ClearheadForCausalLM(_config(name, mlp_gain=0.1, value_init=None))
+    decaying = {id(p) for p in decay_groups(model, 0.1)[0]["params"]}
+    gains = [
+        p for key, p in model.named_parameters() if key.endswith(("gain", "alpha", "beta", "gamma"))
+    ]
+    assert gains
+    assert not any(id(p) in decaying for p in gains)
+    assert all(id(p) in decaying for key, p in model.named_parameters() if key.endswith("delta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "published", "matrices"),
+    [
+        ("gpt2", "codeparrot", 167, 166.6),
+        ("sas-p", "codeparrot", 146, 145.9),
+        ("sas", "codeparrot", 146, 145.9),
+        ("gpt2", "codeparrot-72", 379, 378.9),
+        ("sas-p", "codeparrot-72", 295, 294.6),
+    ],
+)
+def test_published_parameter_counts(name, size, published, matrices):
+    """In millions, with 1,024 learned positions: all of them, and the matrices alone."""
+    config = preset(name, size)
+    assert round(plan(config).parameters / 1e6) == published
+    with torch.device("meta"):
+        model = ClearheadModel(config)
+    counted = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert round(counted / 1e6, 1) == matrices
+    assert config.max_position_embeddings == 1024
+    assert config.mlp == "relu"
+    assert preset(name, size, mlp="relu").intermediate_size == config.intermediate_size
+
+
+def test_the_depth_rule_is_the_paper_s():
+    """0.1 at L = 18; at half the MLP 0.2, and 0.1 at L = 72 (section 4.1 and figure 6)."""
+    for layers, width, gain in ((18, 3072, 0.1), (18, 1536, 0.2), (72, 1536, 0.1)):
+        keys = {"num_hidden_layers": layers, "intermediate_size": width}
+        config = preset("sas", "codeparrot", **keys)
+        assert config.layer(0).mlp_gain == pytest.approx(gain)
+    assert preset("sas", "small").layer(0).mlp_gain == pytest.approx(0.1 * 1.5**0.5, rel=0.01)
+
+
+def test_no_norm_keeps_the_first_layer_s_and_the_last():
+    model = ClearheadForCausalLM(_config("sas-p-nonorm")).model
+    kinds = [type(layer.input_layernorm).__name__ for layer in model.layers]
+    assert kinds == ["LayerNorm", "Identity"]
+    assert type(model.norm).__name__ == "LayerNorm"
+
+
+def test_only_the_first_layer_has_values_of_its_own():
+    model = ClearheadForCausalLM(_config("sas")).model
+    kinds = [type(layer.self_attn.v_proj).__name__ for layer in model.layers]
+    assert kinds == ["Reparametrised", "Identity"]
+    assert not [name for name, _ in model.named_parameters() if "o_proj" in name]
+
+
+def test_a_learned_gain_of_the_skip_is_the_released_code_s():
+    model = ClearheadForCausalLM(_config("sas", mlp_skip_gain=1.0))
+    assert model.model.layers[0].mlp_skip_gain.gain.item() == 1.0
+    ids = _ids()
+    plain = ClearheadForCausalLM(_config("sas"))
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert torch.equal(model.eval()(ids).logits, plain.eval()(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"values": "identity", "num_value_heads": 2}, "cannot share as 2: leave num_value_heads"),
+        ({"shaping": "shaped", "num_value_heads": 2}, "only keys are shared"),
+        ({"num_value_heads": 3}, "neither one for each of the 2 key heads"),
+        ({"values": "identity", "head_dim": 8}, "32 channels are not the stream's 16"),
+        ({"projections": "identity", "head_dim": 8}, "32 channels are not the stream's 16"),
+        ({"shaping": "shaped", "scores": "collinear"}, "state query_range=0.02"),
+        ({"shaping": "skipinit", "scores": "collinear-slack"}, "no gradient ever moves them"),
+        ({"shaping": "shaped", "scores": "collinear", "query_range": 0.0}, "query_range"),
+        ({"scores": "collinear", "query_range": 0.0}, "never leaves query_range=0"),
+        ({"query_range": -1.0}, "at least 0"),
+        ({"shaping": "shaped", "position": "alibi"}, "not 0 where W_Q is"),
+        ({"shaping": "shaped", "maps": "differential"}, "choose head_norm='none'"),
+        ({"order": "parallel", "attention_skip": "none"}, "one skip passes by both"),
+        ({"order": "parallel", "mlp_skip_gain": 1.0}, "MLP's own skip"),
+        ({"mlp_skip": "none", "mlp_skip_gain": 1.0}, "no skip to scale"),
+        ({"residual_scale": "feedback"}, "no branch has a gain to move"),
+        (
+            {"residual_scale": "scheduled", "attention_skip": "none", "attention_gain": 1.0},
+            "would write nothing at the start",
+        ),
+        ({"mlp_gain": "deep"}, "give a number, or 'depth'"),
+        ({"mlp_gain": True}, "mlp_gain is True: give"),
+        ({"value_gain": 0.2}, "has no effect without a reparametrised matrix"),
+        (
+            {"values": "identity", "projections": "identity", "value_init": "orthogonal"},
+            "value_init has no effect",
+        ),
+        ({"value_init": "orthgonal"}, "is none of normal, orthogonal, identity"),
+        ({"attention_dropout": 0.1, "shaping": "shaped"}, "carry the signal itself"),
+        ({"qk_norm": True, "shaping": "shaped"}, "1/eps"),
+    ],
+)
+def test_refusals(keys, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        ClearheadConfig(**SHAPE | keys)
+    assert "\n" not in str(error.value)
+
+
+def test_collinear_scores_shaped_from_a_stated_start():
+    config = _config("sas", scores="collinear", query_range=0.3)
+    model = ClearheadForCausalLM(config)
+    assert (model.model.layers[0].self_attn.q_proj.weight != 0).all()
+    ids = _ids()
+    model(ids, labels=ids).loss.backward()
+    assert (model.model.layers[0].self_attn.q_proj.weight.grad != 0).any()
+
+
+@pytest.mark.parametrize("name", ["sas", "sas-p"])
+def test_compiled_without_a_graph_break(name):
+    torch._dynamo.reset()
+    model = ClearheadForCausalLM(_config(name, num_key_value_heads=4)).train()
+    _stirred(model).train()
+    ids = _ids(length=20)
+    parameters = list(model.parameters())
+    eager = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True)
+    compiled = torch.autograd.grad(model(ids, labels=ids).loss, parameters)
+    for a, b in zip(compiled, eager, strict=True):
+        assert torch.allclose(a, b, atol=1e-4 * b.abs().max().item())

@@ -1,0 +1,89 @@
+"""The running mean and the shaped sum against float64 matrices, with every gradient."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import ops
+from clearhead.ops import oracles
+
+
+def _masks(keys: int, padding: str, packed: bool) -> dict[str, Tensor | None]:
+    mask = torch.ones(2, keys, dtype=torch.bool)
+    if padding == "left":
+        mask[1, : keys // 3] = False
+    if padding == "right":
+        mask[0, keys - keys // 4 :] = False
+    # Documents of unequal length, one of which comes back.
+    segments = torch.arange(keys) * 4 // keys % 3
+    return {
+        "key_mask": None if padding == "none" else mask,
+        "segments": segments.expand(2, -1) if packed else None,
+    }
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("padding", "packed"), list(itertools.product(["none", "left", "right"], [False, True]))
+)
+def test_the_mean_is_the_matrix_s(causal, padding, packed):
+    for keys, queries in ((1, 1), (7, 7), (16, 16), (53, 53), (53, 1), (53, 20)):
+        x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
+        masks = _masks(keys, padding, packed)
+        mean, count = ops.running_mean(x, queries, causal=causal, **masks)
+        want, want_count = oracles.running_mean(x, queries, causal=causal, **masks)
+        assert mean.shape == (2, 3, queries, 5)
+        assert torch.allclose(mean, want, atol=1e-12)
+        assert torch.equal(count.expand_as(want_count), want_count)
+        weight = torch.randn_like(mean)
+        ours, theirs = (torch.autograd.grad((m * weight).sum(), x)[0] for m in (mean, want))
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_are_float32_whatever_comes_in(dtype):
+    x = torch.randn(1, 1, 2051, 3).to(dtype)
+    for queries in (2051, 1):
+        mean, _ = ops.running_mean(x, queries)
+        want, _ = oracles.running_mean(x, queries)
+        assert mean.dtype == torch.float32
+        assert (mean - want).abs().max() < 2e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (ops.running_mean(x, 2051)[0] - oracles.running_mean(x, 2051)[0]).abs().max() < 2e-6
+
+
+def test_what_is_hidden_may_be_anything():
+    x = torch.randn(1, 1, 9, 2)
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    mask[:, :2] = False
+    x[:, :, :2] = torch.nan
+    mean, count = ops.running_mean(x, 9, key_mask=mask)
+    assert mean.isfinite().all()
+    assert (mean[:, :, :2] == 0).all()
+    assert count[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("low", [0.0, -40.0, 30.0])
+def test_the_shaped_sum_is_the_shaped_matrix_times_the_input(low):
+    """Eq. 5 as a dense matrix; outputs and gradients of x, q, k and the gains, in float64."""
+    torch.manual_seed(1)
+    x, q, k = (torch.randn(2, 3, 21, 4, dtype=torch.float64) for _ in range(3))
+    k = k + low
+    inputs = [x, q, k, *(torch.randn(3, dtype=torch.float64) for _ in range(3))]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    x, q, k, alpha, beta, gamma = inputs
+    attended = ops.attend(q, k, x)
+    mean, _ = ops.running_mean(x, 21)
+    out = ops.shaped(*(t.transpose(1, 2) for t in (x, attended, mean)), alpha, beta, gamma)
+    centre = torch.ones(21, 21, dtype=torch.float64).tril()
+    centre = centre / centre.sum(-1, keepdim=True)
+    want = oracles.shaped_weights(oracles.weights(q, k), centre, alpha, beta, gamma) @ x
+    assert torch.allclose(out.transpose(1, 2), want, atol=1e-12)
+    weight = torch.randn_like(want)
+    ours = torch.autograd.grad((out.transpose(1, 2) * weight).sum(), inputs)
+    theirs = torch.autograd.grad((want * weight).sum(), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-10)
