@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.eval.hits import HitsTask, hits
 from clearhead.eval.losses import Losses
-from clearhead.eval.perplexity import PerplexityTask, profile
+from clearhead.eval.perplexities import PerplexityTask, profile
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.models import scaled
 

@@ -7,7 +7,7 @@ from clearhead.eval.hidden import MaskedTask
 from clearhead.eval.hits import HitsTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.perplexity import PerplexityTask
+from clearhead.eval.perplexities import PerplexityTask
 from clearhead.eval.recall import RecallTask
 from clearhead.eval.task import Task
 
