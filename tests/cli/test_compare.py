@@ -83,6 +83,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
         "map 1",
         "map 2",
         "difference",
+        "shaped",
     }
     out = capsys.readouterr().out
     for name in PRESETS:

@@ -76,7 +76,8 @@ def test_every_verb_has_help(verb, capsys):
         (["generate", "nowhere/model", "--temperature", "-1"], "temperature at least 0"),
         (["bench", "--rounds", "0"], "rounds must be at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
-        (["plan", "--set", "num_attention_heads=5"], "is odd"),
+        (["plan", "--set", "head_dim=15"], "is odd"),
+        (["plan", "--set", "num_attention_heads=5"], "does not divide hidden_size=192"),
     ],
 )
 def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):

@@ -32,8 +32,8 @@ def _caches(model: ClearheadForCausalLM) -> list:
 
 
 def test_the_space_is_whole():
-    assert len(POINTS) == 9 * 12
-    assert len(PLACES) == 12
+    assert len(POINTS) == 9 * 13
+    assert len(PLACES) == 13
 
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)

@@ -213,7 +213,7 @@ def test_rotary_scaling_reaches_beyond_the_trained_length():
 
 
 def test_what_needs_a_direction_is_refused():
-    with pytest.raises(ClearheadError, match="build ClearheadModel"):
+    with pytest.raises(ClearheadError, match="build ClearheadForMaskedLM"):
         ClearheadForCausalLM(preset("transformer", **SHAPE))
     with pytest.raises(ClearheadError, match="needs direction='causal'"):
         _model("transformer")(_ids(), past_key_values=DynamicCache())

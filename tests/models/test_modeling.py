@@ -248,7 +248,7 @@ def test_misfits_are_refused(arguments, message):
 
 
 def test_learned_positions_end():
-    with pytest.raises(ClearheadError, match="64 learned positions"):
+    with pytest.raises(ClearheadError, match="more than the 64 positions"):
         _model("gpt2")(_ids(length=65))
 
 
@@ -282,7 +282,7 @@ def test_differential_v2_by_hand():
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 
-def _implementation(module, q, k, v, *, coefficients, **options):
+def _implementation(module, q, k, v, *, coefficients, rows, **options):
     return ops.attend(q, k, v, **options)
 
 

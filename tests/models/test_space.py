@@ -163,8 +163,8 @@ def test_the_cache_holds_what_the_plan_says(point):
 
 
 def test_the_table_of_what_fits():
-    """12 places to compare and count from, times 3 normalizers, times 3 kinds of maps."""
-    assert len(space.attentions()) == 12 * 9
+    """13 places to compare and count from, times 3 normalizers, times 3 kinds of maps."""
+    assert len(space.attentions()) == 13 * 9
     both_ways = [space.config(direction="bidirectional", **p) for p in space.attentions()]
     assert None not in both_ways
     assert space.config(position="alibi", scores="collinear") is None
