@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
             verdict = "reached" if found.ratio <= found.bound else "NOT reached"
             print(
                 f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer} "
-                f"(aim: at most {found.bound} ×: {verdict})",
+                f"(aim: at most {found.bound:.3g} ×: {verdict})",
                 flush=True,
             )
             if command.output is not None:
