@@ -9,10 +9,12 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import choose
+from clearhead.report.lines import read_lines
 
 KINDS = ("diagnosis", "measure", "curve", "channel", "note", "advice")
 DIMENSIONS = ("map", "tokens", "layer", "head")
@@ -99,19 +101,7 @@ def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
             two of one name.
     """
     found: dict[str, Diagnosed] = {}
-    for path in paths:
-        try:
-            text = path.read_text("utf-8")
-        except OSError as error:
-            raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                _add(found, json.loads(line))
-            except (ClearheadError, ValueError, KeyError, TypeError, AttributeError) as error:
-                detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-                raise ClearheadError(
-                    f"{path}, line {number}: not a record of a diagnosis: {detail}"
-                ) from error
+    read_lines(paths, partial(_add, found), what="diagnosis")
     return list(found.values())
 
 

@@ -1,13 +1,12 @@
 """Figures of a diagnosis: by layer, by distance, by rank and by position."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clearhead.report import style
 from clearhead.report.diagnosis import INPUT, Diagnosed
-from clearhead.report.figures import Looks, Panel, new
+from clearhead.report.figures import Looks, Panel, log_axis, new
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -90,22 +89,6 @@ def trace(
             },
             hovertemplate="%{x}: %{y:.4g}",
         )
-    )
-
-
-def log_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
-    """A logarithmic y axis that says so, with plain numbers at its ticks."""
-    low, high = min(shown) / 1.15, max(shown) * 1.15
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 1e3 else (1,)
-    ticks = [step * 10.0**power for power in powers for step in steps]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    figure.update_yaxes(
-        type="log",
-        title={"text": f"{name} (log scale)"},
-        range=[math.log10(low), math.log10(high)],
-        tickvals=ticks,
-        ticktext=[f"{tick:,g}" for tick in ticks],
     )
 
 

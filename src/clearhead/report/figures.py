@@ -268,6 +268,11 @@ def scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
     """A logarithmic y axis where `shown` spans more than a factor of four, and one that says so."""
     if not shown or min(shown) <= 0 or max(shown) < 4 * min(shown):
         return
+    log_axis(figure, name, shown)
+
+
+def log_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
+    """A logarithmic y axis that says so, with plain numbers at its ticks; `shown` are above 0."""
     low, high = min(shown) / 1.12, max(shown) * 1.12
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low < 1e4 else (1,)

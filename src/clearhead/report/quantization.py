@@ -8,10 +8,12 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.report.lines import read_lines
 from clearhead.report.page import write_whole
 
 KINDS = ("quantization", "scheme")
@@ -102,19 +104,7 @@ def load(paths: Sequence[Path]) -> list[Quantized]:
         ClearheadError: naming file and line, for anything that is not such a record.
     """
     models: dict[str, Quantized] = {}
-    for path in paths:
-        try:
-            text = path.read_text("utf-8")
-        except OSError as error:
-            raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                _add(models, json.loads(line))
-            except (ClearheadError, ValueError, KeyError, TypeError, AttributeError) as error:
-                detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-                raise ClearheadError(
-                    f"{path}, line {number}: not a record of a quantisation: {detail}"
-                ) from error
+    read_lines(paths, partial(_add, models), what="quantisation")
     return _whole(models)
 
 
