@@ -104,6 +104,11 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     assert [each.name for each in load([records])] == ["mine", "other"]
     assert "other" in page.read_text()
 
+    again = tmp_path / "again.html"
+    titled = ("--title", "What few bits cost")
+    assert _call("report", str(records), "--output", str(again), *titled) == 0
+    assert again.read_text() == page.read_text()
+
 
 def _tokenizer(model: Path) -> Any:
     from transformers import AutoTokenizer

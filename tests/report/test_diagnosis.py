@@ -10,8 +10,9 @@ import pytest
 
 from clearhead import ClearheadError
 from clearhead.report import diagnosis_table
-from clearhead.report.diagnosis import encode, is_diagnosis, load_diagnoses
+from clearhead.report.diagnosis import encode, load_diagnoses
 from clearhead.report.diagnosis_page import render, write_diagnosis
+from clearhead.report.lines import first_kind
 
 HOSTILE = "</script><img src=x onerror=alert(1)><b>x</b>"
 
@@ -91,7 +92,7 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_records_come_back(two):
-    assert is_diagnosis(two)
+    assert first_kind(two) == "diagnosis"
     plain, doubled = load_diagnoses([two])
     assert (plain.name, doubled.name) == ("plain", "doubled")
     assert plain.value("first_token_mass", map="softmax") == 0.1
@@ -121,7 +122,7 @@ def test_bad_records_are_named(tmp_path):
         path.write_text(text + "\n")
         with pytest.raises(ClearheadError, match=message):
             load_diagnoses([path])
-        assert not is_diagnosis(path)
+        assert first_kind(path) != "diagnosis"
     path.write_text(encode(records_of("one")))
     with pytest.raises(ClearheadError, match="a second diagnosis named 'one'"):
         load_diagnoses([path, path])

@@ -9,9 +9,13 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.report import at_equal_loss, comparison, load, to_console, write_page
-from clearhead.report.diagnosis import is_diagnosis, load_diagnoses
+from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
+from clearhead.report.lines import first_kind
+from clearhead.report.quantization import load as load_quantized
+from clearhead.report.quantization_page import write_quantization
+from clearhead.report.quantization_tables import to_console as quantized_to_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +23,8 @@ class Command:
     """What to read and where to write."""
 
     records: Positional[tuple[Path, ...]]
-    """Files of records (JSON lines), such as runs/compare/records.jsonl; or of diagnoses."""
+    """Files of records (JSON lines), such as runs/compare/records.jsonl; or of diagnoses; or of
+    what few bits cost."""
     output: Path = Path("report.html")
     """The page."""
     title: str = "clearhead report"
@@ -33,15 +38,14 @@ def run(words: list[str]) -> int:
         verb="report",
         description="Read records, print the comparison and write one page that opens offline.",
     )
-    diagnoses = [path for path in command.records if is_diagnosis(path)]
-    if not diagnoses:
-        publish(command.records, command.output, title=command.title)
-    elif len(diagnoses) == len(command.records):
-        publish_diagnosis(diagnoses, command.output, title=command.title)
-    else:
+    publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
+    kinds = {path: publishers.get(first_kind(path) or "", publish) for path in command.records}
+    if len(set(kinds.values())) > 1:
         raise ClearheadError(
-            f"{diagnoses[0]} is a diagnosis, and other files are not: give each kind by itself"
+            f"records of runs, of diagnoses and of quantisations do not share a page: "
+            f"give each kind by itself; found {', '.join(map(str, kinds))}"
         )
+    kinds[command.records[0]](command.records, command.output, title=command.title)
     return 0
 
 
@@ -53,6 +57,18 @@ def publish_diagnosis(paths: Sequence[Path], page: Path, *, title: str) -> None:
     write_diagnosis(models, page, title=title)
     console = Console()
     console.print(diagnosis_to_console(models))
+    console.print(f"report: {page}")
+
+
+def publish_quantization(paths: Sequence[Path], page: Path, *, title: str) -> None:
+    """Print a table for each model, and write the page of bits against perplexity."""
+    from rich.console import Console
+
+    models = load_quantized(paths)
+    write_quantization(models, page, title=title)
+    console = Console()
+    for model in models:
+        console.print(quantized_to_console(model))
     console.print(f"report: {page}")
 
 

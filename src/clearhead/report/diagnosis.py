@@ -83,16 +83,6 @@ def _finite(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
-def is_diagnosis(path: Path) -> bool:
-    """Whether a file's first line is the header of a diagnosis."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
-    except (OSError, ValueError):
-        return False
-    return isinstance(first, dict) and first.get("kind") == "diagnosis"
-
-
 def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
     """Read diagnoses from files.
 

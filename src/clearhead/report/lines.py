@@ -28,3 +28,13 @@ def read_lines(paths: Iterable[Path], add: Callable[[dict[str, Any]], None], *, 
                 raise ClearheadError(
                     f"{path}, line {number}: not a record of a {what}: {detail}"
                 ) from error
+
+
+def first_kind(path: Path) -> str | None:
+    """The kind of a file's first record, by which files of one kind are known; None: no record."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except (OSError, ValueError):
+        return None
+    return str(first.get("kind")) if isinstance(first, dict) else None
