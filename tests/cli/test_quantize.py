@@ -199,7 +199,7 @@ def test_out_of_memory_leaves_nothing_half_written(
     monkeypatch.setattr(measure, "perplexity", failing)
     kept = ("--records", str(records), "--page", str(page))
     message = _refusal(capsys, str(model), *words, *kept)
-    assert "out of memory on windows of 16 tokens: give a smaller --length" in message
+    assert "out of memory: give a smaller --length than 16" in message
     assert not records.exists()
     assert not page.exists()
 

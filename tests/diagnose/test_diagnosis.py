@@ -10,9 +10,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
-from clearhead.diagnose.diagnosis import bytes_held, enough_memory, run
+from clearhead.diagnose.diagnosis import bytes_held, run
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import AttentionProfile
+from clearhead.diagnose.running import within_memory
 from clearhead.diagnose.stream import stream_profile
 
 from . import architectures
@@ -207,7 +208,7 @@ def test_refusals(monkeypatch):
     with pytest.raises(ClearheadError, match="out of memory: give a smaller --length"):
         diagnose(model, _windows(), batch_size=1)
     assert model.config._attn_implementation == "sdpa"
-    with pytest.raises(RuntimeError, match="something else"), enough_memory():
+    with pytest.raises(RuntimeError, match="something else"), within_memory("less"):
         raise RuntimeError("something else")
 
 

@@ -13,7 +13,8 @@ from clearhead.cli.models import load_model, untrained
 from clearhead.cli.options import parse
 from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig, prepare
-from clearhead.diagnose.diagnosis import enough_memory
+from clearhead.diagnose.diagnosis import LESS_MEMORY
+from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
 from clearhead.report.diagnosis import encode
@@ -52,7 +53,7 @@ def run(words: list[str]) -> int:
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
-        with enough_memory():
+        with within_memory(LESS_MEMORY):
             model, corpus = _loaded(source, command)
         _say(f"{name}: {command.windows} windows")
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from clearhead.cli.models import load_model, resolved
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
+from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
@@ -92,8 +93,9 @@ def _deploy(command: Command) -> int:
             + (f"; {', '.join(idle)} would have no effect" if idle else "")
         )
     (path,) = command.models
-    peer, tokenizer = load_model(path)
-    made = deploy(peer, tokenizer, resolved(path), command.deploy, command.output)
+    with within_memory("the model is held twice, whole and in few bits: free memory for both"):
+        peer, tokenizer = load_model(path)
+        made = deploy(peer, tokenizer, resolved(path), command.deploy, command.output)
     corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=())
     found = deployment.figures(made, command.output, read.windows, progress=_progress)

@@ -4,11 +4,10 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.diagnose.advice import advise
@@ -16,7 +15,7 @@ from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.order import OrderProfile
 from clearhead.diagnose.profile import TILE, AttentionProfile
-from clearhead.diagnose.running import backbone, batches, evaluating, longest_text
+from clearhead.diagnose.running import backbone, batches, evaluating, longest_text, within_memory
 from clearhead.diagnose.spectrum import SpectrumProfile
 from clearhead.diagnose.stream import stream_profile
 from clearhead.diagnose.weights import AttentionCall
@@ -91,7 +90,7 @@ def diagnose(
         if order is not None:
             order.observe(call)
 
-    with enough_memory(), evaluating(model), ExitStack() as stack:
+    with within_memory(LESS_MEMORY), evaluating(model), ExitStack() as stack:
         stream = stack.enter_context(stream_profile(model))
         try:
             stack.enter_context(probing(model, observe))
@@ -166,7 +165,7 @@ def with_extrapolation(
         ids = text(length)
     except ClearheadError as error:
         return without(str(error))
-    with enough_memory():
+    with within_memory(LESS_MEMORY):
         longer = extrapolate(model, ids, trained)
     measures = longer.measures()
     return _with(
@@ -208,22 +207,7 @@ def bytes_held(model: Any, batch_size: int, length: int) -> int:
     return 4 * (3 * tile + 7 * batch_size * length * width) + 16 * side * side
 
 
-@contextmanager
-def enough_memory() -> Iterator[None]:
-    """Say in one line that memory ran out, and what takes less."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ClearheadError(_OUT_OF_MEMORY) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error) or "not enough memory" in str(error):
-            raise ClearheadError(_OUT_OF_MEMORY) from error
-        raise
-
-
-_OUT_OF_MEMORY = (
-    "out of memory: give a smaller --length (window) or --batch-tokens; nothing was written"
-)
+LESS_MEMORY = "give a smaller --length (window) or --batch-tokens; nothing was written"
 
 
 def versions() -> dict[str, str]:

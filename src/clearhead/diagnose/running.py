@@ -1,5 +1,6 @@
 """How a model is run to be measured: its layers, its limits, its mode, and batches of windows."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -115,3 +116,21 @@ def _stack(model: Any, windows: list[Tensor]) -> Tensor:
             "use the tokenizer that the model was trained with"
         )
     return ids_BT.to(model.device)
+
+
+@contextmanager
+def within_memory(advice: str) -> Iterator[None]:
+    """Memory that ran out, said in a line with what takes less.
+
+    PyTorch's allocator for CPUs has no error of its own, only words.
+
+    Raises:
+        ClearheadError: where memory ran out; other errors pass.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not re.search("can't allocate memory|not enough memory", str(error)):
+            raise
+        raise ClearheadError(f"out of memory: {advice}") from error

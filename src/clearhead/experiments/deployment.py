@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.diagnose.running import longest_text
+from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.bench.race import take_turns
 from clearhead.quantize.deploy import Deployed, continuation, continued_elsewhere
-from clearhead.quantize.measure import within_memory
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
 FIGURES = "quantization.json"  # in the model's folder
@@ -57,7 +56,7 @@ def figures(
     ours, peer = (TOKENS / median(seconds[side]) for side in ("ours", "bfloat16"))
     progress("perplexity of both")
     length = len(windows[0])
-    with within_memory(length):
+    with within_memory(f"give a smaller --length than {length}"):
         found, full = (
             perplexity(model, windows, length=length, batch_size=1)
             for model in (deployed.model, deployed.peer)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus, windows
+from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
-from clearhead.quantize.measure import CALIBRATION, within_memory
+from clearhead.quantize.measure import CALIBRATION
 
 
 def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
@@ -44,7 +45,7 @@ def measured(
             full precision cannot be measured, or memory ran out.
     """
     linear_layers(model)  # refuses before anything is run
-    with within_memory(len(read.windows[0])):
+    with within_memory(f"give a smaller --length than {len(read.windows[0])}"):
         full = cost(model, None, read)
         if full.perplexity is None:
             raise ClearheadError(f"{name} in full precision: {full.reason}")

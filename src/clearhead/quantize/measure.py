@@ -1,13 +1,11 @@
 """What a scheme costs: perplexity and accuracy with it, beside those of full precision."""
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.diagnose.running import backbone, batches, evaluating
@@ -139,20 +137,3 @@ def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[
                 backbone(model)(input_ids=ids_1T, use_cache=False)
 
     return linear.calibrate(layers, run)
-
-
-@contextmanager
-def within_memory(length: int) -> Iterator[None]:
-    """Memory that ran out, said in a line.
-
-    PyTorch's allocator for CPUs has no error of its own, only words.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and not re.search("can't allocate memory|not enough memory", str(error)):
-            raise
-        raise ClearheadError(
-            f"out of memory on windows of {length} tokens: give a smaller --length"
-        ) from error
