@@ -146,6 +146,35 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
     assert "hits, others loss by length" in " ".join(capsys.readouterr().out.split())
 
 
+def test_choices_from_files(trained, tmp_path, capsys):
+    path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
+    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = ["eval", str(trained), "--tasks", "choices", "--records", str(records)]
+    words += ["--choices.files", str(path)]
+    assert _call(*words) == 0
+    assert _call(*words) == 0  # all known
+    out = " ".join(capsys.readouterr().out.split())
+    assert "choices, accuracy norm" in out
+    assert "file asked.jsonl" in out
+    assert "by length" not in out
+    (cell,) = _cells(tmp_path)
+    assert cell["result"]["items"] == 3
+    assert cell["made"]["data"] is None
+    assert _call("report", str(records), "--output", str(tmp_path / "page.html")) == 0
+    assert "none, file asked.jsonl" in (tmp_path / "page.html").read_text("utf-8")
+    path.write_text(json.dumps(rows[0]))  # another file under the same name
+    assert _call(*words) == 0
+    assert [cell["result"]["items"] for cell in _cells(tmp_path)] == [3, 1]
+    capsys.readouterr()
+    for extra, message in (
+        (["--lengths", "64"], "lengths have no effect on choices"),
+        (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
+    ):
+        assert _call(*words, *extra) == 2
+        assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
     from clearhead.experiments.bench import evaluation
 

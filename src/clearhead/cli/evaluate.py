@@ -13,7 +13,7 @@ from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, Subject, Task, Texts
+from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.report.evaluations import grids, scaling_name, to_console
@@ -28,8 +28,8 @@ class Settings:
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
     tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation; masked for a masked model. Unless
-    given, perplexity or masked."""
+    """Of perplexity, passkey, needles, recall, hits, allocation, choices; masked for a masked one.
+    Unless given, perplexity or masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536
@@ -92,7 +92,7 @@ def run(words: list[str]) -> int:
             lambda: prepare(data, progress=lambda line: print(line, file=sys.stderr)),
             ("train", "validation") if command.split == "all" else ("validation",),
         ),
-        lengths=_lengths(command.lengths, model),
+        lengths=_lengths(command.lengths, model, tasks),
         tokens=command.tokens,
         batch_tokens=command.batch_tokens,
         seed=command.seed,
@@ -139,7 +139,14 @@ def _variants(command: Any) -> list[Scaling]:
     return scalings(kinds, factors)
 
 
-def _lengths(given: tuple[int, ...], model: Any) -> tuple[int, ...]:
+def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
+    if all(name in WITHOUT_LENGTH for name in tasks):
+        if given:
+            raise ClearheadError(
+                f"lengths have no effect on {', '.join(tasks)}, whose texts are as long as they "
+                "are: leave them out"
+            )
+        return ()
     if given:
         return tuple(sorted(set(given)))
     trained = getattr(model.config, "max_position_embeddings", None)

@@ -5,12 +5,13 @@ from clearhead.eval.classification import METRICS, predict
 from clearhead.eval.documents import Texts
 from clearhead.eval.likelihood import Perplexity, lengths, perplexity
 from clearhead.eval.masked import masked_loss
-from clearhead.eval.registry import TASKS
+from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
 from clearhead.eval.task import Subject, Task
 
 __all__ = [
     "METRICS",
     "TASKS",
+    "WITHOUT_LENGTH",
     "Accuracy",
     "Perplexity",
     "Question",

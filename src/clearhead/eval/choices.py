@@ -53,7 +53,7 @@ def load_questions(path: Path, limit: int | None = None) -> list[Question]:
         ClearheadError: a row without these fields, naming it and what it has, or no row.
     """
     questions = []
-    for number, row in _rows(path):
+    for number, row in rows(path):
         questions.append(_question(row, f"{path}, line {number}"))
         if len(questions) == limit:
             break
@@ -114,7 +114,12 @@ def _score(model: Any, tokenizer: Any, question: Question, choice: str) -> float
     return -float(F.cross_entropy(logits_NV, ids_1T[0, -answer:], reduction="sum"))
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of a .jsonl or .jsonl.gz file, each with the number of its line.
+
+    Raises:
+        ClearheadError: a file of another kind.
+    """
     reader = gzip.open if path.suffix == ".gz" else open
     try:
         with reader(path, "rt", encoding="utf-8") as file:
@@ -123,7 +128,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                     continue
                 row = json.loads(line)
                 if not isinstance(row, dict):
-                    raise ClearheadError(f"{path}, line {number} is no object with {_FIELDS}")
+                    raise ClearheadError(f"{path}, line {number} is no object of fields")
                 yield number, row
     except (ValueError, EOFError, gzip.BadGzipFile) as error:
         reason = str(error).splitlines()[0]

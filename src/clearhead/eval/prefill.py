@@ -37,7 +37,8 @@ class State:
 
     Attributes:
         cache: of transformers; `mask` says which of its slots hold tokens, bool [B, S].
-        logits: float [B, V], of the token after each prompt.
+        logits: float [B, V], of the token after each prompt; while a batch of tails is read
+            [B, K, V], of the tokens after each of its last K.
     """
 
     cache: Any
@@ -65,7 +66,7 @@ class Prefill:
     def __init__(self, model: Any) -> None:
         self._model = model
         names = inspect.signature(model.forward).parameters
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        self._keeps = "logits_to_keep" in names
         self._takes_positions = "position_ids" in names
         self.pads = not of_the_batch(model)
         self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
@@ -73,23 +74,35 @@ class Prefill:
 
     def read(self, prompts: Sequence[Prompt]) -> State:
         """Read a batch of prompts."""
+        state = self._read(prompts, keep=1)
+        state.logits = state.logits[:, -1]
+        return state
+
+    def tails(self, prompts: Sequence[Prompt]) -> Tensor:
+        """The logits after every token of each tail: float [B, longest tail, V].
+
+        Shorter tails end with the longest: a row's first places are then its context's, or nothing.
+        """
+        return self._read(prompts, keep=max(len(prompt.tail) for prompt in prompts)).logits
+
+    def _read(self, prompts: Sequence[Prompt], keep: int) -> State:
         forget(self._model)
         rows = [prompt.ids for prompt in prompts]
         if not self.shares:
-            return self._run(None, rows, [0] * len(rows))
+            return self._run(None, rows, [0] * len(rows), keep)
         contexts = list(dict.fromkeys(prompt.context for prompt in prompts if prompt.context))
         if not contexts:
-            return self._run(None, rows, [0] * len(rows))
+            return self._run(None, rows, [0] * len(rows), keep)
         start = self._start(contexts)
         read = self._extend(start, [0] * len(contexts), contexts)
         places = {context: place for place, context in enumerate(contexts)}
-        return self._onto(read, [places.get(prompt.context, 0) for prompt in prompts], rows)
+        return self._onto(read, [places.get(prompt.context, 0) for prompt in prompts], rows, keep)
 
     def step(self, state: State, tokens_B: Tensor) -> None:
         """Append a token to each row of the state."""
         ones = state.mask.new_ones(len(state.mask), 1)
         state.mask = torch.cat([state.mask, ones], 1)
-        state.logits = self._forward(state.cache, tokens_B[:, None], state.mask).logits[:, -1]
+        state.logits = self._forward(state.cache, tokens_B[:, None], state.mask, 1).logits[:, -1]
 
     def _start(self, contexts: list[tuple[int, ...]]) -> _Kept:
         """The longest common start of the contexts, one row."""
@@ -112,25 +125,27 @@ class Prefill:
         known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
         if known == list(map(len, rows)):
             return _Kept(self._cut(kept, places, [len(row) for row in rows]), rows)
-        cache = self._onto(kept, places, rows).cache
+        cache = self._onto(kept, places, rows, 1).cache
         return _Kept([(layer.keys, layer.values) for layer in cache.layers], rows)
 
-    def _onto(self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]]) -> State:
+    def _onto(
+        self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]], keep: int
+    ) -> State:
         """Read `rows`, of which each has its start in the kept row at its place.
 
         All run as many new tokens as the one that needs most, so that padding, if any, is on the
         left of everything.
         """
         known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
-        # At least the last token: its logits are asked for.
-        new = max(max(len(row) - n, 1) for row, n in zip(rows, known, strict=True))
+        # At least the last tokens: their logits are asked for.
+        new = max(max(len(row) - n, keep) for row, n in zip(rows, known, strict=True))
         reused = [max(0, len(row) - new) for row in rows]
         cache = None
         if any(reused):
             cache = DynamicCache()
             for index, (k, v) in enumerate(self._cut(kept, places, reused)):
                 cache.update(k, v, index)
-        return self._run(cache, rows, reused)
+        return self._run(cache, rows, reused, keep)
 
     def _cut(
         self, kept: _Kept, places: list[int], lengths: list[int]
@@ -151,7 +166,7 @@ class Prefill:
             for k, v in kept.layers
         ]
 
-    def _run(self, cache: Any, rows: list[tuple[int, ...]], reused: list[int]) -> State:
+    def _run(self, cache: Any, rows: list[tuple[int, ...]], reused: list[int], keep: int) -> State:
         """Run what is left of each row after its first `reused` tokens, which the cache holds."""
         device = self._model.device
         slots = max(map(len, rows))
@@ -164,10 +179,10 @@ class Prefill:
         mask_BS = mask_BS.to(device)
         if cache is None:
             cache = DynamicCache() if self.shares else None
-        out = self._forward(cache, ids_BT.to(device), mask_BS)
-        return State(cache=out.past_key_values, mask=mask_BS, logits=out.logits[:, -1])
+        out = self._forward(cache, ids_BT.to(device), mask_BS, keep)
+        return State(cache=out.past_key_values, mask=mask_BS, logits=out.logits[:, -keep:])
 
-    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor) -> Any:
+    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int) -> Any:
         positions = {}
         if self._takes_positions:
             count_BS = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)
@@ -178,7 +193,7 @@ class Prefill:
             past_key_values=cache,
             use_cache=True,
             **positions,
-            **self._last,
+            **({"logits_to_keep": keep} if self._keeps else {}),
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from clearhead.eval.allocation import AllocationTask
 from clearhead.eval.hidden import MaskedTask
 from clearhead.eval.hits import HitsTask
+from clearhead.eval.multiple import ChoicesTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.perplexities import PerplexityTask
@@ -19,4 +20,7 @@ TASKS: Mapping[str, type[Task]] = {
     "hits": HitsTask,
     "allocation": AllocationTask,
     "masked": MaskedTask,
+    "choices": ChoicesTask,
 }
+# Their texts are as long as they are: --lengths would have no effect.
+WITHOUT_LENGTH = ("choices",)

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.report import figures, style
-from clearhead.report.evaluations import row_name, scaling_name
+from clearhead.report.evaluations import column_name, row_name, scaling_name
 from clearhead.report.records import Records
 from clearhead.report.statistics import Summary, summarize
 
@@ -101,7 +101,7 @@ def _place(cell: Mapping[str, Any]) -> str:
 def _table(records: Records, task: str, headline: str) -> str:
     rows = _values(records, task, headline)
     lengths = sorted({length for columns in rows.values() for (length,) in columns})
-    head = "".join(f"<th>{length:,}</th>" for length in lengths)
+    head = "".join(f"<th>{column_name(length)}</th>" for length in lengths)
     body = []
     for row, columns in rows.items():
         cells = []
@@ -111,7 +111,8 @@ def _table(records: Records, task: str, headline: str) -> str:
             cells.append(f"<td>{html.escape(text)}</td>")
         name = html.escape(f"{row.arm} · {row.setting}")
         body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
-    title = html.escape(f"{headline.replace('_', ' ')}, by length in tokens")
+    by_length = ", by length in tokens" if any(lengths) else ""
+    title = html.escape(headline.replace("_", " ") + by_length)
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="row">{title}</th>{head}'
         f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

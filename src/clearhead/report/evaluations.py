@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Dimensions that name no row: the column, and what only decides which text is read.
-_COLUMN, _SILENT = "length", ("longest",)
+_COLUMN, _SILENT = "length", ("longest", "digest")
 Line = Mapping[str, Any]
 
 
@@ -61,6 +61,11 @@ def scaling_name(at: Line) -> str:
     return str(at.get("scaling", "none")) + (f" × {factor:g}" if factor is not None else "")
 
 
+def column_name(length: int) -> str:
+    """A length in tokens; nothing where a task's texts are as long as they are."""
+    return f"{length:,}" if length else ""
+
+
 def row_name(at: Line) -> str:
     """All dimensions of a cell but its length."""
     rest = {
@@ -84,10 +89,11 @@ def to_console(grid: Grid, title: str) -> "Table":
     from rich.table import Table
 
     words = grid.headline.replace("_", " ")
-    table = Table(title=escape(f"{title}: {grid.task}, {words} by length"))
+    by_length = " by length" if any(grid.columns) else ""
+    table = Table(title=escape(f"{title}: {grid.task}, {words}{by_length}"))
     table.add_column("")
     for column in grid.columns:
-        table.add_column(f"{column:,}", justify="right")
+        table.add_column(column_name(column), justify="right")
     for row in grid.rows:
         table.add_row(escape(row), *(grid.text(row, column) for column in grid.columns))
     return table
