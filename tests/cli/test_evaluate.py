@@ -176,16 +176,21 @@ def test_choices_from_files(trained, tmp_path, capsys):
 
 
 def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
-    from clearhead.experiments.bench import evaluation
+    from clearhead.experiments.bench import choices, evaluation
 
     monkeypatch.setattr(evaluation, "LENGTHS", (128,))
     monkeypatch.setattr(evaluation, "TRIALS", 1)
     monkeypatch.setattr(evaluation, "TOKENS", 256)
     monkeypatch.setattr(evaluation, "WINDOW", 64)
     monkeypatch.setattr(evaluation, "STRIDE", 32)
+    monkeypatch.setattr(choices, "QUESTIONS", 3)
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
-    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
+    assert (
+        _call("bench", "passkey", "sliding", "choices", "--rounds", "1", "--output", str(out)) == 0
+    )
+    sweep, windows, asked = map(json.loads, out.read_text("utf-8").splitlines())
     assert sweep["peer"] == "180 s"
     assert windows["bound"] == 1.1
+    assert asked["bound"] == pytest.approx(2 / 3)
+    assert set(asked["seconds"]) == {"contexts read once", "whole rows"}
     assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

@@ -22,6 +22,7 @@ Bench = Literal[
     "quantize",
     "passkey",
     "sliding",
+    "choices",
     "demo",
 ]
 

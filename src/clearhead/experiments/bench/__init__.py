@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from clearhead.experiments.bench import (
     attention,
     blocks,
+    choices,
     demo,
     diagnosis,
     evaluation,
@@ -29,6 +30,7 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "quantize": quantize.quantize,
     "passkey": evaluation.passkey,
     "sliding": evaluation.sliding_windows,
+    "choices": choices.choices,
     "demo": demo.demo,
 }
 
