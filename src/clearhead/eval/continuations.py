@@ -105,7 +105,7 @@ def _groups(
 ) -> Iterator[list[tuple[int, int]]]:
     """Which rows run together, as (question, choice): a question's, where they share something.
 
-    The longest first, so that memory runs out at once if ever, and neighbours are of like length.
+    The longest first, so that neighbours are of like length: by what each choice runs, first.
     """
     places = [[(q, c) for c in range(len(rows))] for q, rows in enumerate(prompts)]
     units = places if prefill.shares else [[place] for unit in places for place in unit]
@@ -113,9 +113,13 @@ def _groups(
     def longest(unit: list[tuple[int, int]]) -> int:
         return max(len(prompts[question][choice].ids) for question, choice in unit)
 
+    def cost(unit: list[tuple[int, int]]) -> tuple[int, int]:
+        tails = [len(prompts[question][choice].tail) for question, choice in unit]
+        return (max(tails) if prefill.shares else 0), longest(unit)
+
     group: list[tuple[int, int]] = []
     most = 0
-    for unit in sorted(units, key=longest, reverse=True):
+    for unit in sorted(units, key=cost, reverse=True):
         length = longest(unit)
         full = max(most, length) * (len(group) + len(unit)) > batch_tokens
         if group and (full or (length != most and not prefill.pads)):
