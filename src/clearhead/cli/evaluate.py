@@ -28,8 +28,8 @@ class Settings:
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
     tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation; masked for a masked model. Unless
-    given, perplexity or masked."""
+    """Of perplexity, passkey, needles, recall, hits, allocation, shots; masked for a masked model.
+    Unless given, perplexity or masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536

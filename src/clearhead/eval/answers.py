@@ -1,6 +1,7 @@
 """What a model answers: by greedy decoding, and how likely it finds a given answer."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
-from clearhead.eval.frequencies import check_length
+from clearhead.eval.frequencies import check_length, forget
 from clearhead.eval.prefill import Prefill, Prompt, State
 
 
@@ -78,6 +79,29 @@ class Reader:
             if advanced is not None:
                 advanced(len(group))
         return [found[index] for index in range(len(prompts))]
+
+    def weigh(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[float]:
+        """log p of each answer after one prompt, summed over its tokens, in nats.
+
+        The prompt is read once; each answer is then forced, token by token.
+
+        Raises:
+            ClearheadError: a prompt and its answer longer than the model's positions.
+        """
+        each = len(prompt.ids) + max(map(len, answers))
+        check_length(self.model, each)
+        found: list[float] = []
+        with evaluating(self.model):
+            state = self.prefill.read([prompt])
+            rows = max(1, self._batch_tokens // each)
+            if not all(hasattr(layer, "batch_repeat_interleave") for layer in state.cache.layers):
+                rows = 1  # a recurrent state is copied, not repeated
+            for start in range(0, len(answers), rows):
+                some = list(answers[start : start + rows])
+                forget(self.model)  # the answers before were as long, or longer
+                losses, _ = self._forced(_repeated(state, len(some)), some, keep=False)
+                found += [-math.fsum(loss) for loss in losses]
+        return found
 
     def _groups(self, prompts: Sequence[Prompt], room: Sequence[int]) -> Iterator[list[int]]:
         """Which prompts run together: neighbours, and of one length where padding is not exact."""
@@ -149,6 +173,16 @@ class Reader:
             if place + 1 < new_tokens:
                 self.prefill.step(state, token_B)
         return [tuple(tokens) for tokens in written]
+
+
+def _repeated(state: State, rows: int) -> State:
+    """A copy of a state of one row, as so many rows."""
+    cache = copy.deepcopy(state.cache)
+    if rows > 1:
+        cache.batch_repeat_interleave(rows)
+    return State(
+        cache=cache, mask=state.mask.expand(rows, -1), logits=state.logits.expand(rows, -1)
+    )
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
