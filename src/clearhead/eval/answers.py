@@ -83,7 +83,7 @@ class Reader:
     def weigh(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[float]:
         """log p of each answer after one prompt, summed over its tokens, in nats.
 
-        The prompt is read once; each answer is then forced, token by token.
+        The prompt is read once; an answer's tokens in one pass where that is exact, or one by one.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions.
@@ -99,7 +99,11 @@ class Reader:
             for start in range(0, len(answers), rows):
                 some = list(answers[start : start + rows])
                 forget(self.model)  # the answers before were as long, or longer
-                losses, _ = self._forced(_repeated(state, len(some)), some, keep=False)
+                rows_of_it = _repeated(state, len(some))
+                if self.prefill.shares:
+                    losses = self._at_once(rows_of_it, some)
+                else:
+                    losses, _ = self._forced(rows_of_it, some, keep=False)
                 found += [-math.fsum(loss) for loss in losses]
         return found
 
@@ -132,6 +136,19 @@ class Reader:
             Answer(written=tokens, loss=loss, right=right)
             for tokens, loss, right in zip(written, losses, rights, strict=True)
         ]
+
+    def _at_once(self, state: State, answers: list[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """What `_forced` finds, in one pass: a step copies the whole cache."""
+        longest = max(map(len, answers))
+        padded_BT = torch.tensor(
+            [[*answer, *[0] * (longest - len(answer))] for answer in answers],
+            device=state.mask.device,
+        )
+        logits = [state.logits[:, None]]
+        if longest > 1:
+            logits.append(self.prefill.follow(state, padded_BT[:, :-1]))
+        loss_BT = -_log_softmax(torch.cat(logits, 1)).gather(2, padded_BT[..., None])[..., 0]
+        return [tuple(row[: len(a)]) for row, a in zip(loss_BT.tolist(), answers, strict=True)]
 
     def _forced(
         self, state: State, answers: list[tuple[int, ...]], *, keep: bool

@@ -91,6 +91,17 @@ class Prefill:
         state.mask = torch.cat([state.mask, ones], 1)
         state.logits = self._forward(state.cache, tokens_B[:, None], state.mask).logits[:, -1]
 
+    def follow(self, state: State, tokens_BT: Tensor) -> Tensor:
+        """Append T tokens to each row in one pass: logits [B, T, V], of what is after each.
+
+        Equal to T steps where `shares`; elsewhere the first would be read at the last one's length.
+        """
+        ones = state.mask.new_ones(tokens_BT.shape)
+        state.mask = torch.cat([state.mask, ones], 1)
+        logits = self._forward(state.cache, tokens_BT, state.mask, last=False).logits
+        state.logits = logits[:, -1]
+        return logits
+
     def _start(self, contexts: list[tuple[int, ...]]) -> _Kept:
         """The longest common start of the contexts, one row."""
         shared = contexts[0]
@@ -167,7 +178,7 @@ class Prefill:
         out = self._forward(cache, ids_BT.to(device), mask_BS)
         return State(cache=out.past_key_values, mask=mask_BS, logits=out.logits[:, -1])
 
-    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor) -> Any:
+    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, *, last: bool = True) -> Any:
         positions = {}
         if self._takes_positions:
             count_BS = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)
@@ -178,7 +189,7 @@ class Prefill:
             past_key_values=cache,
             use_cache=True,
             **positions,
-            **self._last,
+            **(self._last if last else {}),
         )
 
 
