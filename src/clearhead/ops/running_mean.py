@@ -28,6 +28,7 @@ def running_mean(
     if segments is not None:
         return _by_segment(x_BHSD, queries, causal, key_mask, segments)
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
+    causal = causal and queries > 1  # a lone query is the last and sees all, which takes fewer steps
     if key_mask is not None:
         x_BHSD = torch.where(key_mask[:, None, :, None], x_BHSD, 0)
     keys = x_BHSD.shape[2]
@@ -36,9 +37,10 @@ def running_mean(
     if causal:
         sums = sums + running_sum(x_BHSD[:, :, before:].to(exact))
     assert isinstance(sums, Tensor)
-    if key_mask is None:
-        first = before + 1 if causal else keys
-        count_BT = torch.arange(first, first + sums.shape[2], device=x_BHSD.device)[None].to(exact)
+    if key_mask is None and causal:
+        count_BT = torch.arange(before + 1, keys + 1, dtype=exact, device=x_BHSD.device)[None]
+    elif key_mask is None:
+        count_BT = torch.full((1, 1), keys, dtype=exact, device=x_BHSD.device)
     elif causal:
         count_BT = key_mask.cumsum(1)[:, before:].to(exact)
     else:
