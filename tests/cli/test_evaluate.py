@@ -103,6 +103,7 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
     [
         (["--tasks", "paskey"], "did you mean passkey"),
         (["--tasks", "masked"], "masked is not for"),
+        (["--tasks", "passkey,shots"], "give a .jsonl(.gz) file, --shots.data FILE"),
         (["--tasks", "perplexity"], "options of passkey have no effect without it"),
         (["--tasks", "passkey", "--factors", "2"], "factors have no effect without a scaling"),
         (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
@@ -173,6 +174,30 @@ def test_choices_from_files(trained, tmp_path, capsys):
     ):
         assert _call(*words, *extra) == 2
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
+    def write(word: str) -> None:
+        rows = [{"text": f"{word} {n}", "label": ["one", "two"][n % 2]} for n in range(40)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    write("line")
+    start = next(index for index, word in enumerate(words) if word.startswith("--passkey"))
+    words = [*words[:start], "--tasks", "shots", "--shots.data", str(tmp_path / "rows.jsonl")]
+    words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1", "4"]
+    assert _call(*words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "shots, margin by length" in out
+    assert "shots 4, order alternating" in out
+    assert len(_cells(tmp_path)) == 2 * 2 * 2
+    assert _call(*words) == 0
+    assert len(_cells(tmp_path)) == 8  # all known
+    write("row")
+    assert _call(*words) == 0
+    assert len(_cells(tmp_path)) == 16
+    html = tmp_path / "report.html"
+    assert _call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
+    assert "order alternating" in html.read_text("utf-8")
 
 
 def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):

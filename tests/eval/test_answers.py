@@ -112,6 +112,43 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
         assert one.loss[0] == pytest.approx(-float(logits.log_softmax(-1)[1]), rel=1e-5)
 
 
+@pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
+@pytest.mark.parametrize("name", [*CLEARHEAD, "Llama", "GPT-2"])
+def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, batch_tokens):
+    model = _make(name).double().eval()
+    reader = Reader(model, batch_tokens=batch_tokens, end=None)
+    answers = [(1, 2, 3), (1,), (1, 2), (5, 4, 3, 2), (7,)]
+    for prompt in _prompts():
+        found = reader.weigh(prompt, answers)
+        for answer, mine in zip(answers, found, strict=True):
+            loss, _ = _by_hand(model, prompt, answer, 0)
+            assert mine == pytest.approx(-sum(loss), rel=2e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
+@pytest.mark.parametrize("name", ["transformer dynamic", "coca dynamic", "Llama dynamic"])
+def test_under_dynamic_scaling_answers_weigh_as_in_decoding(name, batch_tokens):
+    model = _make(name).double().eval()
+    answers = [(1, 2, 3), (1,), (5, 4, 3, 2), (7, 1)]
+    for prompt in _prompts():
+        asked = Reader(model, batch_tokens=1, end=None).ask([prompt] * 4, answers)
+        found = Reader(model, batch_tokens=batch_tokens, end=None).weigh(prompt, answers)
+        assert found == pytest.approx([-sum(answer.loss) for answer in asked], rel=1e-9)
+
+
+def test_a_prompt_is_read_once_for_all_its_answers():
+    model = _make("transformer").eval()
+    reader = Reader(model, batch_tokens=100_000, end=None)
+    read = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
+    for n in range(3):
+        reader.weigh(Prompt(context, (n, n + 1)), [(1, 2), (3, 4), (5, 6)])
+    assert sum(read) == 120 + 3 * (2 + 3)
+
+
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():
     model = _make("transformer").eval()
     reader = Reader(model, batch_tokens=1000, end=None)

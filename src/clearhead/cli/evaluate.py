@@ -28,8 +28,8 @@ class Settings:
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
     tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation, choices; masked for a masked one.
-    Unless given, perplexity or masked."""
+    """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots; masked for a
+    masked one. Unless given, perplexity or masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536

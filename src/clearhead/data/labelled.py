@@ -47,9 +47,16 @@ class Labelled:
 
 
 def read_rows(
-    source: str, task: Task, *, cache: Path, progress: Callable[[str], None]
+    source: str,
+    task: Task,
+    *,
+    cache: Path,
+    progress: Callable[[str], None],
+    options: str = "--",
 ) -> list[Row]:
     """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
+
+    `options` is how the command's options on fields begin, for messages.
 
     Raises:
         ClearheadError: a file that cannot be read, that holds no row, or lacks a field.
@@ -70,7 +77,7 @@ def read_rows(
                 near = difflib.get_close_matches(field, list(row), n=1)
                 raise ClearheadError(
                     f"{where}: no field {field!r}, it has {', '.join(map(repr, row))}; "
-                    f"name the one meant with --{kind}-field {near[0] if near else 'NAME'}"
+                    f"name the one meant with {options}{kind}-field {near[0] if near else 'NAME'}"
                 )
         text = text_of(row, task.text, where)
         pair = None if task.pair is None else text_of(row, task.pair, where)
@@ -88,11 +95,12 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
     """
     if task.regression or task.classes:
         return task.classes
+    for row in rows:
+        if not isinstance(row.label, str | int):
+            raise ClearheadError(
+                f"{row.where}: a label is a name or a whole number; found {row.label!r}"
+            )
     found = {row.label for row in rows}
-    if not all(isinstance(label, str | int) for label in found):
-        raise ClearheadError(
-            f"{rows[0].where}: a label is a name or a whole number; found {rows[0].label!r}"
-        )
     whole = all(isinstance(label, int) for label in found)
     classes = tuple(str(label) for label in sorted(found, key=None if whole else str))
     if len(classes) < 2:

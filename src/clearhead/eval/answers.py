@@ -1,6 +1,7 @@
 """What a model answers: by greedy decoding, and how likely it finds a given answer."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
-from clearhead.eval.frequencies import check_length
+from clearhead.eval.frequencies import check_length, forget
 from clearhead.eval.prefill import Prefill, Prompt, State
 
 
@@ -79,6 +80,33 @@ class Reader:
                 advanced(len(group))
         return [found[index] for index in range(len(prompts))]
 
+    def weigh(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[float]:
+        """log p of each answer after one prompt, summed over its tokens, in nats.
+
+        The prompt is read once; an answer's tokens in one pass where that is exact, or one by one.
+
+        Raises:
+            ClearheadError: a prompt and its answer longer than the model's positions.
+        """
+        each = len(prompt.ids) + max(map(len, answers))
+        check_length(self.model, each)
+        found: list[float] = []
+        with evaluating(self.model):
+            state = self.prefill.read([prompt])
+            rows = max(1, self._batch_tokens // each)
+            if not all(hasattr(layer, "batch_repeat_interleave") for layer in state.cache.layers):
+                rows = 1  # a recurrent state is copied, not repeated
+            for start in range(0, len(answers), rows):
+                some = list(answers[start : start + rows])
+                forget(self.model)  # the answers before were as long, or longer
+                rows_of_it = _repeated(state, len(some))
+                if self.prefill.shares:
+                    losses = self._at_once(rows_of_it, some)
+                else:
+                    losses, _ = self._forced(rows_of_it, some, keep=False)
+                found += [-math.fsum(loss) for loss in losses]
+        return found
+
     def _groups(self, prompts: Sequence[Prompt], room: Sequence[int]) -> Iterator[list[int]]:
         """Which prompts run together: neighbours, and of one length where padding is not exact."""
         order = list(range(len(prompts)))
@@ -108,6 +136,19 @@ class Reader:
             Answer(written=tokens, loss=loss, right=right)
             for tokens, loss, right in zip(written, losses, rights, strict=True)
         ]
+
+    def _at_once(self, state: State, answers: list[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """What `_forced` finds, in one pass: a step copies the whole cache."""
+        longest = max(map(len, answers))
+        padded_BT = torch.tensor(
+            [[*answer, *[0] * (longest - len(answer))] for answer in answers],
+            device=state.mask.device,
+        )
+        logits = [state.logits[:, None]]
+        if longest > 1:
+            logits.append(self.prefill.follow(state, padded_BT[:, :-1]))
+        loss_BT = -_log_softmax(torch.cat(logits, 1)).gather(2, padded_BT[..., None])[..., 0]
+        return [tuple(row[: len(a)]) for row, a in zip(loss_BT.tolist(), answers, strict=True)]
 
     def _forced(
         self, state: State, answers: list[tuple[int, ...]], *, keep: bool
@@ -149,6 +190,16 @@ class Reader:
             if place + 1 < new_tokens:
                 self.prefill.step(state, token_B)
         return [tuple(tokens) for tokens in written]
+
+
+def _repeated(state: State, rows: int) -> State:
+    """A copy of a state of one row, as so many rows."""
+    cache = copy.deepcopy(state.cache)
+    if rows > 1:
+        cache.batch_repeat_interleave(rows)
+    return State(
+        cache=cache, mask=state.mask.expand(rows, -1), logits=state.logits.expand(rows, -1)
+    )
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

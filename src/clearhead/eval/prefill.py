@@ -104,6 +104,17 @@ class Prefill:
         state.mask = torch.cat([state.mask, ones], 1)
         state.logits = self._forward(state.cache, tokens_B[:, None], state.mask, 1).logits[:, -1]
 
+    def follow(self, state: State, tokens_BT: Tensor) -> Tensor:
+        """Append T tokens to each row in one pass: logits [B, T, V], of what is after each.
+
+        Equal to T steps where `shares`; elsewhere the first would be read at the last one's length.
+        """
+        ones = state.mask.new_ones(tokens_BT.shape)
+        state.mask = torch.cat([state.mask, ones], 1)
+        logits = self._forward(state.cache, tokens_BT, state.mask, tokens_BT.shape[1]).logits
+        state.logits = logits[:, -1]
+        return logits
+
     def _start(self, contexts: list[tuple[int, ...]]) -> _Kept:
         """The longest common start of the contexts, one row."""
         shared = contexts[0]

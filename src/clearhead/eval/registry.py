@@ -10,6 +10,7 @@ from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.perplexities import PerplexityTask
 from clearhead.eval.recall import RecallTask
+from clearhead.eval.shots import ShotsTask
 from clearhead.eval.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
@@ -19,6 +20,7 @@ TASKS: Mapping[str, type[Task]] = {
     "recall": RecallTask,
     "hits": HitsTask,
     "allocation": AllocationTask,
+    "shots": ShotsTask,
     "masked": MaskedTask,
     "choices": ChoicesTask,
 }

@@ -28,7 +28,7 @@ def running_mean(
     if segments is not None:
         return _by_segment(x_BHSD, queries, causal, key_mask, segments)
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
-    causal = causal and queries > 1  # a lone query is the last and sees all, which takes fewer steps
+    causal = causal and queries > 1  # a lone query is the last and sees all: fewer steps
     if key_mask is not None:
         x_BHSD = torch.where(key_mask[:, None, :, None], x_BHSD, 0)
     keys = x_BHSD.shape[2]

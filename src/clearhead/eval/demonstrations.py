@@ -1,0 +1,219 @@
+"""Labelled texts as demonstrations in a prompt: which fit, in which order, and the labels' tokens.
+
+A demonstration is "text: …", "label: …" and an empty line. It is tokenised in three pieces (up to
+"label:", the label, the end of line), so that a label has the same tokens in every demonstration
+and as an answer, and a prompt's length does not depend on the order.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from clearhead.data import hub, labelled
+from clearhead.data.draws import Draws
+from clearhead.data.tasks import Task
+from clearhead.errors import ClearheadError
+
+Tokens = tuple[int, ...]
+
+
+class Example(NamedTuple):
+    """A text on one line, and the number of its label."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """What prompts are made of.
+
+    Attributes:
+        labels: their names, in their order.
+        pool: from which demonstrations are drawn; no text of it is a query's.
+        queries: what is asked.
+        digest: hex hash of all of it.
+    """
+
+    labels: tuple[str, ...]
+    pool: tuple[Example, ...]
+    queries: tuple[Example, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        told = json.dumps([self.labels, self.pool, self.queries])
+        return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def load_examples(
+    data: str, test: str, *, text_field: str, label_field: str, queries: int, draws: Draws
+) -> Examples:
+    """Draw the queries from `test`, or where that is empty from `data`; the pool is what is left.
+
+    White space in texts and labels becomes single spaces. Labels are those of `data`.
+
+    Raises:
+        ClearheadError: no file, a file that cannot be read, a row that lacks a field, a label of
+            `test` that `data` lacks, or fewer rows than queries.
+    """
+    if not data:
+        raise ClearheadError(
+            "shots needs labelled texts to show: give a .jsonl(.gz) file, --shots.data FILE"
+        )
+    task = Task(name=data, text=text_field, label=label_field)
+    rows = _rows(data, task)
+    classes = labelled.classes_of(rows, task)
+    shown = _examples(rows, classes, task)
+    source, asked = (data, shown)
+    if test:
+        source, asked = test, _examples(_rows(test, task), classes, task)
+    if len(asked) < queries:
+        raise ClearheadError(
+            f"queries is {queries}, and {source!r} has {len(asked)} rows: ask for at most those"
+        )
+    chosen = draws.sample(asked, queries)
+    texts = {query.text for query in chosen}
+    names = tuple(" ".join(name.split()) for name in classes)
+    return Examples(
+        labels=names,
+        pool=tuple(example for example in shown if example.text not in texts),
+        queries=tuple(chosen),
+    )
+
+
+def _rows(source: str, task: Task) -> list[labelled.Row]:
+    if hub.is_hub(source):
+        raise ClearheadError(f"shots reads .jsonl(.gz) files: download {source} first")
+    return labelled.read_rows(source, task, cache=Path(), progress=print, options="--shots.")
+
+
+def _examples(rows: Sequence[labelled.Row], classes: Sequence[str], task: Task) -> list[Example]:
+    numbers = labelled.labels_of(rows, classes, task)
+    return [
+        Example(" ".join(row.text.split()), int(number))
+        for row, number in zip(rows, numbers, strict=True)
+    ]
+
+
+class Wording:
+    """The tokens of demonstrations, queries and labels.
+
+    Attributes:
+        answers: of each label, a space before and the end of line after it. No one starts with
+            another, so that one label's likelihood is no part of another's.
+
+    Args:
+        encode: a text's tokens. continuation: those of a text after another. begin: of a prompt.
+
+    Raises:
+        ClearheadError: labels that tokenise to nothing, or cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], Tokens],
+        continuation: Callable[[str, str], Tokens],
+        begin: Tokens,
+        labels: Sequence[str],
+    ) -> None:
+        self._encode, self.begin = encode, begin
+        end = continuation("label: x", "\n")
+        self._gap = continuation("label: x\n", "\n")
+        if not end:
+            raise ClearheadError(
+                "the tokenizer gives the end of a line no token, and nothing else ends a label"
+            )
+        found = []
+        for name in labels:
+            tokens = continuation("label:", f" {name}") if name else ()
+            if not tokens:
+                raise ClearheadError(f"label {name!r} tokenises to nothing: give it a name")
+            found.append((*tokens, *end))
+        self.answers: tuple[Tokens, ...] = tuple(found)
+        self._check_apart(labels)
+
+    def question(self, text: str) -> Tokens:
+        """Up to where the label follows."""
+        return self._encode(f"text: {text}\nlabel:")
+
+    def demonstration(self, example: Example) -> Tokens:
+        """A text with its label."""
+        return (*self.question(example.text), *self.answers[example.label], *self._gap)
+
+    def _check_apart(self, labels: Sequence[str]) -> None:
+        whole: dict[Tokens, str] = {}
+        for tokens, name in zip(self.answers, labels, strict=True):
+            if tokens in whole:
+                raise ClearheadError(
+                    f"labels {whole[tokens]!r} and {name!r} are the same tokens: rename one"
+                )
+            whole[tokens] = name
+        for tokens, name in whole.items():
+            for size in range(1, len(tokens)):
+                if (start := whole.get(tokens[:size])) is not None:
+                    raise ClearheadError(
+                        f"label {name!r} starts with the tokens of {start!r} and the end of its "
+                        "line, so the two cannot be told apart: rename one"
+                    )
+
+
+def fill(
+    pool: Sequence[Example], wording: Wording, *, room: int, count: int | None, draws: Draws
+) -> list[Example]:
+    """The first of the pool in a drawn order: `count` of them, or as many as take `room` tokens.
+
+    Raises:
+        ClearheadError: where not so many fit, or there are not so many.
+    """
+    if (count or 1) > len(pool):
+        raise ClearheadError(
+            f"shots: {count or 1} asked for, and {len(pool)} examples are left beside the "
+            "queries: give more examples, or ask for fewer of either"
+        )
+    left, found, taken = list(pool), list[Example](), 0
+    while left and (count is None or len(found) < count):
+        place = draws.below(len(left))
+        left[place], left[-1] = left[-1], left[place]
+        taken += len(wording.demonstration(left[-1]))
+        if taken > room:
+            break
+        found.append(left.pop())
+    if count is None and not left:
+        raise ClearheadError(
+            f"all {len(pool)} examples take {taken:,} of the {room:,} tokens there are for them: "
+            "give shorter lengths, more examples, or numbers of shots"
+        )
+    if len(found) < (count or 1):
+        raise ClearheadError(
+            f"shots: {count or 1} take more than the {max(0, room):,} tokens that query and label "
+            "leave of the length: give longer lengths, or fewer shots"
+        )
+    return found
+
+
+def at_random(shown: Sequence[Example], draws: Draws) -> list[Example]:
+    """In a drawn order."""
+    return draws.sample(shown, len(shown))
+
+
+def alternating(shown: Sequence[Example], draws: Draws) -> list[Example]:
+    """Labels in rotation, in a drawn order of labels, and of examples within each label.
+
+    A label that has no more examples leaves the rotation.
+    """
+    by_label: dict[int, list[Example]] = {}
+    for example in draws.sample(shown, len(shown)):
+        by_label.setdefault(example.label, []).append(example)
+    turns = draws.sample(list(by_label.values()), len(by_label))
+    longest = max(map(len, turns))
+    return [mine[turn] for turn in range(longest) for mine in turns if turn < len(mine)]
+
+
+ORDERS: Mapping[str, Callable[[Sequence[Example], Draws], list[Example]]] = {
+    "random": at_random,
+    "alternating": alternating,
+}

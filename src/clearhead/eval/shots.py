@@ -1,0 +1,167 @@
+"""Many-shot in-context learning with constrained decoding, and its robustness to order.
+
+After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
+3.5): labelled texts fill the context, a text is asked for, and the answer is one of all the labels'
+names. Constrained decoding is exact here: every label is scored by the log-likelihood of its name
+and the end of line, summed over its tokens, and the likeliest is the answer. Orders permute one set
+of demonstrations, which a cell draws once.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any, ClassVar
+
+from clearhead.data.draws import Draws
+from clearhead.errors import ClearheadError, choose
+from clearhead.eval.demonstrations import (
+    ORDERS,
+    Example,
+    Examples,
+    Tokens,
+    Wording,
+    fill,
+    load_examples,
+)
+from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+
+FILL = "fill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShotsTask:
+    """Classification by demonstrations in the context, by length, shots and order."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "variance")
+
+    data: str = ""
+    """Labelled texts to show: a .jsonl(.gz) file of rows with a text and a label."""
+    test: str = ""
+    """Labelled texts to ask for; unless given, some of data, which are then not shown."""
+    text_field: str = "text"
+    """Field of a row that holds the text."""
+    label_field: str = "label"
+    """Field of a row that holds the label."""
+    counts: tuple[str, ...] = (FILL,)
+    """Demonstrations: whole numbers, or fill, as many as fit each length."""
+    queries: int = 100
+    """Texts asked for in a cell."""
+    orders: tuple[str, ...] = ("random", "alternating")
+    """Of demonstrations: random, or alternating, labels in rotation."""
+    permutations: int = 5
+    """Orders drawn of each kind, of the same demonstrations."""
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        check_count(queries=self.queries, permutations=self.permutations)
+        for order in self.orders:
+            choose("order", order, ORDERS)
+        counts = [_count(word) for word in self.counts]
+        if not counts or not self.orders:
+            raise ClearheadError("counts and orders of shots are none: give at least one of each")
+        setting = _Setting(self, subject)
+        for length in subject.lengths:
+            for count in counts:
+                setting.shown(length, count)
+            subject.check_length(length)
+        # The name tells data sets apart, the hash what was drawn of one.
+        data = f"{Path(self.data).name.partition('.')[0]} {setting.examples.digest}"
+        return [
+            {"data": data, "shots": word, "order": order, "length": length}
+            for word in dict.fromkeys(self.counts)
+            for order in dict.fromkeys(self.orders)
+            for length in subject.lengths
+        ]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        setting = _Setting(self, subject)
+        shown = setting.shown(cell["length"], _count(cell["shots"]))
+        known: dict[Tokens, list[int]] = {}
+        right = []
+        for number in range(self.permutations):
+            draws = Draws(f"shots {subject.seed} {cell['order']} {number}")
+            context = setting.context(ORDERS[cell["order"]](shown, draws))
+            if context not in known:  # of few shots some orders are the same
+                known[context] = setting.answers(context, advanced)
+            answers = zip(known[context], setting.examples.queries, strict=True)
+            right.append(sum(answer == query.label for answer, query in answers))
+        asked = Counter(query.label for query in setting.examples.queries)
+        accuracies = [count / self.queries for count in right]
+        # Orders ask the same queries: those are the trials, not their repetitions.
+        low, high = wilson(fmean(right), self.queries)
+        several = len(known) > 1
+        return {
+            "accuracy": fmean(accuracies),
+            "low": low,
+            "high": high,
+            "margin": max(accuracies) - min(accuracies) if several else None,
+            "variance": variance(accuracies) if several else None,
+            "accuracies": accuracies,
+            "chance": 1 / len(setting.examples.labels),
+            "commonest": max(asked.values()) / self.queries,
+            "labels": len(setting.examples.labels),
+            "labels_shown": len({example.label for example in shown}),
+            "demonstrations": len(shown),
+            "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
+            "trials": self.queries,
+        }
+
+
+class _Setting:
+    """A task's examples as a subject's tokens."""
+
+    def __init__(self, task: ShotsTask, subject: Subject) -> None:
+        self._subject = subject
+        self.examples: Examples = load_examples(
+            task.data,
+            task.test,
+            text_field=task.text_field,
+            label_field=task.label_field,
+            queries=task.queries,
+            draws=Draws(f"shots {subject.seed} queries"),
+        )
+        self.wording = Wording(
+            subject.encode, subject.continuation, subject.begin, self.examples.labels
+        )
+        self.questions = [self.wording.question(query.text) for query in self.examples.queries]
+
+    def shown(self, length: int, count: int | None) -> list[Example]:
+        """The demonstrations beside which the longest query and label still fit the length.
+
+        One draw for all lengths: the demonstrations of a shorter one are among a longer one's.
+        """
+        answer = max(map(len, self.wording.answers))
+        rest = len(self.wording.begin) + max(map(len, self.questions)) + answer
+        return fill(
+            self.examples.pool,
+            self.wording,
+            room=length - rest,
+            count=count,
+            draws=Draws(f"shots {self._subject.seed} demonstrations"),
+        )
+
+    def context(self, shown: Sequence[Example]) -> Tokens:
+        """Everything before the query."""
+        pieces = [self.wording.begin, *map(self.wording.demonstration, shown)]
+        return tuple(token for piece in pieces for token in piece)
+
+    def answers(self, context: Tokens, advanced: Advanced) -> list[int]:
+        """The likeliest label of each query; of equally likely ones the first."""
+        found = []
+        for question in self.questions:
+            scores = self._subject.reader.weigh(Prompt(context, question), self.wording.answers)
+            if any(score != score for score in scores):
+                raise ClearheadError("the model's log-likelihood of a label is NaN")
+            found.append(max(range(len(scores)), key=scores.__getitem__))
+            advanced(1)
+        return found
+
+
+def _count(word: str) -> int | None:
+    if word == FILL:
+        return None
+    if not word.isdecimal() or int(word) < 1:
+        raise ClearheadError(f"counts of shots: {word!r} is no whole number above 0, nor {FILL}")
+    return int(word)

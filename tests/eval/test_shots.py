@@ -1,0 +1,210 @@
+"""Many-shot classification against whole forward passes in float64; orders, prompts, refusals."""
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from statistics import variance
+
+import pytest
+import torch
+
+from clearhead import ClearheadError
+from clearhead.data.draws import Draws
+from clearhead.eval.demonstrations import ORDERS, Example, Wording, fill
+from clearhead.eval.shots import ShotsTask, _Setting
+from clearhead.eval.task import wilson
+
+LABELS = ("card", "card arrival", "card arrival late", "lost")  # each starts the next
+
+
+def _rows(count, start=0):
+    return [
+        {"text": f"the  letter {n}\nof the old captain", "label": LABELS[(7 * n + n // 5) % 4]}
+        for n in range(start, start + count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory):
+    def make(rows, name="rows.jsonl"):
+        path = tmp_path_factory.mktemp("rows") / name
+        with (gzip.open if name.endswith(".gz") else open)(path, "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def task(write):
+    return ShotsTask(
+        data=write(_rows(60), "train.jsonl.gz"),
+        test=write(_rows(40, start=30)),
+        queries=7,
+        permutations=2,
+        counts=("1", "fill"),
+    )
+
+
+def _by_hand(subject, setting, context):
+    """The likeliest label of each query, by whole texts, one by one."""
+    found = []
+    for question in setting.questions:
+        scores = []
+        for answer in setting.wording.answers:
+            ids = torch.tensor([(*context, *question, *answer)])
+            with torch.no_grad():
+                logp = subject.model(ids, use_cache=False).logits[0].double().log_softmax(-1)
+            start = ids.shape[1] - len(answer)
+            scores.append(sum(float(logp[start + i - 1, t]) for i, t in enumerate(answer)))
+        found.append(scores.index(max(scores)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["transformer", "differential"])
+def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
+    subject = make_subject(name, lengths=(192,))
+    subject.model.double()
+    setting = _Setting(task, subject)
+    labels = [query.label for query in setting.examples.queries]
+    for cell in task.cells(subject):
+        found = task.measure(subject, cell, lambda steps: None)
+        shown = setting.shown(192, None if cell["shots"] == "fill" else 1)
+        accuracies = []
+        for number in range(2):
+            order = ORDERS[cell["order"]](shown, Draws(f"shots 0 {cell['order']} {number}"))
+            answers = _by_hand(subject, setting, setting.context(order))
+            accuracies.append(sum(a == b for a, b in zip(answers, labels, strict=True)) / 7)
+        assert found["accuracies"] == accuracies
+        assert found["accuracy"] == pytest.approx(sum(accuracies) / 2)
+        assert (found["low"], found["high"]) == pytest.approx(wilson(7 * found["accuracy"], 7))
+        assert found["chance"] == 1 / 4
+        assert found["commonest"] == max(Counter(labels).values()) / 7
+        if cell["shots"] == "1":  # one demonstration has one order
+            assert found["margin"] is found["variance"] is None
+        else:
+            assert found["margin"] == max(accuracies) - min(accuracies)
+            assert found["variance"] == pytest.approx(variance(accuracies))
+
+
+def test_scores_do_not_depend_on_the_batch(make_subject, task):
+    one, many = (make_subject("coca", batch_tokens=n, lengths=(160,)) for n in (1, 9000))
+    for subject in (one, many):
+        subject.model.double()
+    task = replace(task, queries=4, permutations=2)
+    for cell in task.cells(one):
+        alone, together = (task.measure(s, cell, lambda steps: None) for s in (one, many))
+        assert alone == together
+
+
+def test_prompts_fit_the_length_and_never_show_a_query(subject, task):
+    setting = _Setting(task, subject)
+    asked = {query.text for query in setting.examples.queries}
+    assert asked & {row["text"].replace("  ", " ").replace("\n", " ") for row in _rows(60)}
+    longest = max(map(len, setting.questions)) + max(map(len, setting.wording.answers))
+    before = []
+    for length in (128, 192, 256):
+        shown = setting.shown(length, None)
+        assert shown[: len(before)] == before  # a longer context has the shorter one's
+        before = shown
+        assert not asked & {example.text for example in shown}
+        assert len(set(shown)) == len(shown)
+        used = len(setting.context(shown)) + longest
+        assert length - 40 < used <= length
+    text = subject.tokenizer.decode(setting.context(shown)).removeprefix("<|begin|>")
+    assert text == "".join(f"text: {e.text}\nlabel: {LABELS[e.label]}\n\n" for e in shown)
+
+
+def test_draws_follow_the_seed_alone(make_subject, task):
+    first, again, other = (_Setting(task, make_subject(seed=seed)) for seed in (0, 0, 1))
+    assert first.examples == again.examples
+    assert first.examples.digest == again.examples.digest != other.examples.digest
+    assert first.shown(192, None) == again.shown(192, None) != other.shown(192, None)
+
+
+def test_without_a_test_file_the_queries_are_held_out(subject, task):
+    setting = _Setting(replace(task, test="", queries=20), subject)
+    queries, pool = setting.examples.queries, setting.examples.pool
+    assert (len(queries), len(pool)) == (20, 40)
+    assert not set(queries) & set(pool)
+
+
+def test_orders_permute_and_labels_alternate():
+    shown = [Example(f"text {n}", label) for n, label in enumerate((0,) * 5 + (1,) * 3 + (2,))]
+    for kind, order in ORDERS.items():
+        orders = [order(shown, Draws(f"{kind} {n}")) for n in range(4)]
+        assert all(sorted(one) == sorted(shown) for one in orders)
+        assert len({tuple(one) for one in orders}) == 4
+    for one in orders:  # the last kind: alternating
+        labels = [example.label for example in one]
+        assert sorted(labels[:3]) == [0, 1, 2]
+        without = [label for label in labels[:3] if label != 2]
+        assert labels[3:] == [*without, *without, 0, 0]
+
+
+def _letters(text):
+    return tuple(map(ord, text))
+
+
+def test_a_label_that_starts_another_is_told_apart_by_the_end_of_its_line():
+    wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
+    assert wording.answers == tuple(_letters(f" {name}\n") for name in LABELS)
+
+
+@pytest.mark.parametrize(
+    ("continuation", "labels", "message"),
+    [
+        (_letters, ("a", ""), "label '' tokenises to nothing"),
+        (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' tokenises to"),
+        (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' and 'aB' are the same tokens"),
+        (lambda t: _letters(t.strip()), ("a", "b"), "end of a line no token"),
+        (lambda t: _letters(t.replace("\n", "x")), ("a", "axb"), "'axb' starts with the tokens"),
+    ],
+)
+def test_labels_that_cannot_be_scored_are_refused(continuation, labels, message):
+    with pytest.raises(ClearheadError, match=message):
+        Wording(_letters, lambda prompt, text: continuation(text), (), labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "message"),
+    [
+        ({}, [{"sentence": "a", "label": "b"}], r"line 1: no field 'text', it has 'sentence', 'la"),
+        ({"label_field": "labels"}, _rows(3), "the one meant with --shots.label-field label"),
+        ({}, [*_rows(9), {"text": "a", "label": ["b"]}], r"line 10: a label is a name .*\['b'\]"),
+        ({}, _rows(1) * 3, "all 3 training rows are of class"),
+        ({"queries": 31}, _rows(30), "queries is 31, and .* has 30 rows"),
+        ({"queries": 30}, _rows(30), "shots: 1 asked for, and 0 examples are left"),
+        ({"counts": ("9",)}, _rows(12), "shots: 9 asked for, and 8 examples are left"),
+        ({"counts": ("20",)}, _rows(60), r"shots: 20 take more than the \d+ tokens that query"),
+        ({}, _rows(8), r"all 4 examples take \d+ of the \d+ tokens"),
+        ({}, [{"text": f"{n} " * 300, "label": n % 2} for n in range(8)], "more than the 0 tokens"),
+        ({"counts": ("two",)}, _rows(30), "'two' is no whole number above 0, nor fill"),
+        ({"counts": ()}, _rows(30), "counts and orders of shots are none"),
+        ({"orders": ("randm",)}, _rows(30), "did you mean random"),
+        ({"permutations": 0}, _rows(30), "permutations is 0"),
+        ({"data": ""}, _rows(3), "give a .jsonl"),
+        ({"data": "hf:some/set"}, _rows(3), "download hf:some/set first"),
+        ({"data": "no.jsonl"}, _rows(3), "'no.jsonl': no such file"),
+    ],
+)
+def test_refuses_at_once_what_cannot_be_measured(make_subject, write, changes, rows, message):
+    task = ShotsTask(**{"data": write(rows), "queries": 4, **changes})
+    with pytest.raises(ClearheadError, match=message) as error:
+        task.cells(make_subject())
+    assert "\n" not in str(error.value)
+
+
+def test_refuses_labels_that_are_not_shown_and_learned_positions(make_subject, write, task):
+    odd = replace(task, test=write([{"text": "a", "label": "other"}]), queries=1)
+    with pytest.raises(ClearheadError, match="label 'other' is outside the 4 classes"):
+        odd.cells(make_subject())
+    with pytest.raises(ClearheadError, match="64 learned positions of this model"):
+        task.cells(make_subject("gpt2"))
+
+
+def test_a_number_that_is_asked_for_is_shown(subject):
+    wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
+    pool = [Example(f"text {n}", n % 4) for n in range(20)]
+    assert len(fill(pool, wording, room=9999, count=20, draws=Draws("x"))) == 20
