@@ -208,3 +208,19 @@ def test_a_number_that_is_asked_for_is_shown(subject):
     wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
     pool = [Example(f"text {n}", n % 4) for n in range(20)]
     assert len(fill(pool, wording, room=9999, count=20, draws=Draws("x"))) == 20
+
+
+def test_margin_and_variance_are_those_of_the_orders(subject, task, monkeypatch):
+    right = iter((7, 3, 5))
+
+    def answers(self, context, advanced):
+        count = next(right)
+        return [q.label if n < count else -1 for n, q in enumerate(self.examples.queries)]
+
+    monkeypatch.setattr(_Setting, "answers", answers)
+    cell = {"length": 192, "shots": "fill", "order": "random"}
+    found = replace(task, permutations=3).measure(subject, cell, lambda steps: None)
+    assert found["accuracies"] == [1, 3 / 7, 5 / 7]
+    assert found["margin"] == pytest.approx(4 / 7)
+    assert found["variance"] == pytest.approx(4 / 49)
+    assert found["accuracy"] == pytest.approx(5 / 7)
