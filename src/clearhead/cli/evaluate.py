@@ -72,7 +72,7 @@ def run(words: list[str]) -> int:
         words,
         verb="eval",
         description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
-        "Lists may be separated by spaces or commas.",
+        "Tasks, scalings and factors may also be separated by commas.",
     )
     named = [choose("task", name, TASKS) for name in _words(command.tasks)]
     variants = _variants(command)
