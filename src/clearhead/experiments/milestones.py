@@ -4,8 +4,7 @@ The loop knows nothing of them: this is one of its callbacks.
 """
 
 import math
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +13,8 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.measures import states
 from clearhead.report.records import as_line
-from clearhead.train import Callback, Run, StepMetrics, TrainConfig
-from clearhead.train.atomic import write_text
-from clearhead.train.callbacks.metrics import lines_until
+from clearhead.train import Run, StepMetrics, TrainConfig
+from clearhead.train.callbacks.metrics import LinesFile
 
 FILE = "milestones.jsonl"
 WINDOWS = 16
@@ -52,56 +50,40 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
     return int(every)
 
 
-class Milestones(Callback):
+class Milestones(LinesFile):
     """Measures the model every few steps, and after the last, on the same few validation windows.
 
     Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
     OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
     first token, over all layers. Training goes on as if nothing had been: the random state, each
-    module's mode and what was compiled are as before. A resumed run drops what was measured after
-    the step it resumes from.
+    module's mode and what was compiled are as before.
 
     Args:
         settings: those of the training: windows and batches are of its sizes.
         every: steps between measurements, a multiple of the steps between logged ones.
     """
 
+    file = FILE
+    afterwards = "go on"
+
     def __init__(self, corpus: Corpus, settings: TrainConfig, *, every: int) -> None:
+        super().__init__()
         self.settings = settings
         self.every = every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
-        self._run: Run | None = None
-        self._file: IO[str] | None = None
 
     def start(self, run: Run) -> None:
-        """Open the file, cut back to the steps that are done."""
+        """Open the file."""
+        super().start(run)
         self._run = run
-        path = run.output / FILE
-        try:
-            write_text(path, lines_until(path, run.first_step))
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise _refused(path, error) from error
 
     def step(self, metrics: StepMetrics) -> None:
         """Measure, where it is time."""
-        assert self._run is not None
-        assert self._file is not None
         if metrics.step % self.every and metrics.step != self._run.steps:
             return
         common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
         lines = [as_line({**common, **found}) for found in self._measured(self._run.model)]
-        try:
-            self._file.write("".join(lines))
-            self._file.flush()
-        except OSError as error:
-            raise _refused(self._file.name, error) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.write("".join(lines))
 
     def _measured(self, model: Any) -> list[dict[str, Any]]:
         length, size = self.settings.sequence_length, self.settings.batch_size
@@ -110,7 +92,3 @@ class Milestones(Callback):
             found = list(states(model, self._texts, self.settings, batch_size=size))
         pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
         return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]
-
-
-def _refused(path: Path | str, error: OSError) -> ClearheadError:
-    return ClearheadError(f"cannot write {path} ({error.strerror}): make room and go on")

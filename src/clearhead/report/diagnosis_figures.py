@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.report import style
 from clearhead.report.diagnosis import INPUT, Diagnosed
-from clearhead.report.figures import Looks, Panel, log_axis, new
+from clearhead.report.figures import Looks, Panel, log_axis, mark_length, new
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -173,26 +173,7 @@ def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | No
         trace(figure, line["x"], line["y"], name, look, dash, markers=False)
     trained = model.value("trained_length")
     if trained is not None:
-        figure.add_shape(
-            type="line",
-            x0=trained,
-            x1=trained,
-            y0=0,
-            y1=1,
-            yref="paper",
-            line={"color": style.MUTED[0], "width": 1, "dash": "dot"},
-        )
-        figure.add_annotation(
-            x=trained,
-            y=1,
-            yref="paper",
-            yanchor="top",
-            xanchor="left",
-            xshift=5,
-            showarrow=False,
-            text="training length",
-            font={"color": style.MUTED[0], "size": 11.5},
-        )
+        mark_length(figure, trained, "training length", at=trained)
     return Panel(title=f"{title}: {model.name}", figure=figure)
 
 

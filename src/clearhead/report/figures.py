@@ -189,7 +189,8 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     scale_axis(figure, "validation perplexity", shown)
     trained = records.sequence_length()
     if trained:
-        _mark(figure, trained)
+        # On a log axis shapes take the value itself, annotations its logarithm.
+        mark_length(figure, trained, "trained at this length", at=math.log10(trained))
     note = "Bars: ± 1 standard deviation over seeds. " if _has_bars(figure) else ""
     reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     return Panel(
@@ -197,8 +198,8 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     )
 
 
-def _mark(figure: "go.Figure", trained: int) -> None:
-    # On a log axis shapes take the value itself, annotations its logarithm.
+def mark_length(figure: "go.Figure", trained: float, text: str, *, at: float) -> None:
+    """A dotted line at the trained length; `at` is where the axis has the words beside it."""
     figure.add_shape(
         type="line",
         x0=trained,
@@ -209,14 +210,14 @@ def _mark(figure: "go.Figure", trained: int) -> None:
         line={"color": style.MUTED[0], "width": 1, "dash": "dot"},
     )
     figure.add_annotation(
-        x=math.log10(trained),
+        x=at,
         y=1,
         yref="paper",
         yanchor="top",
         xanchor="left",
         xshift=5,
         showarrow=False,
-        text="trained at this length",
+        text=text,
         font={"color": style.MUTED[0], "size": 11.5},
     )
 
