@@ -1,4 +1,4 @@
-"""The mean of what a query may see: attention at equal scores, C x, without its T × T matrix."""
+"""The mean of what a query may see: C x where position adds nothing to scores, without T × T."""
 
 from collections.abc import Callable
 
