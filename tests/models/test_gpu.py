@@ -112,7 +112,7 @@ def test_compiled_steps_in_bfloat16_learn_alike(name):
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                losses[mode].append(float(loss))
+                losses[mode].append(loss.item())
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.05
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
 

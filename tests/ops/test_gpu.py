@@ -12,8 +12,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-# Against the largest entry, in the inputs' dtype; float32 products may run as TF32 elsewhere.
-BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+# ‖error‖ / ‖exact‖; float32 products may run as TF32 elsewhere.
+BOUND = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -47,7 +47,7 @@ def test_matches_oracle(dtype, sink, causal, length, groups, padded, shift, valu
     found = [got, *torch.autograd.grad(got, inputs, grad)]
     expected = [want, *torch.autograd.grad(want, exact, grad.double())]
     for a, b in zip(found, expected, strict=True):
-        assert (a.double() - b).abs().max() / b.abs().max() < BOUND[dtype]
+        assert (a.double() - b).norm() / b.norm() < BOUND[dtype]
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
