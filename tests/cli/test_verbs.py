@@ -154,7 +154,7 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
 def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
     from clearhead.experiments.bench import attention
 
-    monkeypatch.setattr(attention, "TOKENS", 512)
+    monkeypatch.setitem(attention.TOKENS, "cpu", 512)
     out = tmp_path / "bench.jsonl"
     assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
     (line,) = [json.loads(text) for text in out.read_text().splitlines()]
@@ -177,7 +177,7 @@ def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
     from clearhead.experiments.bench import optimizer as bench
 
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.SHAPE, **small})
+    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.OPTIMIZER_SHAPE, **small})
     monkeypatch.setattr(bench, "OPTIMIZER_BATCH", 1)
     monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
     monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
