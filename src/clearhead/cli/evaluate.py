@@ -43,7 +43,7 @@ class Settings:
     batch_tokens: int = 8192
     """Tokens run together; no result depends on it."""
     seed: int = 0
-    """Of keys, needles and places."""
+    """Of keys, needles, places and samples."""
     name: str = ""
     """The run's name in the records; unless given, that of the training run, or the folder's."""
     label: str = ""

@@ -58,8 +58,8 @@ def auto_class(kind: str) -> Any:
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """In one line why a checkpoint cannot be loaded."""
+def explained(name: str, what: str = "model") -> Iterator[None]:
+    """In one line why `what` of a checkpoint cannot be loaded."""
     try:
         yield
     except (ClearheadError, MemoryError):
@@ -67,7 +67,7 @@ def explained(name: str) -> Iterator[None]:
     except Exception as error:  # transformers, safetensors and the hub each raise their own
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise ClearheadError(
-            f"cannot load a model from {name!r} ({reason}): give a folder with config.json, "
+            f"cannot load a {what} from {name!r} ({reason}): give a folder with config.json, "
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
 
