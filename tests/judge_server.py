@@ -21,18 +21,19 @@ class JudgeServer:
 
     Attributes:
         requests: (path, headers, body) of each request. answer: what the next ones get, from the
-            prompt; an exception cuts the connection.
+            prompt; an exception cuts the connection. models: what the list of models is.
     """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         self.answer: Callable[[str], Answer] = lambda prompt: completion("Conclusion: True")
+        self.models: Answer = (200, {"object": "list", "data": []}, {})
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.requests.append((self.path, dict(self.headers), None))
-                self._send(200, {"object": "list", "data": []}, {})
+                self._send(*server.models)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

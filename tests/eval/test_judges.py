@@ -100,6 +100,20 @@ def test_what_may_pass_is_tried_again(judge, monkeypatch, status):
     assert pauses == ([7, 7] if status == 429 else [1, 2])
 
 
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+def test_a_server_without_a_list_of_models_is_there(judge, status):
+    judge.models = (status, b"no such thing", {})
+    _judge(judge).check()
+    assert len(judge.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_is_found_out_first(judge, status):
+    judge.models = (status, {"error": {"message": "who are you"}}, {})
+    with pytest.raises(ClearheadError, match=rf"{status} \(who are you\): name the variable that"):
+        _judge(judge).check()
+
+
 def test_a_server_that_does_not_recover_or_is_not_there(judge):
     judge.answer = lambda prompt: (500, {"error": {"message": "out of\nmemory"}}, {})
     with pytest.raises(ClearheadError, match=r"answers 500 \(out of memory\), tried 3 times"):

@@ -42,11 +42,13 @@ class Endpoint:
     def check(self) -> None:
         """Find out whether the server is there and takes the key, by its list of models.
 
+        Not every server has such a list: any other answer says that it is there.
+
         Raises:
-            ClearheadError: where it is not, or does not. Not every server has such a list.
+            ClearheadError: where it is not, or does not.
         """
         try:
-            self._ask("models", None)
+            self._ask("models", None, patient=False)
         except _StatusError as status:
             if status.code in _REFUSED:
                 raise self._refused(status) from status
@@ -67,7 +69,7 @@ class Endpoint:
             "max_tokens": new_tokens,
         }
         try:
-            answer = self._ask("chat/completions", request)
+            answer = self._ask("chat/completions", request, patient=True)
         except _StatusError as status:
             raise self._refused(status) from status
         try:
@@ -82,8 +84,11 @@ class Endpoint:
             ) from None
         return text if isinstance(text, str) else "", str(found.get("model") or model)
 
-    def _ask(self, path: str, request: dict[str, Any] | None) -> bytes:
-        """The body of a good answer; a GET where there is no request to send."""
+    def _ask(self, path: str, request: dict[str, Any] | None, *, patient: bool) -> bytes:
+        """The body of a good answer; a GET where there is no request to send.
+
+        A lost connection is always tried again, a status that may pass if `patient`.
+        """
         reason, pause = "", FIRST_PAUSE
         for attempt in range(self._tries):
             if attempt:
@@ -92,7 +97,7 @@ class Endpoint:
             try:
                 return self._send(path, request)
             except _StatusError as status:
-                if status.code not in _AGAIN and status.code < 500:
+                if not patient or (status.code not in _AGAIN and status.code < 500):
                     raise
                 reason = f"answers {status.code} ({status.said})"
                 pause = status.pause or pause
