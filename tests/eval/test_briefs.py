@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from clearhead import ClearheadError
-from clearhead.eval.briefs import Frame
+from clearhead.eval.briefs import Frame, _text
 from clearhead.eval.cases import Case
 
 DOCUMENT = " ".join(f"The ship left the harbour in the morning, {n} é." for n in range(40))
@@ -61,6 +61,24 @@ def test_a_long_document_loses_its_end_alike_for_all_questions(subject, frame, r
         assert text.endswith(f"{shown}\n\nQuestion: {case.question}\nAnswer:")
     (context,) = {brief.prompt.context for brief in briefs}
     assert subject.tokenizer.decode(context).endswith(f"{shown}\n\nQuestion:")
+
+
+def test_a_cut_whose_words_come_apart_is_made_again():
+    words = [f"w{n}" for n in range(30)]
+
+    def tokenizer(text, **options):
+        starts = [text.index(word + " ") for word in words]
+        return {"offset_mapping": [(start, start + 1) for start in starts]}
+
+    def encode(text):  # a token a word; two more where a document is cut
+        return (7,) * (len(text.split()) + 2 * ("w0" in text and "w29" not in text))
+
+    frame = Frame(tokenizer, encode, (), chat=False)
+    cases = _cases("answer", "Who?", document=" ".join(words) + " ")
+    room = len(frame.ids("")) + 30
+    (brief,) = frame.briefs(cases, room)
+    assert len(brief.prompt.ids) == room
+    assert brief.document == " ".join(words[: room - 2 - len(encode(_text(cases[0], "")))])
 
 
 def test_a_document_that_just_fits_is_whole(frame):

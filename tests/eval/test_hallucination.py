@@ -1,5 +1,6 @@
 """Contextual hallucination, whole: texts by whole forward passes, judges that come and go."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import tests_judge_server as served
 import torch
 
 from clearhead import ClearheadError
+from clearhead.eval import hallucination
 from clearhead.eval.answers import Reader
 from clearhead.eval.briefs import Frame
 from clearhead.eval.cases import load_cases
@@ -17,7 +19,7 @@ from clearhead.eval.judges import JudgeConfig
 from clearhead.eval.kept import Kept
 from clearhead.eval.support import Said, words
 from clearhead.eval.task import wilson
-from clearhead.eval.written import Work
+from clearhead.eval.written import Work, _stopped, _until
 
 
 def _ignore(steps):
@@ -118,25 +120,69 @@ def test_results_do_not_depend_on_the_batch(make_subject, task, name):
         assert task.measure(one, cell, _ignore) == task.measure(many, cell, _ignore)
 
 
-def test_a_text_ends_where_it_is_told_to(subject, task):
+@pytest.fixture
+def write(subject, task):
+    """write(stop): what is written to the six questions, nothing kept."""
     frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
-    briefs = [
-        b
-        for case in load_cases(subject.kept.with_name("answers.jsonl"))
-        for b in frame.briefs([case], 400)
-    ]
+    briefs = [b for case in load_cases(Path(task.files[0])) for b in frame.briefs([case], 400)]
 
-    def write(stop):
-        work = Work(briefs, Kept(None), "answers.jsonl", _ignore)
-        count = len(briefs)
+    def make(stop):
+        work, count = Work(briefs, Kept(None), "answers.jsonl", _ignore), len(briefs)
         return work.write(subject, tokens=[9] * count, stops=[stop] * count, before=None)
 
+    make.briefs = briefs
+    return make
+
+
+def test_a_text_ends_where_it_is_told_to(subject, write, monkeypatch):
+    reader, steps = subject.reader, []
+    step = reader.prefill.step
+    monkeypatch.setattr(reader, "_batch_tokens", 1)  # each by itself
+    monkeypatch.setattr(reader.prefill, "step", lambda *words: steps.append(1) or step(*words))
     free = write(None)
+    assert len(steps) == 6 * 8
     assert not any(one.ended for one in free)
     letter = sorted(free[0].text[1:])[-1]  # one that comes up
     for whole, stopped in zip(free, write(letter), strict=True):
         assert stopped.text == whole.text.partition(letter)[0].rstrip()
         assert stopped.ended == (letter in whole.text)
+    assert len(steps) < 2 * 6 * 8  # and no more is written
+
+
+def test_a_text_ends_by_any_end_token_of_the_model(subject, write):
+    free = write(None)
+    ids = write.briefs[0].prompt.ids
+    answer = next(subject.reader.each([write.briefs[0].prompt], [()], new_tokens=9))[0].written
+    assert subject.decode(answer).strip() == free[0].text
+    place = next(n for n in range(2, 9) if answer[n] not in answer[:n])
+    subject.release()
+    subject.model.generation_config.eos_token_id = [answer[place], 9]
+    short = write(None)[0]
+    assert short.ended
+    assert short.text == subject.decode(answer[:place]).strip() == _by_hand(subject, ids, place)
+
+
+def test_space_before_a_text_does_not_end_it():
+    assert not _stopped("\n\n ", "\n")
+    assert _stopped("\n\n so\n", "\n")
+    assert not _stopped("so\n", None)
+    assert _until("\n\n so it is \nand", "\n") == "so it is"
+    assert _until(" so\nit is ", None) == "so\nit is"
+
+
+def test_nothing_but_end_tokens_ends_what_a_chat_model_says(subject, task, monkeypatch):
+    tokenizer = copy.deepcopy(subject.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\nso:{% endfor %}"
+    subject = replace(subject, tokenizer=tokenizer)
+    monkeypatch.setattr(hallucination, "stop_of", lambda case: "e")
+    plain, chat = (
+        replace(task, files=task.files[:1], chat=chat).measure(
+            subject, task.cells(subject)[0], _ignore
+        )
+        for chat in (False, True)
+    )
+    assert plain["ended"] > 0 == chat["ended"]
+    assert any("e" in line["text"] for line in _lines(subject)[-6:])
 
 
 def test_samples_are_drawn_by_the_seed_alone(make_subject, task):
@@ -189,6 +235,20 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
     assert "accuracy" not in none
 
 
+def test_a_judge_reads_what_the_model_saw(subject, task, judge):
+    task = _judged(task, judge)
+    frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    found = task.measure(subject, task.cells(subject)[1], _ignore)
+    assert (found["accuracy"], found["cut"]) == (1, 1)
+    cases = load_cases(Path(task.files[1]))
+    for document in {case.document for case in cases}:
+        mine = [case for case in cases if case.document == document]
+        (shown,) = {brief.document for brief in frame.briefs(mine, 192 - 9)}
+        assert len(shown) < len(document)
+        asked = [prompt for prompt in judge.prompts if f"Document:\n{shown}\n\nQ" in prompt]
+        assert len(asked) == len(mine)
+
+
 def test_neither_texts_nor_verdicts_are_made_twice(subject, task, judge, monkeypatch):
     cell = task.cells(subject)[0]
     alone = task.measure(subject, cell, _ignore)
@@ -207,6 +267,24 @@ def test_neither_texts_nor_verdicts_are_made_twice(subject, task, judge, monkeyp
     before = len(_lines(subject))
     other.measure(subject, cell, _ignore)
     assert len([line for line in _lines(subject)[before:] if "ended" in line]) == 6
+    judge.close()
+    assert task.measure(subject, cell, _ignore) == found  # all is known: nobody is asked
+
+
+def test_texts_of_another_model_are_its_own(subject, make_subject, task):
+    cell = task.cells(subject)[0]
+    task.measure(subject, cell, _ignore)
+    other = make_subject("differential", lengths=(192,), kept=subject.kept)
+    other.model.double()
+    task.measure(other, cell, _ignore)
+    assert len(_lines(subject)) == 12
+    other = replace(other)
+    other.model.bfloat16()
+    task.measure(other, cell, _ignore)
+    other = replace(other)
+    other.model.float()  # the numbers of bfloat16, in another type
+    task.measure(other, cell, _ignore)
+    assert len(_lines(subject)) == 24
 
 
 def test_a_judge_that_goes_away_leaves_what_is_done(subject, task, judge):
