@@ -9,7 +9,7 @@ Names are imported when they are first used, so that `import clearhead` stays qu
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from clearhead.versions import __version__
 
 if TYPE_CHECKING:
     from clearhead.errors import ClearheadError

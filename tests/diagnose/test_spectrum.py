@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead import ops
 from clearhead.diagnose import spectrum as module_under_test
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.spectrum import SpectrumProfile
@@ -41,15 +42,23 @@ def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
     assert [line["map"] for line in profile.curves()] == ["matrix"] * 3 + ["C"]
 
 
-@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p"])
-def test_a_shaped_matrix_starts_as_the_identity(tiny, name):
-    model = tiny.ours(name, num_key_value_heads=4)
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [("skipless", "rope"), ("sas", "rope"), ("sas-p", "rope"), ("sas", "alibi")],
+)
+def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
+    model = tiny.ours(name, position=position, num_key_value_heads=4)
     profile = SpectrumProfile()
     with torch.no_grad(), probing(model, profile.observe):
         model(torch.stack(tiny.windows(2, 13)))
         for layer in range(3):
             assert profile.ranks[layer] == pytest.approx(1, abs=1e-5)
             assert torch.allclose(profile.values[layer], torch.ones(13).double(), atol=1e-5)
+    slopes = ops.alibi_slopes(4)[:, None, None] * (position == "alibi")
+    at = torch.arange(13).double()
+    bias = (slopes * (at - at[:, None])).masked_fill(at > at[:, None], -torch.inf)
+    expected = torch.linalg.svdvals(bias.softmax(-1)).mean(0)
+    assert torch.allclose(profile.centre, expected, atol=1e-5)
     block = model.model.layers[1].self_attn
     with torch.no_grad():
         block.shaping.alpha.fill_(0.5)

@@ -80,6 +80,27 @@ def test_the_sub_block_starts_as_the_identity(keys, direction):
         assert (got - x).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
+@torch.no_grad()
+def test_with_alibi_the_sub_block_starts_as_the_identity_too(keys, direction):
+    """C is then the mean that fades with distance: as attention at W_Q = 0 does."""
+    model = ClearheadModel(_config("sas", position="alibi", direction=direction, **keys))
+    seen: dict[str, Tensor] = {}
+    attention = model.layers[1].self_attn
+    for name, p in attention.named_parameters():
+        if "lambda" in name or "logit" in name:
+            p += torch.randn_like(p)
+    attention.register_forward_hook(lambda m, args, out: seen.update(x=args[0], out=out))
+    mask = torch.ones(2, 23, dtype=torch.long)
+    mask[0, :5] = 0
+    documents = torch.arange(23).expand(2, -1) // 9
+    for masks in ({}, {"attention_mask": mask}, {"document_ids": documents}):
+        model(_ids(length=23), use_cache=False, **masks)
+        shown = masks.get("attention_mask", torch.ones(2, 23)).bool()
+        assert (seen["out"] - seen["x"])[shown].abs().max() < 2e-5  # ALiBi's columns are rounded
+
+
 @pytest.mark.parametrize("name", SHAPED)
 def test_the_first_step_s_gradients(name):
     """W_Q moves, W_K cannot yet, and what β gets γ gives (the notes on arXiv 2311.01906)."""
@@ -127,11 +148,10 @@ def _mlp(x: Tensor, mlp: nn.Module) -> Tensor:
     return (gate * gate.sigmoid() * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
 
 
-def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str) -> Tensor:
+def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str, slopes: list[float]) -> Tensor:
     """The paper's equations 5 to 8 with T × T matrices, for SAS and SAS-P of 4 heads of width 4."""
     x, length = model.model.embed_tokens(ids), ids.shape[1]
-    mean = torch.ones(length, length, dtype=x.dtype).tril()
-    mean = mean / mean.sum(-1, keepdim=True)
+    at = torch.arange(length, dtype=x.dtype)
     hidden = torch.ones(length, length).triu(1).bool()
     for index, layer in enumerate(model.model.layers):
         attention, z = layer.self_attn, _norm(x, layer.input_layernorm)
@@ -143,7 +163,8 @@ def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str) -> Tensor:
         for h in range(4):
             rows = slice(4 * h, 4 * h + 4)
             q, k = (z @ p.weight[rows].T for p in (attention.q_proj, attention.k_proj))
-            scores = (q @ k.mT / 2).masked_fill(hidden, -torch.inf)
+            bias = (-slopes[h] * (at[:, None] - at)).masked_fill(hidden, -torch.inf)
+            scores, mean = q @ k.mT / 2 + bias, bias.softmax(-1)
             gains = attention.shaping
             matrix = gains.alpha[h] * torch.eye(length, dtype=x.dtype)
             matrix = matrix + gains.beta[h] * scores.softmax(-1) - gains.gamma[h] * mean
@@ -160,11 +181,14 @@ def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "order"), [("sas", "sequential"), ("sas-p", "parallel"), ("sas-p-nonorm", "parallel")]
 )
-def test_the_paper_s_equations_in_float64(name, order):
-    model = _stirred(ClearheadForCausalLM(_config(name, position="none", num_key_value_heads=4)))
+@pytest.mark.parametrize(
+    ("position", "slopes"), [("none", [0.0] * 4), ("alibi", [0.25, 0.0625, 2**-6, 2**-8])]
+)
+def test_the_paper_s_equations_in_float64(name, order, position, slopes):
+    model = _stirred(ClearheadForCausalLM(_config(name, position=position, num_key_value_heads=4)))
     model.double()
     ids = _ids()
-    got, want = model(ids, use_cache=False).logits, _dense(model, ids, order)
+    got, want = model(ids, use_cache=False).logits, _dense(model, ids, order, slopes)
     assert torch.allclose(got, want, atol=1e-9 * want.abs().max().item())
     parameters = list(model.parameters())
     ours, theirs = (torch.autograd.grad(y.square().mean(), parameters) for y in (got, want))
@@ -172,12 +196,15 @@ def test_the_paper_s_equations_in_float64(name, order):
         assert torch.allclose(a, b, atol=1e-8 * b.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p"])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [("skipless", "rope"), ("sas", "rope"), ("sas-p", "rope"), ("sas", "alibi")],
+)
 @pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
 @torch.no_grad()
-def test_cached_decoding_is_the_full_forward(name, keys):
+def test_cached_decoding_is_the_full_forward(name, position, keys):
     """By steps and chunks, after a crop, with padding on the left, in either cache."""
-    model = _stirred(ClearheadForCausalLM(_config(name, **keys)))
+    model = _stirred(ClearheadForCausalLM(_config(name, position=position, **keys)))
     ids = _ids()
     whole = model(ids, use_cache=False).logits
 
@@ -217,10 +244,12 @@ def test_the_value_cache_is_the_normed_input():
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("position", ["rope", "alibi"])
 @pytest.mark.parametrize("keys", COMBINATIONS[::2], ids=lambda k: "-".join(map(str, k.values())))
 @torch.no_grad()
-def test_output_attentions_are_the_shaped_matrix(keys, direction):
-    model = _stirred(ClearheadModel(_config("sas-p", direction=direction, **keys)))
+def test_output_attentions_are_the_shaped_matrix(keys, direction, position):
+    keys = {"position": position, "direction": direction, **keys}
+    model = _stirred(ClearheadModel(_config("sas-p", **keys)))
     ids = _ids()
     seen = {}
     attention = model.layers[1].self_attn
@@ -239,8 +268,9 @@ def test_output_attentions_are_the_shaped_matrix(keys, direction):
             assert torch.allclose(out.last_hidden_state, fast, atol=2e-4)
 
 
-def test_at_the_start_the_shaped_matrix_is_the_identity():
-    model = ClearheadModel(_config("sas")).eval()
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_at_the_start_the_shaped_matrix_is_the_identity(position):
+    model = ClearheadModel(_config("sas", position=position)).eval()
     model.set_attn_implementation("eager")
     for matrix in model(_ids(), output_attentions=True).attentions:
         assert torch.allclose(matrix, torch.eye(11).expand_as(matrix), atol=1e-6)
@@ -363,7 +393,6 @@ def test_a_learned_gain_of_the_skip_is_the_released_code_s():
         ({"shaping": "shaped", "scores": "collinear", "query_range": 0.0}, "query_range"),
         ({"scores": "collinear", "query_range": 0.0}, "never leaves query_range=0"),
         ({"query_range": -1.0}, "at least 0"),
-        ({"shaping": "shaped", "position": "alibi"}, "not 0 where W_Q is"),
         ({"shaping": "shaped", "maps": "differential"}, "choose head_norm='none'"),
         ({"order": "parallel", "attention_skip": "none"}, "one skip passes by both"),
         ({"order": "parallel", "mlp_skip_gain": 1.0}, "MLP's own skip"),
@@ -400,10 +429,21 @@ def test_collinear_scores_shaped_from_a_stated_start():
     assert (model.model.layers[0].self_attn.q_proj.weight.grad != 0).any()
 
 
-@pytest.mark.parametrize("name", ["sas", "sas-p"])
-def test_compiled_without_a_graph_break(name):
+def test_languini_has_alibi_as_the_paper_s_runs():
+    for name in ("transformer", "parallel", "sas", "sas-p"):
+        config = preset(name, "languini")
+        assert (config.position, config.mlp) == ("alibi", "gelu")
+        assert (config.num_hidden_layers, config.max_position_embeddings) == (12, 512)
+    assert preset("coca", "languini").position == "rope"
+
+
+@pytest.mark.parametrize(
+    ("name", "position"), [("sas", "rope"), ("sas-p", "rope"), ("sas", "alibi")]
+)
+def test_compiled_without_a_graph_break(name, position):
     torch._dynamo.reset()
-    model = ClearheadForCausalLM(_config(name, num_key_value_heads=4)).train()
+    config = _config(name, position=position, num_key_value_heads=4)
+    model = ClearheadForCausalLM(config).train()
     _stirred(model).train()
     ids = _ids(length=20)
     parameters = list(model.parameters())

@@ -51,8 +51,6 @@ def _sensible(point: dict[str, Any]) -> dict[str, Any]:
         dropped |= {"rope_parameters"}
     if point["position"] not in ("rope", "xpos"):
         dropped |= {"scores"}
-    if point["shaping"] == "shaped" and point["position"] == "alibi":
-        dropped |= {"position"}
     if point["scores"] == "dot" or point["shaping"] not in ("shaped", "skipinit"):
         dropped |= {"query_range"}
     if point["order"] == "parallel":

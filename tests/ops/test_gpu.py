@@ -11,8 +11,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-# Against the largest entry, in the inputs' dtype; float32 products may run as TF32 elsewhere.
-BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+# ‖error‖ / ‖exact‖; float32 products may run as TF32 elsewhere.
+BOUND = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -21,10 +21,11 @@ BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 @pytest.mark.parametrize(("length", "groups"), [(63, 4), (129, 2), (1000, 1)])
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("shift", [0.0, -6.0], ids=["near", "below"])
-def test_matches_oracle(dtype, sink, causal, length, groups, padded, shift):
+@pytest.mark.parametrize("value", [16, 32, 64])
+def test_matches_oracle(dtype, sink, causal, length, groups, padded, shift, value):
     q = torch.randn(2, 4, length, 32, device="cuda")
     k = torch.randn(2, groups, length, 32, device="cuda")
-    v = torch.randn(2, groups, length, 32, device="cuda")
+    v = torch.randn(2, groups, length, value, device="cuda")
     q[..., 0], k[..., 0] = 32**0.5, shift  # moves every logit, to where the sink matters
     inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -45,10 +46,12 @@ def test_matches_oracle(dtype, sink, causal, length, groups, padded, shift):
     found = [got, *torch.autograd.grad(got, inputs, grad)]
     expected = [want, *torch.autograd.grad(want, exact, grad.double())]
     for a, b in zip(found, expected, strict=True):
-        assert (a.double() - b).abs().max() / b.abs().max() < BOUND[dtype]
+        assert (a.double() - b).norm() / b.norm() < BOUND[dtype]
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_unpadded_requests_take_the_stock_kernel(dtype):
     q = torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype)
-    assert stock.takes(q, q, q, Options(True, 0.2, None, None, None))
+    wide = torch.cat([q, q], -1)
+    for value in (q, wide):
+        assert stock.takes(q, q, value, Options(True, 0.2, None, None, None))

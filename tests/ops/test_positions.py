@@ -11,6 +11,7 @@ from clearhead.ops import (
     attend,
     dynamic_theta,
     frequencies,
+    held_slopes,
     ntk_theta,
     oracles,
     rotary_table,
@@ -95,15 +96,15 @@ def test_the_attention_factor_scales_scores_by_its_square():
 
 def test_slopes():
     eighths = [2.0**-h for h in range(1, 9)]
-    assert alibi_slopes(8) == eighths
-    assert alibi_slopes(16) == pytest.approx([2 ** (-h / 2) for h in range(1, 17)])
-    assert alibi_slopes(12) == pytest.approx(
+    assert alibi_slopes(8).tolist() == eighths
+    assert alibi_slopes(16).tolist() == pytest.approx([2 ** (-h / 2) for h in range(1, 17)])
+    assert alibi_slopes(12).tolist() == pytest.approx(
         [*eighths, 0.707107, 0.353553, 0.176777, 0.088388], abs=1e-6
     )
-    assert alibi_slopes(6) == pytest.approx(
+    assert alibi_slopes(6).tolist() == pytest.approx(
         [0.25, 0.0625, 0.015625, 0.003906, 0.5, 0.125], abs=1e-6
     )
-    assert alibi_slopes(1) == [2.0**-8]
+    assert alibi_slopes(1).tolist() == [2.0**-8]
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -141,6 +142,16 @@ def test_alibi_attention_matches_its_oracle(groups, sink):
     grad = torch.randn_like(want)
     found, expected = (torch.autograd.grad(o, q, grad, retain_graph=True)[0] for o in (got, want))
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_held_slopes_are_those_of_the_columns():
+    at, slopes = torch.arange(200)[None], alibi_slopes(12)
+    q, k = alibi_columns(at, at, slopes, 64**-0.5)
+    got = (q.double() @ k.double().mT)[0, :, 199, 0] * 64**-0.5
+    held = held_slopes(slopes, 64**-0.5)
+    assert torch.allclose(got, -199 * held, rtol=1e-6)
+    assert not torch.equal(held, slopes)
+    assert torch.allclose(held, slopes, rtol=2**-16, atol=0)
 
 
 def test_maps_of_one_head_share_its_slope():

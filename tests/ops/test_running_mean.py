@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead import ops
 from clearhead.ops import oracles
+from clearhead.ops.running_mean import WAYS, running_sum
 
 
 def _masks(keys: int, padding: str, packed: bool) -> dict[str, Tensor | None]:
@@ -52,6 +53,30 @@ def test_sums_are_float32_whatever_comes_in(dtype):
         assert (mean - want).abs().max() < 2e-6
     with torch.autocast("cpu", torch.bfloat16):
         assert (ops.running_mean(x, 2051)[0] - oracles.running_mean(x, 2051)[0]).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [1, 31, 32, 100, 256])
+def test_every_way_of_summing_gives_the_same(way, length):
+    """Also the ways that only a GPU takes: in float64, with the gradient."""
+    x = torch.randn(2, 3, length, 5, dtype=torch.float64, requires_grad=True)
+    sums = running_sum(x, way)
+    want = torch.ones(length, length, dtype=torch.float64).tril() @ x
+    weight = torch.randn_like(want)
+    assert torch.allclose(sums, want, atol=1e-12)
+    ours, theirs = (torch.autograd.grad((s * weight).sum(), x)[0] for s in (sums, want))
+    assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_summing_is_rounded_by_autocast(way):
+    x = torch.randn(1, 1, 2051, 3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        sums = running_sum(x, way)
+    assert sums.dtype == torch.float32
+    assert (sums - x.double().cumsum(2)).abs().max() < 1e-4
+    (gradient,) = torch.autograd.grad(sums.sum(), x)
+    assert torch.equal(gradient[0, 0, :, 0], torch.arange(2051.0, 0, -1))
 
 
 def test_what_is_hidden_may_be_anything():

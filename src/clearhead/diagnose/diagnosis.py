@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -208,11 +207,3 @@ def bytes_held(model: Any, batch_size: int, length: int) -> int:
 
 
 LESS_MEMORY = "give a smaller --length (window) or --batch-tokens; nothing was written"
-
-
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
-    from importlib.metadata import version
-
-    names = ("clearhead", "torch", "transformers")
-    return {"python": sys.version.split()[0], **{name: version(name) for name in names}}

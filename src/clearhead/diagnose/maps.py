@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.weights import AttentionCall, Tile
+from clearhead.diagnose.weights import AttentionCall, Tile, normalised
 from clearhead.nn.attention import Attention
 
 PLAIN = "softmax"
@@ -23,13 +23,13 @@ class Maps:
         names: of the maps that are rows of weights each, in the order of `split`.
         coefficients: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
         by: the module that splits and combines; None for one map a head.
-        attention: clearhead's own, where its shaping makes another matrix of the maps.
+        call: of clearhead's own attention, where its shaping makes another matrix of the maps.
     """
 
     names: tuple[str, ...]
     coefficients: Tensor | None
     by: Any
-    attention: Attention | None = None
+    call: AttentionCall | None = None
 
     def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
         """Anything with heads in dimension 1, for each map."""
@@ -43,10 +43,19 @@ class Maps:
 
     def shaped(self, tile: Tile, before: int) -> Tensor | None:
         """The matrix with the identity in it, [B, heads, R, S]; `before`: keys before query 0."""
-        if self.attention is None:
+        call = self.call
+        if call is None:
             return None
-        by = self._of_rows(tile.weights, tile.start)
-        return self.attention.effective(tile.weights, by, tile.visible, before + tile.start)
+        by, first = self._of_rows(tile.weights, tile.start), before + tile.start
+        attention: Any = call.module
+        return attention.effective(tile.weights, by, lambda: alone(call, tile), first)
+
+    def centre(self, tile: Tile) -> Tensor | None:
+        """C, attention at W_Q = 0, [B, heads, R, S], where the matrix has the identity in it."""
+        if self.call is None:
+            return None
+        maps: Any = self.call.module.maps
+        return maps.effective(alone(self.call, tile), self._of_rows(tile.weights, tile.start))
 
     def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
         by = self.coefficients
@@ -63,11 +72,22 @@ def maps_of(call: AttentionCall) -> Maps:
             names=call.module.maps.maps,
             coefficients=call.coefficients,
             by=call.module.maps,
-            attention=call.module if call.module.layer.shaping != "none" else None,
+            call=call if call.module.layer.shaping != "none" else None,
         )
     if type(call.module).__name__ == "DiffLlamaAttention":
         return Maps(names=_Halves.maps, coefficients=_diffllama_lambda(call.module), by=_Halves)
     return Maps(names=(PLAIN,), coefficients=None, by=None)
+
+
+def alone(call: AttentionCall, tile: Tile) -> Tensor:
+    """The maps of a tile if its queries and keys had position alone in them, [B, H, R, S]."""
+    batch, heads, rows, keys = tile.weights.shape
+    attention: Any = call.module
+    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows], call.by_side)
+    k = attention.alone(call.k[:batch, :, :keys], call.by_side)
+    q, k = (x.to(tile.weights.dtype) for x in (q, k))
+    score = call.score(q, k.repeat_interleave(heads // k.shape[1], dim=1), tile.start)
+    return normalised(score.masked_fill(~tile.visible, -torch.inf), call.sink)[0]
 
 
 class _Halves:

@@ -22,7 +22,8 @@ class SpectrumProfile:
     - `matrix_rank`: the effective rank of a head's matrix, exp of the entropy of its singular
       values normed to sum 1, mean over heads, divided by the number of tokens: 1 for the identity.
     - the curve `spectrum`: singular values in falling order, mean over heads, of four layers; and
-      of `C`, attention at equal scores: the mean over the keys that are seen.
+      of `C`: in a shaped block what it has of the first layer's, mean over heads; else attention at
+      equal scores, the mean over the keys that are seen.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class SpectrumProfile:
         """Take up a layer of the first text; of later ones nothing."""
         if call.layer in self.values:
             return
-        matrix_HTT, visible_TT = _matrix(call)
+        matrix_HTT, centre_HTT = _matrix(call)
         if not bool(matrix_HTT.isfinite().all()):
             return
         singular = torch.linalg.svdvals(matrix_HTT.double())
@@ -43,9 +44,7 @@ class SpectrumProfile:
         self.values[call.layer] = singular.mean(0).cpu()
         self.ranks[call.layer] = float(entropy.exp().mean()) / singular.shape[-1]
         if self.centre is None:
-            uniform = visible_TT.double()
-            uniform = uniform / uniform.sum(-1, keepdim=True).clamp_min(1)
-            self.centre = torch.linalg.svdvals(uniform).cpu()
+            self.centre = torch.linalg.svdvals(centre_HTT.double()).mean(0).cpu()
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records."""
@@ -71,7 +70,7 @@ class SpectrumProfile:
 
 
 def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """What multiplies the values, [heads, T, T], and what is seen, bool [T, T], of one text."""
+    """What multiplies the values of one text, and C, [heads or 1, T, T] both."""
     length = min(TOKENS, call.q.shape[2], call.k.shape[2])
     scores, visible = [], []
     for tile in call.scores():
@@ -85,10 +84,12 @@ def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
         visible.append(torch.nn.functional.pad(seen, width))
     weights, null = normalised(torch.cat(scores, 2), call.sink)
     shown = torch.cat(visible, 2)[:, :1]
-    maps = maps_of(call)
-    matrix = maps.shaped(Tile(0, weights, shown, null), 0)
+    maps, whole = maps_of(call), Tile(0, weights, shown, null)
+    matrix, centre = maps.shaped(whole, 0), maps.centre(whole)
     if matrix is None:
         matrix = maps.difference(weights, 0)
     if matrix is None:
         (matrix,) = maps.split(weights)
-    return matrix[0], shown[0, 0]
+    if centre is None:
+        centre = shown.double() / shown.sum(-1, keepdim=True).clamp_min(1)
+    return matrix[0], centre[0]

@@ -104,7 +104,7 @@ class AttentionCall:
         for start in range(first, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self._score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
+            score = self.score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
@@ -113,7 +113,8 @@ class AttentionCall:
             clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
             yield Scores(start, score, self._visible(start, stop, end), clear)
 
-    def _score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
+    def score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
+        """q · k times the scale, [B, H, R, S], where query `start` is the first."""
         q_BHRD = q_BHRD * self.scale  # rather than the scores: a pass less over the larger
         if not self.by_side:
             return q_BHRD @ k_BHSD.mT

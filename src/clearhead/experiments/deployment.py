@@ -1,7 +1,6 @@
 """A model saved in few bits against the one in bfloat16: bytes, tokens a second, perplexity."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.bench.race import take_turns
 from clearhead.quantize.deploy import Deployed, continuation, continued_elsewhere
+from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
 FIGURES = "quantization.json"  # in the model's folder
@@ -75,7 +75,7 @@ def figures(
         "quantized_layers": len(deployed.layers),
         "other_linear_layers": list(deployed.others),
         "device": str(deployed.model.device),
-        "versions": {each: version(each) for each in ("torch", "transformers", "torchao")},
+        "versions": versions("torchao"),
     }
 
 

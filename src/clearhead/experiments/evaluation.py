@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Task
 from clearhead.models import scaled
 from clearhead.report.records import append, load
+from clearhead.versions import versions
 
 NONE = "none"
 # What of a cell's making decides its numbers: where one differs, it is another cell.
@@ -159,7 +159,7 @@ def _made(subject: Subject) -> dict[str, Any]:
         "seed": subject.seed,
         "batch_tokens": subject.batch_tokens,
         "device": str(model.device.type),
-        "versions": {name: version(name) for name in ("clearhead", "torch", "transformers")},
+        "versions": versions(),
     }
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
 from clearhead.quantize.measure import CALIBRATION
+from clearhead.versions import versions
 
 
 def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
@@ -76,7 +76,7 @@ def header(model: Any, read: Texts, *, name: str, path: str, **described: Any) -
         "tokens": sum(map(len, read.windows)),
         "calibration": calibration if read.calibration else None,
         "device": str(model.device),
-        "versions": {each: version(each) for each in ("clearhead", "torch", "transformers")},
+        "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **described,
     }

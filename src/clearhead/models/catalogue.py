@@ -117,6 +117,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 12,
         "max_position_embeddings": 512,
+        "position": "alibi",
         "mlp": "gelu",
     },
     "crammed": {

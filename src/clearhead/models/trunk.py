@@ -172,11 +172,15 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
+                by_side = options["by_side"]
+
+                def alone() -> Tensor:
+                    bare = (module.alone(x, by_side) for x in (q, k))
+                    return oracles.weights(*bare, **options)
+
                 weights = oracles.weights(q, k, **options)
-                effective = module.effective(
-                    weights, coefficients, _seen(q, k, options), k.shape[2] - q.shape[2]
-                )
-                maps.append(effective.to(q.dtype))
+                first = k.shape[2] - q.shape[2]
+                maps.append(module.effective(weights, coefficients, alone, first).to(q.dtype))
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
@@ -192,11 +196,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 f"apart (position={self.config.position!r}): shorten the text, or train with "
                 "position='rope'"
             )
-
-
-def _seen(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
-    masks = {name: options[name] for name in ("causal", "key_mask", "segments")}
-    return oracles.visible(q.shape[2], k.shape[2], device=q.device, **masks)
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead import ops
@@ -29,16 +30,31 @@ class Alibi(NoPosition):
         return LONGEST
 
     def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
-        layer = self.layer
-        slopes = ops.alibi_slopes(self.heads)
-        q, k = ops.alibi_columns(queries_BT, keys_BS, slopes, layer.head_dim**-0.5)
-        if layer.direction == "causal":
-            return (Part(q, k),)
-        return (Part((q, -q), (k, k), by_side=True),)
+        scale = self.layer.head_dim**-0.5
+        slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
+        q, k = ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale)
+        centre = keys_BS, ops.held_slopes(slopes_H, scale)
+        if self.layer.direction == "causal":
+            return (Part(q, k, centre),)
+        return (Part((q, -q), (k, k), centre, by_side=True),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         return ops.with_columns(x_BHTD, table)
+
+    @staticmethod
+    def centre(x_BHSD: Tensor, queries: int, table: Any, **seen: Any) -> tuple[Tensor, Tensor]:
+        """A mean that fades with distance, by each head's slope."""
+        positions_BS, slopes_H = table
+        if x_BHSD.shape[1] != len(slopes_H):
+            x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
+            x_BHSD = x_BHSD.transpose(1, 2)
+        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, **seen)
+
+    @staticmethod
+    def alone(x_BHTN: Tensor, by_side: bool) -> Tensor:
+        sides = x_BHTN.chunk(2, -1) if by_side else (x_BHTN,)
+        return torch.cat([ops.alibi.alone(side) for side in sides], -1)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

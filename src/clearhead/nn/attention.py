@@ -1,12 +1,12 @@
 """Attention, whatever the mechanism: prepare → attend → combine."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.positions import Part
@@ -31,7 +31,7 @@ class Attention(nn.Module):
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
         self.layer = layer
-        position = REGISTRY.find("position", layer.position).build
+        position: Any = REGISTRY.find("position", layer.position).build
         scores, maps = REGISTRY.find("scores", layer.scores), REGISTRY.find("maps", layer.maps)
         queries, groups = maps.query_heads(layer), layer.num_key_value_heads
         hidden, bias = layer.hidden_size, layer.bias
@@ -39,8 +39,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
         self.v_proj = REGISTRY.find("values", layer.values).build(layer)
         self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
-        self.scores = scores.build(position.prepare)  # type: ignore[attr-defined]
-        self.late = self.scores.late or position.late(layer)  # type: ignore[attr-defined]
+        self.scores = scores.build(position.prepare)
+        self.late = self.scores.late or position.late(layer)
+        self.centre, self.alone = position.centre, position.alone
         self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
         self.maps = maps.build(layer)
         shaping = REGISTRY.find("shaping", layer.shaping).build
@@ -94,8 +95,9 @@ class Attention(nn.Module):
         def centre() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.
             values = v_BTC[:, None] if cache is None else v
-            mean, count = ops.running_mean(values, q.shape[2], causal=self.causal, **masks)
-            mass = self.maps.mass(self.normalizer.mass(count), coefficients)
+            seen = {"causal": self.causal, **masks}
+            mean, weight = self.centre(values, q.shape[2], parts[0].centre, **seen)
+            mass = self.maps.mass(self.normalizer.mass(weight), coefficients)
             mean = mean.transpose(1, 2).flatten(2).unflatten(-1, (-1, self.width_of_head))
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         self,
         weights_BHRS: Tensor,
         coefficients: Tensor | None,
-        visible: Tensor,
+        alone: Callable[[], Tensor],
         first: int,
     ) -> Tensor:
         """The matrix [B, heads, R, S] that multiplies the values, for some of the queries.
@@ -113,21 +115,16 @@ class Attention(nn.Module):
         Args:
             weights_BHRS: their maps, in the order in which `attend` has them.
             coefficients: `maps.coefficients`, of these queries where they are by token.
-            visible: bool [B or 1, 1, R, S], which keys each may see.
+            alone: makes the maps of queries and keys with position alone in them (`self.alone`).
             first: the key that is the first query's own token.
         """
         weights = self.maps.effective(weights_BHRS, coefficients)
         rows, keys = weights.shape[-2:]
         own = torch.eye(rows, keys + rows, dtype=weights.dtype, device=weights.device)
         own = own.roll(first, 1)[:, :keys]
-
-        def centre() -> Tensor:
-            count_BR = visible[:, 0].sum(-1).to(weights.dtype)
-            mass = self.maps.mass(self.normalizer.mass(count_BR), coefficients)
-            uniform = visible / count_BR.clamp_min(1)[:, None, :, None]
-            return uniform if mass is None else uniform * mass
-
-        return self.shaping.effective(weights, own, centre)
+        return self.shaping.effective(
+            weights, own, lambda: self.maps.effective(alone(), coefficients)
+        )
 
     def _part(
         self,

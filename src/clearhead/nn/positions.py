@@ -1,7 +1,8 @@
 """How order enters at the input: learned, sinusoidal, or not at all. The base of all positions.
 
 A position has up to three parts: `embed` adds to the input; `parts` makes, once for all layers,
-what queries and keys need at these positions; `prepare` puts it into them, in every layer.
+what queries and keys need at these positions; `prepare` puts it into them, in every layer. Where it
+adds to the scores, it also says what they are with nothing else in them: `centre` and `alone`.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead import ops
 from clearhead.nn.offloading import with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
@@ -21,12 +23,14 @@ class Part(NamedTuple):
     Attributes:
         queries, keys: what `prepare` takes beside the queries, and beside the keys; `by_side`, two
             of them, for the keys up to a query's own and for those after it (`ops.attend`).
+        centre: what `centre` takes beside the values.
         start, stop: these of the queries; None, to the end.
         rows: bool [B, stop − start], which of them; None for all.
     """
 
     queries: Any = None
     keys: Any = None
+    centre: Any = None
     start: int = 0
     stop: int | None = None
     rows: Tensor | None = None
@@ -73,6 +77,25 @@ class NoPosition(nn.Module):
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         """Put position into queries, or into keys."""
         return x_BHTD
+
+    @staticmethod
+    def centre(x_BHSD: Tensor, queries: int, table: Any, **seen: Any) -> tuple[Tensor, Tensor]:
+        """C x where no sink is, and what weighs there: attention at W_Q = 0, its weights unnormed.
+
+        Args:
+            x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
+            seen: causal, key_mask and segments, as in `ops.attend`.
+
+        Returns:
+            ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
+        """
+        mean, count_BT = ops.running_mean(x_BHSD, queries, **seen)
+        return mean, count_BT[:, None]
+
+    @staticmethod
+    def alone(x_BHTN: Tensor, by_side: bool) -> Tensor:
+        """Prepared queries or keys with nothing but position in them: their scores are C's."""
+        return torch.zeros_like(x_BHTN)
 
 
 class Learned(NoPosition):

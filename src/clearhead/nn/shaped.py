@@ -12,9 +12,10 @@ from clearhead.spec import Declaration, LayerSpec
 class Shaped(Unshaped):
     """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
 
-    C is A at scores of 0: under softmax the mean over visible keys, under softmax-1 their sum over
-    n + 1, under a sink b over n + exp(b), and of several maps what they combine to. So A = C at the
-    start, and the whole is the identity (arXiv 2311.01906, eq. 5 and footnote 3).
+    C is A at W_Q = 0: under softmax the mean over visible keys, under softmax-1 their sum over
+    n + 1, under a sink b over n + exp(b), and of several maps what they combine to; with ALiBi each
+    key weighs exp(−slope · distance) in these. So A = C at the start, and the whole is the identity
+    (arXiv 2311.01906, eq. 5 and footnote 3).
     """
 
     zero_queries = True
@@ -41,22 +42,13 @@ class Shaped(Unshaped):
         return alpha * own_BHRS + beta * weights_BHRS - gamma * centre()
 
 
-def _refuses(layer: LayerSpec) -> str | None:
-    if layer.position == "alibi":
-        return (
-            "ALiBi's scores are not 0 where W_Q is, so that the mean does not cancel them: "
-            "choose another position, or shaping='skipinit'"
-        )
-    return skipinit.refuses(layer)
-
-
 DECLARATION = Declaration(
     axis="shaping",
     name="shaped",
-    summary="α I + β A − γ C, all from 1, three gains a head; C is A at scores of 0; W_Q from 0",
+    summary="α I + β A − γ C, all from 1, three gains a head; C is A at W_Q = 0, where W_Q starts",
     source="arXiv 2311.01906, eq. 5",
     build=Shaped,
-    refuses=_refuses,
+    refuses=skipinit.refuses,
     flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
     shards="heads",
 )

@@ -20,14 +20,18 @@ class Softmax(nn.Module):
         """The logit that competes with the keys in `ops.attend`."""
         return None
 
-    def mass(self, count_BT: Tensor) -> Tensor | None:
-        """What n equal scores of 0 sum to as weights, [B, heads, T, 1]; None for 1."""
+    def mass(self, weight_BGT: Tensor) -> Tensor | None:
+        """What a row's weights sum to, [B, heads, T, 1], from their sum before; None for 1.
+
+        G divides the number of heads: neighbours weigh alike.
+        """
         sink = self.sink()
         if sink is None:
             return None
-        sink_H = torch.as_tensor(sink, dtype=count_BT.dtype, device=count_BT.device)
-        count_BHT = count_BT[:, None].expand(-1, self.heads, -1)
-        return (count_BHT / (count_BHT + sink_H.expand(self.heads)[:, None].exp()))[..., None]
+        weight_BHT = weight_BGT.repeat_interleave(self.heads // weight_BGT.shape[1], 1)
+        logit = sink.to(weight_BHT.dtype)[:, None] if isinstance(sink, Tensor) else sink
+        # w / (w + exp(sink)), also where w is 0, or more than a float holds.
+        return torch.sigmoid(weight_BHT.log() - logit)[..., None]
 
 
 DECLARATION = Declaration(

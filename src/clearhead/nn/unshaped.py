@@ -24,7 +24,7 @@ class Unshaped(nn.Module):
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
         """What the heads write, from the values x of these tokens and attention's output over all.
 
-        `centre` makes C x, [B, T, heads, width]: attention's output were all scores 0.
+        `centre` makes C x, [B, T, heads, width]: attention's output at W_Q = 0.
         """
         return o_BTC
 

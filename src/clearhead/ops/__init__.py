@@ -4,11 +4,12 @@ Shape suffixes: B batch, H query heads, G key/value heads (groups), T queries, S
 queries and keys, V width of values, N rows.
 """
 
-from clearhead.ops.alibi import alibi_columns, alibi_slopes, with_columns
+from clearhead.ops.alibi import alibi_columns, alibi_slopes, held_slopes, with_columns
 from clearhead.ops.attention import attend
 from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
 from clearhead.ops.differential import differential, differential_v2
+from clearhead.ops.fading_mean import fading_mean
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.rope import dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
 from clearhead.ops.running_mean import running_mean
@@ -24,7 +25,9 @@ __all__ = [
     "differential",
     "differential_v2",
     "dynamic_theta",
+    "fading_mean",
     "frequencies",
+    "held_slopes",
     "linear_cross_entropy",
     "ntk_theta",
     "rms_norm",

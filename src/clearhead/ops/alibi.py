@@ -1,7 +1,5 @@
 """ALiBi without a T × T bias: a few more columns of queries and keys carry −slope · (i − j)."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -9,19 +7,19 @@ from torch import Tensor
 COLUMNS = 8
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """2^(−8h/n) for h = 1 … n; where n is no power of two, those of the power of two below it and
-    then every other one of twice that power (arXiv 2108.12409, as its authors' code does).
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """2^(−8h/n) for h = 1 … n, float64 [heads]; where n is no power of two, those of the power of
+    two below it and then every other one of twice that power (arXiv 2108.12409, as its authors'
+    code does).
     """
-    power = 2 ** int(math.log2(heads))
-    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    if power < heads:
-        slopes += alibi_slopes(2 * power)[0::2][: heads - power]
-    return slopes
+    power = 1 << (heads.bit_length() - 1)
+    # Made where they are used: numbers brought from the CPU would make a GPU wait.
+    h = torch.arange(1, heads + 1, dtype=torch.float64, device=device)
+    return torch.exp2(-8 / power * torch.where(h > power, h - power - 0.5, h))
 
 
 def alibi_columns(
-    queries_BT: Tensor, keys_BS: Tensor, slopes: list[float], scale: float
+    queries_BT: Tensor, keys_BS: Tensor, slopes_H: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8].
 
@@ -33,19 +31,27 @@ def alibi_columns(
     sum of two parts, and c · i is the sum of three. Keys carry no head's slope, so that heads may
     share them.
     """
-    device = queries_BT.device
-    c_H = torch.tensor(slopes, dtype=torch.float64, device=device) / scale
-    parts_H = _bfloat16_parts(c_H, 2)
+    parts_H = _bfloat16_parts(slopes_H / scale, 2)
     own_BHT = sum(parts_H)[:, None] * queries_BT[:, None].double()  # type: ignore[index]
     shape = own_BHT.shape
     columns = [(256 * digit * part)[None, :, None] for part in parts_H for digit in (1, 1 / 256)]
     columns += [-part for part in _bfloat16_parts(own_BHT / 256, 3)]
-    columns += [torch.zeros((), dtype=torch.float64, device=device)]
+    columns += [torch.zeros_like(own_BHT)]
     q_BHT8 = torch.stack([column.expand(shape) for column in columns], -1)
     high, low = keys_BS.div(256, rounding_mode="floor"), keys_BS.remainder(256)
     wide = torch.full_like(keys_BS, 256)
     k_BS8 = torch.stack([high, low, high, low, wide, wide, wide, torch.zeros_like(wide)], -1)
     return q_BHT8.float(), k_BS8[:, None].float()
+
+
+def held_slopes(slopes_H: Tensor, scale: float) -> Tensor:
+    """The slopes as the columns have them, by 2^−16 off at most."""
+    return sum(_bfloat16_parts(slopes_H / scale, 2)) * scale  # type: ignore[return-value]
+
+
+def alone(x_BHTD: Tensor) -> Tensor:
+    """Queries or keys with their columns, and 0 in place of all else."""
+    return torch.nn.functional.pad(x_BHTD[..., -COLUMNS:], (x_BHTD.shape[-1] - COLUMNS, 0))
 
 
 def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ def shaped(
 
     Args:
         x_BTHD: what each token itself has for the heads. o_BTHD: attention's output.
-        centre_BTHD: C x, attention's output at scores of 0; None, with gamma_H, leaves it out.
+        centre_BTHD: C x, attention's output at W_Q = 0; None, with gamma_H, leaves it out.
     """
     out = x_BTHD * alpha_H[:, None].to(x_BTHD.dtype) + o_BTHD * beta_H[:, None]
     if centre_BTHD is not None and gamma_H is not None:

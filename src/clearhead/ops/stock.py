@@ -6,10 +6,10 @@
 | CUDA | bfloat16, float16 | flash, unpadded |
 | CUDA | float32 | memory-efficient, unpadded |
 
-All of them want V = D, so narrower values are padded with zeros; their causal form aligns the
-first query with the first key, so it serves only T = S. Everything else goes to
-`clearhead.ops.tiles`. The CUDA kernels are not trusted to share keys among heads, so those are
-repeated and their gradients summed.
+All of them want V = D, so the narrower side is padded with zeros: values, and on CUDA, where its
+products are nearly free, queries and keys too. Their causal form aligns the first query with the
+first key, so it serves only T = S. Everything else goes to `clearhead.ops.tiles`. The CUDA kernels
+are not trusted to share keys among heads, so those are repeated and their gradients summed.
 """
 
 from typing import Any
@@ -24,17 +24,18 @@ _aten = torch.ops.aten
 
 def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
     """Whether one of the stock kernels computes this request exactly."""
-    if options.key_segments is not None or v_BGSV.shape[3] > q_BHTD.shape[3]:
+    if options.key_segments is not None:
         return False
     if options.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
         return False
     if q_BHTD.device.type == "cpu":
-        return True
+        return v_BGSV.shape[3] <= q_BHTD.shape[3]
     if q_BHTD.device.type != "cuda" or options.key_mask is not None:
         return False
+    width = max(q_BHTD.shape[3], v_BGSV.shape[3])
     if q_BHTD.dtype in (torch.bfloat16, torch.float16):
-        return q_BHTD.shape[3] <= 256 and q_BHTD.shape[3] % 8 == 0
-    return q_BHTD.dtype == torch.float32 and q_BHTD.shape[3] % 4 == 0
+        return width <= 256 and width % 8 == 0
+    return q_BHTD.dtype == torch.float32 and width % 4 == 0
 
 
 def forward(
@@ -53,7 +54,7 @@ def forward(
     A row that sees no key has output 0 and log-sum-exp 0, the CPU kernel's own convention.
     """
     width = v_BGSV.shape[3]
-    v_BGSD = _widened(v_BGSV, q_BHTD)
+    q_BHTD, k_BGSD, v_BGSD = _alike(q_BHTD, k_BGSD, v_BGSV)
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, key_mask)
         o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
@@ -87,8 +88,8 @@ def backward(
     key_segments: None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
-    width = v_BGSV.shape[3]
-    grad_BHTD, v_BGSD, o_BHTD = (_widened(x, q_BHTD) for x in (grad_BHTV, v_BGSV, o_BHTV))
+    depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
+    q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = _alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, key_mask)
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -115,12 +116,17 @@ def backward(
             *(length, k.shape[2], 0.0, causal, seed, offset),
             scale=scale,
         )
-    return dq, groups.add(dk, shared), groups.add(dv[..., :width], shared)
+    dk = groups.add(dk[..., :depth], shared)
+    return dq[..., :depth], dk, groups.add(dv[..., :width], shared)
 
 
-def _widened(x_BHSV: Tensor, q_BHTD: Tensor) -> Tensor:
-    extra = q_BHTD.shape[3] - x_BHSV.shape[3]
-    return torch.nn.functional.pad(x_BHSV, (0, extra)) if extra else x_BHSV
+def _alike(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors, their last dimensions padded with zeros to the largest of them."""
+    width = max(x.shape[3] for x in tensors)
+    return [
+        x if x.shape[3] == width else torch.nn.functional.pad(x, (0, width - x.shape[3]))
+        for x in tensors
+    ]
 
 
 def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:

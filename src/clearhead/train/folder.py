@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from clearhead.errors import ClearheadError
 from clearhead.train import checkpoint
 from clearhead.train.atomic import remove_leftovers, write_json
 from clearhead.train.config import TrainConfig
+from clearhead.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +61,7 @@ def describe(model: "PreTrainedModel", name: str, description: Mapping[str, Any]
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "versions": {
             "python": platform.python_version(),
-            **{package: version(package) for package in ("clearhead", "torch", "transformers")},
+            **versions(),
         },
         "device": (
             f"cuda, {torch.cuda.get_device_name(device)}"

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from clearhead.nn.attention import Attention
 from clearhead.train import precision
 
 HIDDEN, HEADS = 256, 8
-TOKENS = 4096
+TOKENS = {"cpu": 4096, "cuda": 65_536}  # what fills the device
 BOUNDS = {
     "softmax1": 1.1,
     "coca": 1.1,
@@ -32,8 +33,9 @@ LONG = 16_384
 
 def kernel(rounds: int) -> Iterator[Ratio]:
     """Forward and backward of softmax-1 against PyTorch's own softmax attention."""
-    shape = (TOKENS // 512, HEADS, 512, 32)
-    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    shape = (_tokens() // 512, HEADS, 512, 32)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "device": best_device()}
+    q, k, v = (torch.randn(shape, **options, requires_grad=True) for _ in range(3))
 
     def run(function: Callable[..., Tensor]) -> Callable[[], None]:
         def step() -> None:
@@ -85,6 +87,10 @@ def layers(rounds: int) -> Iterator[Ratio]:
     )
 
 
+def _tokens() -> int:
+    return TOKENS[best_device().type]
+
+
 def memory(rounds: int) -> Iterator[Ratio]:
     """The peak of a layer of two heads at 16,384 tokens, against its T × T scores in float32.
 
@@ -114,31 +120,44 @@ def memory(rounds: int) -> Iterator[Ratio]:
 
 
 def peak(name: str) -> int:
-    """Bytes that a layer's forward and backward pass adds to this process's high-water mark."""
-    import resource
+    """Bytes that a layer's forward and backward pass adds to the high-water mark.
 
+    On a CPU that of this process, on CUDA that of the tensors.
+    """
     config = preset(name, hidden_size=16, num_attention_heads=2, max_position_embeddings=LONG)
     _forward_backward(Attention(config.layer(0)), config, 256, "bf16")()  # what loads only once
     step = _forward_backward(Attention(config.layer(0)), config, LONG, "bf16", batch=1)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - held
+    before = _resident()
     step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
+    return _resident() - before
+
+
+def _resident() -> int:
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _layer_step(name: str, length: int, mode: str, path: str) -> Callable[[], None]:
     config = preset(
         name, hidden_size=HIDDEN, num_attention_heads=HEADS, max_position_embeddings=length
     )
-    module = Attention(config.layer(1)).to(best_device())
+    module = Attention(config.layer(1))
     if path == "compiled":
         module.compile()
-    return _forward_backward(module, config, length, mode, batch=TOKENS // length)
+    return _forward_backward(module, config, length, mode, batch=_tokens() // length)
 
 
 def _forward_backward(
     module: nn.Module, config: ClearheadConfig, length: int, mode: str, batch: int = 1
 ) -> Callable[[], None]:
+    module.to(best_device())
     model = ClearheadForCausalLM(config).model.to(best_device())
     positions = torch.arange(length, device=best_device())[None]
     parts = model.position.parts(positions, positions)

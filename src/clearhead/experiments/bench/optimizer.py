@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clearhead.experiments.bench.race import Ratio, ratio_of, take_turns
-from clearhead.experiments.bench.training import FOR_LIFE, SHAPE, optimizer_step
+from clearhead.experiments.bench.training import FOR_LIFE, SHAPES, optimizer_step
 from clearhead.experiments.building import best_device
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import OrthoAdam, build_optimizer
@@ -17,7 +17,7 @@ from clearhead.train.compiling import compiled
 
 # The shape of OrthoAdam's figures: 16k tokens a step.
 OPTIMIZER_SHAPE: dict[str, Any] = {
-    **SHAPE,
+    **SHAPES["cpu"],
     "hidden_size": 512,
     "intermediate_size": 1408,
 }

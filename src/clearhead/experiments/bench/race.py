@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 import torch
+
+from clearhead.versions import versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Ratio:
             "kind": "bench",
             **vars(self),
             "device": f"{device}, {torch.get_num_threads()} CPU threads, {platform.machine()}",
-            "versions": {name: version(name) for name in ("clearhead", "torch", "transformers")},
+            "versions": versions(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 

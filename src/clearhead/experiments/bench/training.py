@@ -14,16 +14,26 @@ from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled
 
-# The shape of the figure in docs/performance.md.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "intermediate_size": 704,
-    "vocab_size": 4096,
-    "max_position_embeddings": 512,
+# The shapes of the figures in docs/performance.md, and rows of a step: what fills the device.
+SHAPES: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "hidden_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "intermediate_size": 704,
+        "vocab_size": 4096,
+        "max_position_embeddings": 512,
+    },
+    "cuda": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "intermediate_size": 2816,
+        "vocab_size": 32_768,
+        "max_position_embeddings": 1024,
+    },
 }
-BATCH, LENGTH = 8, 512
+ROWS = {"cpu": 8, "cuda": 16}
 
 # Models compiled here stay so until the process ends; a context let go would undo it at once.
 FOR_LIFE = ExitStack()
@@ -38,12 +48,13 @@ def training_step(rounds: int) -> Iterator[Ratio]:
         LlamaForCausalLM,
     )
 
-    shape = {**SHAPE, "tie_word_embeddings": True, "use_cache": False}
+    shape = SHAPES[best_device().type]
+    peers = {**shape, "tie_word_embeddings": True, "use_cache": False}
     makers: dict[str, Callable[[], nn.Module]] = {
-        "transformer": lambda: ClearheadForCausalLM(preset("transformer", **SHAPE)),
-        "Llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
-        "differential": lambda: ClearheadForCausalLM(preset("differential", **SHAPE)),
-        "DiffLlama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**shape)),
+        "transformer": lambda: ClearheadForCausalLM(preset("transformer", **shape)),
+        "Llama": lambda: LlamaForCausalLM(LlamaConfig(**peers)),
+        "differential": lambda: ClearheadForCausalLM(preset("differential", **shape)),
+        "DiffLlama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**peers)),
     }
     steps = {
         f"{name}, {path}": _prepared(make(), path)
@@ -59,7 +70,10 @@ def _prepared(model: nn.Module, path: str) -> Callable[[], None]:
     """One optimizer step by AdamW; ours compiles its layers, a peer the whole model."""
     model.to(best_device()).train()
     optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
-    ids = torch.randint(0, SHAPE["vocab_size"], (BATCH, LENGTH), device=best_device())
+    device = best_device()
+    shape = SHAPES[device.type]
+    rows = ROWS[device.type], shape["max_position_embeddings"]
+    ids = torch.randint(0, shape["vocab_size"], rows, device=device)
     if path == "compiled":
         if isinstance(model, ClearheadForCausalLM):
             FOR_LIFE.enter_context(compiled(model, "blocks"))

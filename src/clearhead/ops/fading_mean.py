@@ -1,0 +1,176 @@
+"""The mean of what a query may see, weighing less with distance: C x where ALiBi tells order.
+
+At content scores of 0 attention's weights are exp(−slope · distance) over their sum. Such sums
+follow from each other by a factor at most 1, so that blocks of tokens are products with small
+matrices, and what came before a block is one vector: never a T × T matrix, and no exponential
+above 1 whatever the length.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Tokens in a block; blocks are summed up by blocks again.
+BLOCK = 16
+# Beyond all positions, which are below 2^31: what is a document apart weighs exp(−slope · 2^32), 0.
+APART = 1 << 32
+
+
+def fading_mean(
+    x_BHSD: Tensor,
+    queries: int,
+    positions_BS: Tensor,
+    slopes_H: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """m_t = Σ w_ts x_s / Σ w_ts over the keys that query t sees, w_ts = exp(−slope · (p_t − p_s)).
+
+    Of keys after a query, where it sees them, w_ts = exp(−slope · (p_s − p_t)): C of
+    arXiv 2311.01906, eq. 5, with the scores of arXiv 2108.12409 at W_Q = 0.
+
+    Args:
+        x_BHSD: any float dtype. queries: T; queries are the last of the keys.
+        positions_BS: int64 [B or 1, S]. slopes_H: above 0.
+        causal, key_mask, segments: what a query sees, as in `ops.attend`.
+
+    Returns:
+        (mean, mass): [B, H, T, D] and Σ w_ts, [B or 1, H, T], both float32 (float64 for float64).
+        A query that sees no key has mean 0 and mass 0.
+    """
+    exact = torch.promote_types(x_BHSD.dtype, torch.float32)
+    x, place, slopes = x_BHSD.to(exact), positions_BS.long(), slopes_H.to(exact)[:, None]
+    batch, _, keys, _ = x.shape
+    mask, back = key_mask, None
+    if segments is not None:
+        order = segments.argsort(dim=1, stable=True)
+        back = order.argsort(1)
+        x = _picked(x, order)
+        place = place.expand(batch, -1).gather(1, order)
+        mask = None if mask is None else mask.gather(1, order)
+        segments = segments.gather(1, order)
+    if mask is not None:
+        x = torch.where(mask[:, None, :, None], x, 0)
+    before = keys - queries if causal and segments is None else 0
+    # Autocast would round the sums to bfloat16.
+    with torch.autocast(x.device.type, enabled=False):
+        sides = [_summed(x, _Keys.of(place, mask, segments), slopes, before)]
+        if not causal and keys > 1:
+            sides.append(_later(x, place, mask, segments, slopes))
+    # Of two sides, the larger exponent comes out of both, so that neither overflows.
+    largest = torch.stack([side.exponent for side in sides]).amax(0)
+    factors = [torch.exp(side.exponent - largest)[..., None] for side in sides]
+    sums = sum(side.sums * factor for side, factor in zip(sides, factors, strict=True))
+    mass = sum(side.mass * factor for side, factor in zip(sides, factors, strict=True))
+    assert isinstance(sums, Tensor)
+    assert isinstance(mass, Tensor)
+    mean = sums / torch.where(mass == 0, 1, mass)
+    mass = mass.squeeze(-1) * torch.exp(largest)
+    if back is not None:
+        mean, mass = _picked(mean, back), _picked(mass[..., None], back).squeeze(-1)
+    return mean[:, :, -queries:], mass[:, :, -queries:]
+
+
+class _Keys(NamedTuple):
+    """Keys in order, as a scan needs them: int64 [B or 1, S], and `seen` [B or 1, 1, S, 1].
+
+    Attributes:
+        at: positions, documents APART from each other.
+        reach: the largest of a visible key so far: sums count distances from there, so that no
+            weight is above 1 even where positions fall.
+        own: `at` of visible keys, `reach` of hidden ones.
+        seen: bool, which keys are visible.
+    """
+
+    at: Tensor
+    reach: Tensor
+    own: Tensor
+    seen: Tensor
+
+    @classmethod
+    def of(cls, place: Tensor, mask: Tensor | None, segments: Tensor | None) -> "_Keys":
+        at, floor = place, torch.full_like(place, -APART // 2)
+        if segments is not None:
+            edge = segments[:, 1:] != segments[:, :-1]
+            rank = torch.nn.functional.pad(edge, (1, 0)).cumsum(1) * APART
+            at, floor = at + rank, floor + rank
+        seen = torch.ones_like(place, dtype=torch.bool) if mask is None else mask
+        reach = torch.where(seen, at, floor).cummax(1).values
+        return cls(at, reach, torch.where(seen, at, reach), seen[:, None, :, None])
+
+
+class _Side(NamedTuple):
+    """Sums [B, H, T, D] and mass [B or 1, H, T, 1], each times exp(exponent) [B or 1, H, T]."""
+
+    sums: Tensor
+    mass: Tensor
+    exponent: Tensor
+
+
+def _summed(x: Tensor, keys: _Keys, slopes: Tensor, before: int) -> _Side:
+    """Over the keys up to each one's own, for those that follow the first `before`."""
+    at, reach, own, seen = keys
+    count = seen.to(x.dtype).expand(-1, x.shape[1], -1, -1)
+    if before:  # these are one, seen from the last of them
+        last = reach[:, before - 1 : before]
+        weight = torch.exp(-_faded(last[:, :, None] - own[:, None, :before], slopes[..., None]))
+        x = torch.cat([weight @ x[:, :, :before], x[:, :, before:]], 2)
+        count = torch.cat([weight @ count[:, :, :before], count[:, :, before:]], 2)
+        own = torch.cat([last, own[:, before:]], 1)
+        reach = reach[:, before - 1 :]
+    sums, mass = (_scan(part, reach, own, slopes) for part in (x, count))
+    if before:
+        at, reach, sums, mass = at[:, before:], reach[:, 1:], sums[:, :, 1:], mass[:, :, 1:]
+    return _Side(sums, mass, -_faded(at - reach, slopes))
+
+
+def _later(
+    x: Tensor, place: Tensor, mask: Tensor | None, segments: Tensor | None, slopes: Tensor
+) -> _Side:
+    """Over the keys after each one's own: those up to the next one's, read from the end."""
+    turned = (None if part is None else part.flip(1) for part in (-place, mask, segments))
+    keys = _Keys.of(*turned)  # type: ignore[arg-type]
+    side = _summed(x.flip(2), keys, slopes, 0)
+    exponent = -_faded(keys.at[:, 1:] - keys.reach[:, :-1], slopes)
+    pad = torch.nn.functional.pad
+    return _Side(
+        pad(side.sums[:, :, :-1], (0, 0, 1, 0)).flip(2),
+        pad(side.mass[:, :, :-1], (0, 0, 1, 0)).flip(2),
+        pad(exponent, (1, 0), value=-torch.inf).flip(2),
+    )
+
+
+def _scan(x_BHSD: Tensor, reach: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
+    """y_t = Σ_{s ≤ t} exp(−slope · (reach_t − own_s)) x_s; `reach` never falls."""
+    length = x_BHSD.shape[2]
+    if length <= BLOCK:
+        return _triangle(reach, own, slopes[..., None]) @ x_BHSD
+    if extra := -length % BLOCK:
+        x_BHSD = torch.nn.functional.pad(x_BHSD, (0, 0, 0, extra))
+        reach, own = (torch.cat([p, reach[:, -1:].expand(-1, extra)], 1) for p in (reach, own))
+    reach, own = reach.unflatten(1, (-1, BLOCK)), own.unflatten(1, (-1, BLOCK))
+    sums = _triangle(reach, own, slopes[..., None, None]) @ x_BHSD.unflatten(2, (-1, BLOCK))
+    ends = reach[:, :-1, -1]
+    before = _scan(sums[:, :, :-1, -1], ends, ends, slopes)
+    factor = torch.exp(-_faded(reach[:, 1:] - ends[..., None], slopes[..., None]))
+    later = sums[:, :, 1:] + factor[..., None] * before[:, :, :, None]
+    return torch.cat([sums[:, :, :1], later], 2).flatten(2, 3)[:, :, :length]
+
+
+def _triangle(reach: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
+    """The weights of a block's keys for its tokens, [B or 1, H, ..., tokens, keys]."""
+    distance = (reach[..., :, None] - own[..., None, :]).clamp_min(0)  # above the diagonal no inf
+    return torch.exp(-_faded(distance, slopes)).tril()
+
+
+def _faded(distance: Tensor, slopes: Tensor) -> Tensor:
+    """slope · distance: int64 [B, ...] → [B, H, ...]; slopes [H, 1, ...]."""
+    return distance[:, None].to(slopes.dtype) * slopes
+
+
+def _picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
+    index = index_BS[:, None, :, None].expand(-1, *x_BHSN.shape[1:2], -1, x_BHSN.shape[3])
+    return x_BHSN.expand(len(index), -1, -1, -1).gather(2, index)

@@ -1,0 +1,106 @@
+"""The verbs on a CUDA device: they find it, use it, and what they write says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.cli import main
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def _call(*words: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 0
+
+
+def _lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def words(text, cache) -> list[str]:
+    return [
+        *("--data.data", str(text), "--data.vocabulary", "300", "--data.validation", "0.1"),
+        *("--data.cache", str(cache)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(words, tmp_path_factory) -> Path:
+    """A finished model, trained on the device in bfloat16, its layers compiled."""
+    run = tmp_path_factory.mktemp("run") / "run"
+    _call(
+        *("train", "transformer", "--output", str(run), *words),
+        *("--set", "hidden_size=128", "num_attention_heads=2", "intermediate_size=256"),
+        *("--train.tokens", "65536", "--train.sequence-length", "64", "--train.batch-size", "32"),
+        *("--train.compile", "blocks", "--train.precision", "bf16"),
+    )
+    return run / "final"
+
+
+def test_train(model):
+    record = json.loads((model.parent / "run.json").read_text("utf-8"))
+    assert record["device"].startswith("cuda, ")
+    losses = [line["loss"] for line in _lines(model.parent / "metrics.jsonl")]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_compare(words, tmp_path):
+    _call(
+        *("compare", "transformer", "differential", "sas-p", "coca", *words),
+        *("--output", str(tmp_path / "runs"), "--lengths", "1", "2"),
+        *("--train.tokens", "4096", "--train.sequence-length", "16", "--train.batch-size", "4"),
+        *("--evaluation-tokens", "512"),
+    )
+    assert (tmp_path / "runs" / "report.html").exists()
+
+
+def test_eval(model, words, tmp_path):
+    records = tmp_path / "records.jsonl"
+    _call(
+        *("eval", str(model), *words, "--records", str(records)),
+        *("--tasks", "perplexity", "passkey", "recall", "allocation", "--lengths", "256", "512"),
+        *("--rope-scaling", "none", "dynamic", "--factors", "2", "--passkey.trials", "2"),
+        *("--passkey.wording", "landmark", "--passkey.new-tokens", "4", "--tokens", "4096"),
+        *("--perplexity.text", "stream"),
+        *("--recall.samples", "2", "--recall.pairs", "2", "--allocation.samples", "2"),
+        *("--allocation.filler", "sentences"),
+    )
+    assert len(_lines(records)) > 10
+
+
+def test_diagnose(model, words, tmp_path):
+    _call(
+        *("diagnose", str(model), *words, "--length", "32", "--windows", "4"),
+        *("--output", str(tmp_path)),
+    )
+    assert _lines(tmp_path / "diagnosis.jsonl")
+
+
+def test_quantize(model, words, tmp_path):
+    _call(
+        *("quantize", str(model), *words, "--length", "32", "--tokens", "512"),
+        *("--records", str(tmp_path / "few.jsonl")),
+    )
+    assert _lines(tmp_path / "few.jsonl")
+
+
+@pytest.mark.parametrize("form", ["int8-weight-only", "int8-dynamic", "int4-weight-only"])
+def test_models_in_few_bits(model, words, tmp_path, form):
+    pytest.importorskip("torchao")
+    out = tmp_path / "few"
+    _call(
+        *("quantize", str(model), *words, "--length", "32", "--tokens", "512"),
+        *("--deploy", form, "--output", str(out)),
+    )
+    figures = json.loads((out / "quantization.json").read_text("utf-8"))
+    assert figures["bytes"] < figures["bfloat16_bytes"]
+    bound = 0.3 if form.startswith("int4") else 0.05
+    assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=bound)

@@ -1,0 +1,137 @@
+"""Models on a CUDA device do what they do on a CPU, where they are proved: `make gpu`."""
+
+import copy
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models import presets
+from clearhead.optim import build_optimizer
+from clearhead.train import TrainConfig, precision
+from clearhead.train.compiling import compiled
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+PLACES = sorted({(point["scores"], point["position"]) for point in space.attentions()})
+# One of each kind of kernel and block: compiling takes a while.
+COMPILED = ["transformer", "differential", "coca", "alibi", "skipless", "sas", "sas-p", "bert-sas"]
+FAR = 1e-4  # of the largest entry: float32 sums in another order, through two layers
+
+
+def _model(name: str, **changes: object) -> ClearheadForCausalLM | ClearheadForMaskedLM:
+    config = preset(name, **SHAPE | changes)
+    cls = ClearheadForMaskedLM if config.direction == "bidirectional" else ClearheadForCausalLM
+    return cls(config)
+
+
+def _ids(rows: int = 3, length: int = 45, vocabulary: int = 61) -> Tensor:
+    return torch.randint(4, vocabulary, (rows, length))
+
+
+def _close(got: Tensor, want: Tensor, bound: float = FAR) -> None:
+    error = (got.detach().cpu().double() - want.detach().cpu().double()).abs().max()
+    assert error <= bound * want.abs().max().clamp_min(1e-3)
+
+
+def _like_the_cpu(model: ClearheadForCausalLM | ClearheadForMaskedLM, ids: Tensor) -> None:
+    """Logits, loss and every gradient; whole rows, padded ones, and packed documents."""
+    device = copy.deepcopy(model).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, : ids.shape[1] // 3] = 0
+    packed = torch.arange(ids.shape[1]).expand_as(ids) % (ids.shape[1] // 2)
+    for extra in ({}, {"attention_mask": mask}, {"position_ids": packed}):
+        there = {key: value.cuda() for key, value in extra.items()}
+        with torch.no_grad():
+            logits = [
+                m(input_ids=i, **e).logits.cpu()
+                for m, i, e in ((device, ids.cuda(), there), (model, ids, extra))
+            ]
+        seen = mask.bool() if "attention_mask" in extra else slice(None)
+        _close(logits[0][seen], logits[1][seen])
+        want = model(input_ids=ids, labels=ids, **extra)
+        got = device(input_ids=ids.cuda(), labels=ids.cuda(), **there)
+        _close(got.loss, want.loss)
+        pairs = zip(device.parameters(), model.parameters(), strict=True)
+        wants = torch.autograd.grad(want.loss, [p for _, p in pairs], allow_unused=True)
+        gots = torch.autograd.grad(got.loss, list(device.parameters()), allow_unused=True)
+        largest = max(float(g.abs().max()) for g in wants if g is not None)
+        for a, b in zip(gots, wants, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                assert (a.cpu() - b).abs().max() <= FAR * largest
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets(name):
+    _like_the_cpu(_model(name), _ids())
+
+
+@pytest.mark.parametrize(("scores", "position"), PLACES)
+def test_every_attention(scores, position):
+    for point in space.attentions():
+        if (point["scores"], point["position"]) == (scores, position):
+            model = ClearheadForCausalLM(space.config(**point))
+            _like_the_cpu(model, _ids(2, 21, 31))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_steps_in_bfloat16_learn_alike(name):
+    """Eight steps on one batch: the loss falls as it does eagerly in float32."""
+    torch._dynamo.reset()
+    ids, losses = _ids(8, 64).cuda(), {}
+    start = _model(name, initializer_range=0.02, query_range=0.02)
+    for mode, how in (("fp32", "none"), ("bf16", "blocks")):
+        model = copy.deepcopy(start).cuda().train()
+        optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-3))
+        losses[mode] = []
+        with compiled(model, how):
+            for _ in range(8):
+                with precision.autocast(mode, ids.device):
+                    loss = model(input_ids=ids, labels=ids).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses[mode].append(loss.item())
+    assert losses["fp32"][-1] < losses["fp32"][0] - 0.05
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", [n for n in presets() if not n.startswith("bert")])
+@torch.no_grad()
+def test_cached_decoding(name):
+    model, ids = _model(name).eval().cuda(), _ids().cuda()
+    mask = torch.ones_like(ids)
+    mask[1, :7] = 0
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, rows = DynamicCache(), []
+    sizes = [20, 3, *[1] * 22]
+    for part, end in zip(ids.split(sizes, 1), torch.tensor(sizes).cumsum(0).tolist(), strict=True):
+        rows.append(model(part, attention_mask=mask[:, :end], past_key_values=cache).logits)
+    _close(torch.cat(rows, 1)[mask.bool()], whole[mask.bool()])
+    cache.crop(-5)
+    again = model(ids[:, -5:], attention_mask=mask, past_key_values=cache).logits
+    _close(again, whole[:, -5:])
+
+
+@pytest.mark.parametrize("name", ["transformer", "differential", "coca", "sas-p"])
+def test_generation(name):
+    model, ids = _model(name).eval(), _ids(2, 9)
+    words = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    want = model.generate(ids, **words)
+    assert torch.equal(model.cuda().generate(ids.cuda(), **words).cpu(), want)
