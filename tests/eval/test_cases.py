@@ -6,7 +6,7 @@ import json
 import pytest
 
 from clearhead import ClearheadError
-from clearhead.eval.cases import Case, load_cases
+from clearhead.eval.cases import Case, load_cases, local
 
 REFERENCES = ("one", "two")
 FORMS = {
@@ -72,7 +72,7 @@ def write(tmp_path):
         path = tmp_path / name
         with (gzip.open if name.endswith(".gz") else open)(path, "wt", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-        return path
+        return str(path)
 
     return make
 
@@ -130,11 +130,31 @@ def test_refuses_rows_that_lack_a_field(write, rows, message):
 
 
 def test_refuses_files_that_cannot_be_read(tmp_path, write):
-    with pytest.raises(ClearheadError, match=r"no such file; give a .jsonl"):
-        load_cases(tmp_path / "none.jsonl")
-    path = write(NQ)
-    path.write_text(path.read_text() + "{no")
+    with pytest.raises(ClearheadError, match=r"no such file; give a .jsonl.* or hf:NAME"):
+        load_cases(str(tmp_path / "none.jsonl"))
+    (tmp_path / "rows.txt").write_text("text")
+    with pytest.raises(ClearheadError, match=r"rows.txt': no such file; give a .jsonl"):
+        load_cases(str(tmp_path / "rows.txt"))
+    path = tmp_path / "broken.jsonl"
+    path.write_text(json.dumps(NQ) + "\n{no")
     with pytest.raises(ClearheadError, match="line 2: not JSON"):
-        load_cases(path)
+        load_cases(str(path))
     with pytest.raises(ClearheadError, match=r"found 'a{50,60}$"):  # a part of it
         load_cases(write({**FORMS["qmsum"][0], "queries": "a" * 900}))
+
+
+def test_a_data_set_of_the_hub_is_read_once(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    rows = [FORMS["xsum"][0], {"document": "It.", "summary": None}]
+    (tmp_path / "set" / "test.jsonl").write_text("\n".join(map(json.dumps, rows[:1])))
+    source = f"hf:{tmp_path / 'set'}#test"
+    assert load_cases(source) == FORMS["xsum"][1]
+    (tmp_path / "set" / "test.jsonl").unlink()
+    assert load_cases(source) == FORMS["xsum"][1]
+    local(source).write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ClearheadError, match=r"^hf:.*#test, row 2: summary must be a text"):
+        load_cases(source)
+    with pytest.raises(ClearheadError, match="cannot be had from the hub"):
+        load_cases(f"hf:{tmp_path / 'none'}")

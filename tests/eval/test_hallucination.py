@@ -3,7 +3,6 @@
 import copy
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tests_judge_server as served
@@ -88,7 +87,7 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     for cell, file, tokens, stop in zip(cells, task.files, (7, 9), ("\n", "\n\n"), strict=True):
         advanced = []
         found = task.measure(subject, cell, advanced.append)
-        cases, said, sizes = load_cases(subject.kept.with_name(cell["file"])), [], []
+        cases, said, sizes = load_cases(file), [], []
         for document in dict.fromkeys(case.document for case in cases):
             mine = [case for case in cases if case.document == document]
             for brief in frame.briefs(mine, 192 - tokens):
@@ -124,7 +123,7 @@ def test_results_do_not_depend_on_the_batch(make_subject, task, name):
 def write(subject, task):
     """write(stop): what is written to the six questions, nothing kept."""
     frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
-    briefs = [b for case in load_cases(Path(task.files[0])) for b in frame.briefs([case], 400)]
+    briefs = [b for case in load_cases(task.files[0]) for b in frame.briefs([case], 400)]
 
     def make(stop):
         work, count = Work(briefs, Kept(None), "answers.jsonl", _ignore), len(briefs)
@@ -188,7 +187,7 @@ def test_nothing_but_end_tokens_ends_what_a_chat_model_says(subject, task, monke
 def test_samples_are_drawn_by_the_seed_alone(make_subject, task):
     def asked(seed, samples):
         subject = make_subject(lengths=(192,), seed=seed)
-        groups = replace(task, samples=samples)._together(subject, Path(task.files[0]))
+        groups = replace(task, samples=samples)._together(subject, task.files[0])
         return [case.question for group in groups for case in group]
 
     assert len(asked(0, 100)) == 6
@@ -240,7 +239,7 @@ def test_a_judge_reads_what_the_model_saw(subject, task, judge):
     frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
     found = task.measure(subject, task.cells(subject)[1], _ignore)
     assert (found["accuracy"], found["cut"]) == (1, 1)
-    cases = load_cases(Path(task.files[1]))
+    cases = load_cases(task.files[1])
     for document in {case.document for case in cases}:
         mine = [case for case in cases if case.document == document]
         (shown,) = {brief.document for brief in frame.briefs(mine, 192 - 9)}

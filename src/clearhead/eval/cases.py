@@ -9,12 +9,15 @@ The fields of a row tell what is asked:
     text, questions of question and summaries (SQuALITY); text, queries of query and answer (QMSum)
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.data.readers import json_rows
+from clearhead.data import DataConfig, hub
+from clearhead.data.readers import JSON_LINES, ending, json_rows
 from clearhead.errors import ClearheadError
 
 Kind = Literal["answer", "summary"]
@@ -71,18 +74,37 @@ _FORMS = (
 )
 
 
-def load_cases(path: Path) -> list[Case]:
-    """The cases of a .jsonl or .jsonl.gz file.
+def local(source: str) -> Path:
+    """The file of a source: a .jsonl or .jsonl.gz file, or `hf:NAME[:CONFIG][#SPLIT]`.
+
+    A data set of the hub is downloaded into the cache once.
+
+    Raises:
+        ClearheadError: where there is neither.
+    """
+    if hub.is_hub(source):
+        say = partial(print, file=sys.stderr)
+        return hub.download_rows(source, DataConfig().cache_folder, say)
+    path = Path(source)
+    if not path.is_file() or ending(path) not in JSON_LINES:
+        raise ClearheadError(
+            f"{source!r}: no such file; give a .jsonl or .jsonl.gz file, or hf:NAME"
+        )
+    return path
+
+
+def load_cases(source: str) -> list[Case]:
+    """The cases of a source.
 
     Raises:
         ClearheadError: a file that cannot be read, a row without its fields, naming those and what
             it has, rows of several forms, or no row.
     """
-    if not path.is_file():
-        raise ClearheadError(f"{str(path)!r}: no such file; give a .jsonl or .jsonl.gz file")
     found: list[Case] = []
     known: _Form | None = None
-    for where, row in json_rows(path):
+    for number, (where, row) in enumerate(json_rows(local(source)), start=1):
+        if hub.is_hub(source):  # the copy's name says nothing to a person
+            where = f"{source}, row {number}"
         if not isinstance(row, dict):
             raise ClearheadError(f"{where} is no object of fields")
         form = _form(row, where)
@@ -93,7 +115,7 @@ def load_cases(path: Path) -> list[Case]:
             )
         found += _cases(form, row, where)
     if not found:
-        raise ClearheadError(f"{path} has nothing to ask: give a row a line, with {_all_forms()}")
+        raise ClearheadError(f"{source} has nothing to ask: give a row a line, with {_all_forms()}")
     return found
 
 

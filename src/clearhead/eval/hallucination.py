@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.eval.briefs import Frame, stop_of
-from clearhead.eval.cases import Case, load_cases
+from clearhead.eval.cases import Case, load_cases, local
 from clearhead.eval.identity import check_files, file_digest
 from clearhead.eval.judges import Judge, JudgeConfig, LocalJudge, RemoteJudge
 from clearhead.eval.kept import Kept
@@ -38,7 +38,7 @@ class HallucinationTask:
     )
 
     files: tuple[str, ...] = ()
-    """.jsonl or .jsonl.gz, a cell each at each length; the rows' fields tell what is asked."""
+    """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
     samples: int = 100
     """Questions or summaries of each file, drawn; all of a file that has fewer."""
     answer_tokens: int = 32
@@ -60,31 +60,31 @@ class HallucinationTask:
         self.judge.check()
         frame = self._frame(subject)
         for file in self.files:
-            for together in self._together(subject, Path(file)):
+            for together in self._together(subject, file):
                 # At the shortest length the least is left of a document.
                 frame.check(together, self._room(together[0], min(subject.lengths)))
         for length in subject.lengths:
             subject.check_length(length)
         by = {"judge": self.judge.name} if self.judge.model else {}
         return [
-            {"file": Path(file).name, "digest": file_digest(Path(file)), **by, "length": length}
+            {"file": Path(file).name, "digest": file_digest(local(file)), **by, "length": length}
             for file in self.files
             for length in subject.lengths
         ]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
-        (path,) = [Path(file) for file in self.files if Path(file).name == cell["file"]]
+        (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         frame = self._frame(subject)
         groups = [
             frame.briefs(together, self._room(together[0], cell["length"]))
-            for together in self._together(subject, path)
+            for together in self._together(subject, file)
         ]
         # Neighbours run together: of like length, and those on one document side by side.
         groups.sort(key=lambda briefs: max(len(brief.prompt.ids) for brief in briefs))
         briefs = [brief for group in groups for brief in group]
         kept = Kept(subject.kept)
         judge = self._open_judge(subject)
-        work = Work(briefs, kept, path.name, advanced)
+        work = Work(briefs, kept, cell["file"], advanced)
         texts = work.write(
             subject,
             tokens=[self._new_tokens(brief.case) for brief in briefs],
@@ -107,11 +107,11 @@ class HallucinationTask:
     def _frame(self, subject: Subject) -> Frame:
         return Frame(subject.tokenizer, subject.encode, subject.begin, chat=self.chat)
 
-    def _together(self, subject: Subject, path: Path) -> list[list[Case]]:
+    def _together(self, subject: Subject, file: str) -> list[list[Case]]:
         """The cases that are asked, those on one document together."""
-        cases = load_cases(path)
+        cases = load_cases(file)
         if len(cases) > self.samples:
-            draws = Draws(f"hallucination {subject.seed} {file_digest(path)}")
+            draws = Draws(f"hallucination {subject.seed} {file_digest(local(file))}")
             places = draws.sample(range(len(cases)), self.samples)
             cases = [cases[place] for place in sorted(places)]
         groups: dict[tuple[str, str], list[Case]] = {}
