@@ -344,6 +344,7 @@ def test_a_local_judge(subject, task, tmp_path):
     replies = [line["reply"] for line in _lines(subject) if "supported" in line]
     assert len(replies) == 6
     assert all(replies)
+    assert local.measure(subject, cell, _ignore) == found  # all of it is kept
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ URL = {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}
         ({**URL, "tries": 0}, "must be above 0"),
         ({**URL, "timeout": 0.0}, "must be above 0"),
         ({"model": "x", "new_tokens": 0}, "must be above 0"),
+        ({"model": "no/such"}, "cannot load a model from 'no/such'"),
     ],
 )
 def test_refuses_options_that_cannot_work(monkeypatch, changes, message):
@@ -183,8 +184,9 @@ def test_refuses_options_that_cannot_work(monkeypatch, changes, message):
     assert os.environ["BAD_KEY"] not in str(error.value)
 
 
-def test_options_that_work():
-    for changes in ({}, {"model": "x", "new_tokens": 9}, URL, {**URL, "tries": 2, "timeout": 1.0}):
+def test_options_that_work(local):
+    here = {"model": local[1], "new_tokens": 9}
+    for changes in ({}, here, URL, {**URL, "tries": 2, "timeout": 1.0}):
         JudgeConfig(**changes).check()
 
 

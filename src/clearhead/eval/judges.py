@@ -22,7 +22,7 @@ from clearhead.eval.cases import Case
 from clearhead.eval.endpoint import Endpoint
 from clearhead.eval.identity import weights_digest
 from clearhead.eval.prefill import Prompt
-from clearhead.models.loading import load
+from clearhead.models.loading import kind_of, load, resolved
 
 _MARKS = r"(?:[^\w\n]|_)*"
 _CONCLUSION = re.compile(
@@ -76,7 +76,9 @@ class JudgeConfig:
                     raise ClearheadError(
                         f"judge.{name} has no effect without judge.endpoint: leave it out"
                     )
-            if not self.model and self.new_tokens != JudgeConfig().new_tokens:
+            if self.model:
+                kind_of(resolved(self.model))
+            elif self.new_tokens != JudgeConfig().new_tokens:
                 raise ClearheadError("judge.new_tokens has no effect without judge.model")
             return
         if not self.model:
@@ -137,7 +139,7 @@ class Judge(Protocol):
         """Raise a ClearheadError where it plainly cannot answer."""
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        """Replies with the prompt's number, in any order, each as soon as it is there."""
+        """Replies to one prompt or more by its number, in any order, each as soon as it is there."""
 
 
 class RemoteJudge:

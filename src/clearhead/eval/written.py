@@ -88,8 +88,9 @@ class Work:
         ]
         keys = [key_of("verdict", judge.identity, prompt) for prompt in asked]
         new = self._new(keys)
+        replies = judge.replies([asked[place] for place in new]) if new else iter(())
         try:
-            for number, reply in judge.replies([asked[place] for place in new]):
+            for number, reply in replies:
                 self._keep(
                     keys[new[number]],
                     new[number],
