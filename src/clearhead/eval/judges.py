@@ -139,7 +139,7 @@ class Judge(Protocol):
         """Raise a ClearheadError where it plainly cannot answer."""
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        """Replies to one prompt or more by its number, in any order, each as soon as it is there."""
+        """Replies to one prompt or more by number, in any order, each as soon as it is there."""
 
 
 class RemoteJudge:
