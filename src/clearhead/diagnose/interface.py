@@ -1,8 +1,7 @@
 """The probe's way into any model: an attention implementation that looks, then calls the plain one.
 
-transformers' models look their attention function up by name in `AttentionInterface` at every
-call. A probed model is switched to the name below; its own function still computes the output, so
-its logits are those of the plain model, bit for bit.
+A probed model's own function still computes the output, so its logits are those of the plain model,
+bit for bit.
 """
 
 import sys
@@ -14,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead import ops
 from clearhead.diagnose.running import layers_of
+from clearhead.diagnose.stand_in import StandIn
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
@@ -30,7 +28,6 @@ NAME = "clearhead_probe"
 
 @dataclass(kw_only=True)
 class _Probe:
-    original: str
     layers: dict[nn.Module, int]  # which decoder layer a module is in
     observe: Callable[[AttentionCall], None]
     last: Callable[[], Tensor | None] = lambda: None  # the queries observed last
@@ -40,9 +37,6 @@ class _Probe:
         if self.last() is not call.q:
             self.last = weakref.ref(call.q)
             self.observe(call)
-
-
-_active: _Probe | None = None
 
 
 @contextmanager
@@ -55,25 +49,17 @@ def probing(model: Any, observe: Callable[[AttentionCall], None]) -> Iterator[No
     Raises:
         ClearheadError: the model does not use `AttentionInterface`, or a probe is already at work.
     """
-    global _active
-    if _active is not None:
-        raise ClearheadError("a model is already being probed: leave that context first")
-    original = model.config._attn_implementation
     layers = {
         module: index for index, layer in enumerate(layers_of(model)) for module in layer.modules()
     }
-    _active = _Probe(original=original, layers=layers, observe=observe)
-    try:
-        model.set_attn_implementation(NAME)
-        if model.config._attn_implementation != NAME:
-            raise ClearheadError(
-                f"{type(model).__name__} does not use transformers' AttentionInterface, "
-                "so its attention cannot be observed"
-            )
+    with _STAND_IN.within(
+        model,
+        _Probe(layers=layers, observe=observe),
+        busy="a model is already being probed: leave that context first",
+        refusal=f"{type(model).__name__} does not use transformers' AttentionInterface, "
+        "so its attention cannot be observed",
+    ):
         yield
-    finally:
-        _active = None
-        model.set_attn_implementation(original)
 
 
 def _probe(
@@ -84,32 +70,16 @@ def _probe(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Any]:
-    probe = _running()
+    probe = _STAND_IN.state
     layer = probe.layers.get(module)
     if layer is not None:
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             probe.show(attention_call(module, layer, query, key, attention_mask, options))
-    plain = _plain(module, probe.original)
+    plain = _plain(module, _STAND_IN.original)
     return plain(module, query, key, value, attention_mask, **options)
 
 
-def _mask(*arguments: Any, **options: Any) -> Any:
-    """The mask that the original implementation would have been given."""
-    original = ALL_MASK_ATTENTION_FUNCTIONS.get(_running().original)
-    return None if original is None else original(*arguments, **options)
-
-
-AttentionInterface.register(NAME, _probe)
-AttentionMaskInterface.register(NAME, _mask)
-
-
-def _running() -> _Probe:
-    if _active is None:
-        raise ClearheadError(
-            f"attention implementation {NAME!r} works only inside clearhead.diagnose's contexts: "
-            "call model.set_attn_implementation('sdpa')"
-        )
-    return _active
+_STAND_IN = StandIn[_Probe](NAME, _probe, home="clearhead.diagnose")
 
 
 def attention_call(

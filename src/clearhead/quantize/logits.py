@@ -6,19 +6,17 @@ count for no scale; nor does the constant logit of a sink (0 under softmax-1), w
 Differential attention has the logits of both its maps quantised, each map's heads by themselves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from clearhead.diagnose.interface import attention_call
+from clearhead.diagnose.stand_in import StandIn
 from clearhead.diagnose.weights import AttentionCall, Scores, normalised
-from clearhead.errors import ClearheadError
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax
 from clearhead.quantize.schemes import Logits
@@ -29,12 +27,8 @@ NAME = "clearhead_quantized_logits"
 @dataclass(kw_only=True)
 class _Running:
     how: Logits
-    mask: Callable[..., Any] | None  # that of the implementation which was set
     names: dict[nn.Module, str]
     called: set[str]
-
-
-_running: _Running | None = None
 
 
 @contextmanager
@@ -50,24 +44,14 @@ def logits(model: Any, how: Logits) -> Iterator[set[str]]:
         ClearheadError: the model does not use `AttentionInterface`; another model is in such a
             context; inside it, NaN or infinite logits.
     """
-    global _running
-    if _running is not None:
-        raise ClearheadError("attention logits are already being quantised: leave that context")
-    original = model.config._attn_implementation
-    _running = _Running(
-        how=how,
-        mask=ALL_MASK_ATTENTION_FUNCTIONS.get(original),
-        names={module: name for name, module in model.named_modules()},
-        called=set(),
-    )
-    try:
-        model.set_attn_implementation(NAME)
-        if model.config._attn_implementation != NAME:
-            raise ClearheadError(without_interface(model))
-        yield _running.called
-    finally:
-        _running = None
-        model.set_attn_implementation(original)
+    state = _Running(how=how, names={m: name for name, m in model.named_modules()}, called=set())
+    with _STAND_IN.within(
+        model,
+        state,
+        busy="attention logits are already being quantised: leave that context",
+        refusal=without_interface(model),
+    ):
+        yield state.called
 
 
 def without_interface(model: Any) -> str:
@@ -115,7 +99,7 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    running = _now()
+    running = _STAND_IN.state
     name = running.names.get(module, type(module).__name__)
     running.called.add(name)
     call = attention_call(module, 0, query, key, attention_mask, options)
@@ -123,20 +107,4 @@ def _attention(
         return attend(call, value, running.how).transpose(1, 2).contiguous(), None
 
 
-def _mask(*arguments: Any, **options: Any) -> Any:
-    """The mask that the original implementation would have been given."""
-    original = _now().mask
-    return None if original is None else original(*arguments, **options)
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
-
-
-def _now() -> _Running:
-    if _running is None:
-        raise ClearheadError(
-            f"attention implementation {NAME!r} works only inside clearhead.quantize's contexts: "
-            "call model.set_attn_implementation('sdpa')"
-        )
-    return _running
+_STAND_IN = StandIn[_Running](NAME, _attention, home="clearhead.quantize")
