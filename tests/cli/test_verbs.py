@@ -1,6 +1,7 @@
 """The command line as a person uses it: what it answers, and how it refuses."""
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,6 +9,38 @@ import sys
 import pytest
 
 from clearhead.cli import VERBS, main
+from clearhead.cli.options import parse
+
+
+def test_lists_of_numbers_are_parted_by_commas_too():
+    @dataclasses.dataclass
+    class Inner:
+        keys: tuple[int, ...] = (1, 2)
+        depths: tuple[float, ...] = (0.5,)
+        words: tuple[str, ...] = ()
+
+    @dataclasses.dataclass
+    class Outer:
+        inner: Inner = dataclasses.field(default_factory=Inner)
+        lengths: tuple[int, ...] = ()
+
+    words = [
+        "--inner.keys",
+        "3,4",
+        "5",
+        "--inner.depths",
+        "0,0.25",
+        "--inner.words",
+        "a,b",
+        "--lengths",
+        "8,16",
+    ]
+    found = parse(Outer, words, verb="x", description="x")
+    assert found == Outer(Inner((3, 4, 5), (0.0, 0.25), ("a,b",)), (8, 16))
+    assert parse(Outer, [], verb="x", description="x") == Outer()
+    with pytest.raises(SystemExit) as stop:
+        parse(Outer, ["--inner.keys", "1,x"], verb="x", description="x")
+    assert stop.value.code == 2
 
 
 def _call(*words: str) -> int:

@@ -147,7 +147,8 @@ def test_missing_text_field_names_the_fields_there_are(tmp_path):
 def test_damaged_containers(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     whole = gzip.compress(b'{"text": "x"}\n' * 1000)
-    for data in (b"plain", whole[:-10]):
+    inside = whole[:12] + bytes([whole[12] ^ 255]) + whole[13:]
+    for data in (b"plain", whole[:-10], inside):
         path.write_bytes(data)
         refuses("not a whole gzip file", path)
     table = tmp_path / "a.parquet"

@@ -132,9 +132,11 @@ def test_files_that_hold_no_questions(tmp_path):
     empty.write_text("\n\n")
     broken.write_text('{"question": ')
     other.write_text("plain text")
+    whole, damaged = gzip.compress(b"{}\n" * 1000), tmp_path / "d.jsonl.gz"
+    damaged.write_bytes(whole[:12] + bytes([whole[12] ^ 255]) + whole[13:])
     with pytest.raises(ClearheadError, match="has no questions"):
         load_questions(empty)
-    for path in (broken, other):
+    for path in (broken, other, damaged):
         with pytest.raises(ClearheadError, match=r"is no \.jsonl or \.jsonl\.gz file"):
             load_questions(path)
     with pytest.raises(FileNotFoundError):  # the command line says this in a line

@@ -2,13 +2,34 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 
 from clearhead.errors import ClearheadError
 
 T = TypeVar("T")
+_NUMBERS = tyro.constructors.ConstructorRegistry()
+
+
+@_NUMBERS.primitive_rule
+def _numbers(info: Any) -> Any:
+    """How tyro reads lists of numbers: commas part them as spaces do; in texts they may be text."""
+    kind, *rest = get_args(info.type) or (None,)
+    if get_origin(info.type) is not tuple or kind not in (int, float) or rest != [...]:
+        return None
+    word = kind.__name__.upper()
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{word} [{word} ...]]",
+        instance_from_str=lambda words: tuple(
+            kind(one) for word in words for one in word.split(",") if one
+        ),
+        is_instance=lambda value: (
+            isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
+        ),
+        str_from_instance=lambda value: list(map(str, value)),
+    )
 
 
 def parse(
@@ -16,15 +37,17 @@ def parse(
 ) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
 
-    A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
-    `--train.tokens 1000000`. KEY=VALUE pairs may also repeat theirs: `--set a=1 --set b=2`.
+    A list follows one flag, `--seeds 0 1 2`, one of numbers also with commas, `--seeds 0,1,2`; a
+    nested setting has a dotted one, `--train.tokens 1000000`. KEY=VALUE pairs may also repeat
+    theirs: `--set a=1 --set b=2`.
     `default` stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    with _NUMBERS:
+        return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not isinstance(row, dict):
                     raise ClearheadError(f"{path}, line {number} is no object of fields")
                 yield number, row
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).splitlines()[0]
         raise ClearheadError(f"{path} is no .jsonl or .jsonl.gz file: {reason}") from error
 
