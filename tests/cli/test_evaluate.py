@@ -177,6 +177,51 @@ def test_choices_from_files(trained, tmp_path, capsys):
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_tasks_of_the_harness(trained, tmp_path, capsys):
+    """Beside a task of ours, from a folder; where one cannot be had, what is done is shown."""
+    pytest.importorskip("lm_eval")
+    data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
+    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "asked",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "c")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_choice": "choices",
+        "doc_to_target": "label",
+        "metric_list": [{"metric": "acc"}],
+        "metadata": {"version": 1.0},
+    }
+    lost = json.loads(json.dumps(task).replace(str(data), str(data) + "x")) | {"task": "lost"}
+    (tmp_path / "tasks").mkdir()
+    for one in (task, lost):  # JSON is YAML
+        (tmp_path / "tasks" / f"{one['task']}.yaml").write_text(json.dumps(one), "utf-8")
+    words = ["eval", str(trained), "--lm-eval.include-path", str(tmp_path / "tasks")]
+    words += ["--records", str(records), "--choices.files", str(data), "--tasks"]
+    assert _call(*words, "choices,asked") == 0
+    capsys.readouterr()
+    ours, theirs = _cells(tmp_path)
+    assert theirs["task"] == "lm_eval"
+    assert theirs["headlines"] == ["acc"]
+    assert theirs["result"]["acc"] == ours["result"]["accuracy"]
+    assert "tasks" not in theirs["options"]
+    assert _call(*words, "choices", "asked", "lost") == 2  # what is known is not measured again
+    said = capsys.readouterr()
+    assert "cannot load the task lost" in said.err.strip().splitlines()[-1]
+    assert len(_cells(tmp_path)) == 2
+    without = [word for word in words if word not in ("--records", str(records))]
+    assert _call(*without, "asked", "lost", "choices") == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert "none, task asked, version 1.0, shots 0" in out
+    assert "±" in out
+    page = tmp_path / "page.html"
+    assert _call("report", str(records), "--output", str(page)) == 0
+    assert "task asked, version 1.0" in page.read_text("utf-8")
+
+
 def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     def write(word: str) -> None:
         rows = [{"text": f"{word} {n}", "label": ["one", "two"][n % 2]} for n in range(40)]

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,12 @@ from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts
+from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.report.evaluations import grids, scaling_name, to_console
 
-MASKED = "masked"
+MASKED, HARNESS = "masked", "lm_eval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class Settings:
     """A checkpoint's folder (RUN/final), or a hub name."""
     tasks: tuple[str, ...] = ()
     """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked one. Unless given, perplexity or masked."""
+    masked for a masked one; any other name is a task of lm-eval. Unless given, perplexity or
+    masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536
@@ -66,16 +67,14 @@ Command = make_dataclass(
 
 
 def run(words: list[str]) -> int:
-    from rich.console import Console
-
     command: Any = parse(
         Command,
         words,
         verb="eval",
         description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
-        "Tasks, scalings and factors may also be separated by commas.",
+        "Tasks, scalings, factors and lists of numbers may also be separated by commas.",
     )
-    named = [choose("task", name, TASKS) for name in _words(command.tasks)]
+    named, command = _named(command)
     variants = _variants(command)
     if any(length < 2 for length in command.lengths) or command.tokens < 2:
         raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
@@ -100,12 +99,37 @@ def run(words: list[str]) -> int:
         kept=command.records and command.records.with_name(f"{command.records.name}.texts"),
     )
     header = _header(command)
-    with _Bar() as bar:
-        lines = evaluate(subject, tasks, variants, run=header, records=command.records, watcher=bar)
+    bar = _Bar()
+    try:
+        with bar:
+            lines = evaluate(
+                subject, tasks, variants, run=header, records=command.records, watcher=bar
+            )
+    except ClearheadError:
+        _print(bar.lines, header["run"])  # what was measured before
+        raise
+    _print(lines, header["run"])
+    return 0
+
+
+def _print(lines: Sequence[Mapping[str, Any]], run: str) -> None:
+    from rich.console import Console
+
     console = Console()
     for grid in grids(lines):
-        console.print(to_console(grid, header["run"]))
-    return 0
+        console.print(to_console(grid, run))
+
+
+def _named(command: Any) -> tuple[list[str], Any]:
+    """The tasks by name, each once; those that are not clearhead's own are given to lm_eval."""
+    words = _words(command.tasks)
+    named = list(dict.fromkeys(word if word in TASKS else HARNESS for word in words))
+    theirs = [word for word in words if word not in TASKS]
+    tasks = tuple(_words((*command.lm_eval.tasks, *theirs)))
+    if HARNESS in named and tasks:
+        check_names(tasks, command.lm_eval.include_path, others=TASKS)
+        command = replace(command, lm_eval=replace(command.lm_eval, tasks=tasks))
+    return named, command
 
 
 def _words(given: tuple[str, ...]) -> list[str]:
@@ -184,6 +208,9 @@ def _header(command: Any) -> dict[str, Any]:
 class _Bar(Watcher):
     """A line of progress: cells done of all, which one is at work, and how far it is."""
 
+    def __init__(self) -> None:
+        self.lines = list[Mapping[str, Any]]()
+
     def __enter__(self) -> "_Bar":
         from rich.console import Console
         from rich.progress import (
@@ -222,5 +249,6 @@ class _Bar(Watcher):
         self._steps += steps
         self._progress.update(self._task, description=f"{self._what}: {self._steps} done")
 
-    def finished(self) -> None:
+    def finished(self, line: Mapping[str, Any]) -> None:
+        self.lines.append(line)
         self._progress.advance(self._task)

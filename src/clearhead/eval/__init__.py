@@ -3,6 +3,7 @@
 from clearhead.eval.choices import Accuracy, Question, accuracy, load_questions
 from clearhead.eval.classification import METRICS, predict
 from clearhead.eval.documents import Texts
+from clearhead.eval.harness_tasks import check_names
 from clearhead.eval.likelihood import Perplexity, lengths, perplexity
 from clearhead.eval.masked import masked_loss
 from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
@@ -19,6 +20,7 @@ __all__ = [
     "Task",
     "Texts",
     "accuracy",
+    "check_names",
     "lengths",
     "load_questions",
     "masked_loss",

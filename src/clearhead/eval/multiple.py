@@ -1,6 +1,6 @@
 """Multiple choice from local files, with the lm-evaluation-harness's prompts and scores."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.continuations import encode_pairs, log_likelihoods
 from clearhead.eval.identity import check_files, file_digest
 from clearhead.eval.items import load_items
-from clearhead.eval.task import Advanced, Cell, Subject, wilson
+from clearhead.eval.task import LISTED, Advanced, Cell, Subject, wilson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class ChoicesTask:
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "accuracy_norm")
 
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = field(default=(), metadata=LISTED)
     """.jsonl or .jsonl.gz, a cell each; the fields of the rows tell the prompt."""
     limit: int | None = None
     """Items of each file, its first; unless given, all."""

@@ -16,6 +16,8 @@ from clearhead.eval.identity import weights_digest
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
+# Of an option that only lists the cells: a cell says which it is, so that others may be added.
+LISTED = {"listed": True}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -91,7 +93,8 @@ class Task(Protocol):
 
     `cells` names what is measured, and refuses at once what could not be; `measure` returns one
     cell's numbers, ready for JSON, and tells `advanced` how many windows or prompts were done.
-    `headlines` are those of them that tables show.
+    `headlines` are those of them that tables show; where a task has none, a cell's numbers say so
+    under that name.
     """
 
     headlines: ClassVar[tuple[str, ...]]

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +37,8 @@ class Watcher(Protocol):
     def advanced(self, steps: int) -> None:
         """Windows or prompts of this cell were done."""
 
-    def finished(self) -> None:
-        """The cell is done, and kept."""
+    def finished(self, line: Mapping[str, Any]) -> None:
+        """The cell is done, and its line kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +106,21 @@ def evaluate(
             continue
         watcher.cell(cell.task, cell.at)
         started = time.perf_counter()
+        result = cell.measure(watcher.advanced)
         line = {
             "kind": "cell",
             "run": run["run"],
             "task": cell.task,
             "at": cell.at,
-            "headlines": cell.headlines,
-            "result": cell.measure(watcher.advanced),
+            "headlines": result.pop("headlines", cell.headlines),
+            "result": result,
             "options": cell.options,
             "made": {**made, "seconds": time.perf_counter() - started},
         }
         if records is not None:
             append(records, line)
         lines[index] = line
-        watcher.finished()
+        watcher.finished(line)
     return [line for line in lines if line is not None]
 
 
@@ -134,12 +135,19 @@ def _cells(
             for cell in task.cells(one):
                 yield _Cell(
                     task=name,
-                    options=json.loads(json.dumps(asdict(task))),  # type: ignore[call-overload]
+                    options=_options(task),
                     at={"scaling": variant.kind, "factor": variant.factor, **cell},
                     subject=one,
                     measure=_measure(task, one, cell),
                     headlines=task.headlines,
                 )
+
+
+def _options(task: Any) -> dict[str, Any]:
+    """As JSON, but for those that only list cells."""
+    listed = {option.name for option in fields(task) if "listed" in option.metadata}
+    options = {key: value for key, value in asdict(task).items() if key not in listed}
+    return json.loads(json.dumps(options))
 
 
 def _measure(

@@ -39,19 +39,23 @@ def grids(lines: Sequence[Line]) -> list[Grid]:
     for task in dict.fromkeys(line["task"] for line in lines):
         mine = [line for line in lines if line["task"] == task]
         places = [(row_name(line["at"]), int(line["at"].get(_COLUMN, 0))) for line in mine]
-        for headline in mine[-1]["headlines"]:
-            if all(line["result"].get(headline) is None for line in mine):
+        for headline in dict.fromkeys(name for line in mine for name in line["headlines"]):
+            # Some of a task's cells may have others: the harness's tasks have each their own.
+            having = [
+                (place, line)
+                for place, line in zip(places, mine, strict=True)
+                if headline in line["headlines"]
+            ]
+            if all(line["result"].get(headline) is None for _, line in having):
                 continue  # what this task finds only of other data
+            has = [place for place, _ in having]
             found.append(
                 Grid(
                     task=task,
                     headline=str(headline),
-                    columns=tuple(sorted({column for _, column in places})),
-                    rows=tuple(dict.fromkeys(row for row, _ in places)),
-                    values={
-                        place: _value(line, headline)
-                        for place, line in zip(places, mine, strict=True)
-                    },
+                    columns=tuple(sorted({column for _, column in has})),
+                    rows=tuple(dict.fromkeys(row for row, _ in has)),
+                    values={place: _value(line, headline) for place, line in having},
                 )
             )
     return found
@@ -102,10 +106,12 @@ def to_console(grid: Grid, title: str) -> "Table":
 
 
 def _value(line: Line, headline: str) -> tuple[float | None, str]:
-    """The number, and for an accuracy its 95 % interval."""
+    """The number, and what is known of its error: a 95 % interval, or one standard error."""
     result = line["result"]
     value = result.get(headline)
     interval = ""
     if headline == "accuracy" and result.get("low") is not None:
         interval = f" [{result['low']:.2f}, {result['high']:.2f}]"
+    if (error := result.get(f"{headline}_stderr")) is not None:
+        interval = f" ± {style.number(error, 2)}"
     return (None if value is None else float(value)), interval

@@ -1,0 +1,238 @@
+"""Tasks of lm-eval run in process, from a folder of task files: no network is asked."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tests_architectures as architectures
+
+from clearhead import ClearheadError
+from clearhead.eval import check_names
+from clearhead.eval.harness import HarnessTask
+from clearhead.eval.multiple import ChoicesTask
+
+evaluator = pytest.importorskip("lm_eval.evaluator")
+huggingface = pytest.importorskip("lm_eval.models.huggingface")
+tasks = pytest.importorskip("lm_eval.tasks")
+
+STEMS = ("Who left?", "What came?", "Who knew it?", "What was seen again?")
+CHOICES = (("The ship", "a letter"), ("The captain and the old woman", "It"), ("a", "b", "Nobody"))
+ROWS = [
+    {"question": stem, "choices": list(CHOICES[n % 3]), "label": n % 2}
+    for n, stem in enumerate(STEMS * 5)
+]
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+fewshot_split: test
+output_type: multiple_choice
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: choices
+doc_to_target: label
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+metadata:
+  version: 2.0
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    """datasets writes what it read beside nobody's own."""
+    import datasets
+
+    kept = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = str(tmp_path_factory.mktemp("datasets"))
+    yield
+    datasets.config.HF_DATASETS_CACHE = kept
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of task files, and beside it their data."""
+    made = tmp_path / "tasks"
+    made.mkdir()
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, ROWS)), "utf-8")
+    _write(made, "asked", TASK.format(name="asked", data=data))
+    return made
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.yaml").write_text(text, "utf-8")
+
+
+def _measured(task: Any, subject: Any) -> dict[str, Any]:
+    (cell,) = task.cells(subject)
+    return task.measure(subject, cell, lambda _count: None)
+
+
+def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
+    done: list[int] = []
+    for subject in (make_subject(), make_subject("differential", batch_tokens=1)):
+        task = HarnessTask(tasks=("asked",), include_path=str(folder))
+        (cell,) = task.cells(subject)
+        assert {k: cell[k] for k in ("task", "version", "shots")} == {
+            "task": "asked",
+            "version": "2.0",
+            "shots": 0,
+        }
+        found = task.measure(subject, cell, done.append)
+        ours = _measured(ChoicesTask(files=(str(folder.parent / "rows.jsonl"),)), subject)
+        assert found["acc"] == ours["accuracy"]
+        assert found["acc_norm"] == ours["accuracy_norm"]
+        assert found["items"] == ours["items"] == len(ROWS)
+        share = found["acc"]
+        assert found["acc_stderr"] == pytest.approx(
+            math.sqrt(share * (1 - share) / (len(ROWS) - 1))
+        )
+        assert found["headlines"] == ["acc", "acc_norm"]
+        assert found["shots"] == 0
+        assert sum(done) > 0
+
+
+def test_shots_and_limit(folder, subject):
+    task = HarnessTask(tasks=("asked",), include_path=str(folder), shots=2, limit=3)
+    (cell,) = task.cells(subject)
+    assert cell["shots"] == 2
+    found = task.measure(subject, cell, lambda _count: None)
+    assert found["items"] == 3
+    assert found["shots"] == 2
+    again = evaluator.simple_evaluate(
+        model=huggingface.HFLM(pretrained=subject.model, tokenizer=subject.tokenizer),
+        tasks=["asked"],
+        task_manager=tasks.TaskManager(include_path=str(folder), include_defaults=False),
+        num_fewshot=2,
+        limit=3,
+        fewshot_random_seed=0,
+    )["results"]["asked"]
+    assert found["acc"] == again["acc,none"]
+    assert found["acc_stderr"] == again["acc_stderr,none"]
+    assert found["acc_norm"] == again["acc_norm,none"]
+
+
+def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subject):
+    data = folder.parent / "rows.jsonl"
+    _write(folder, "asked", "tag: both\n" + TASK.format(name="asked", data=data))
+    _write(folder, "again", "tag: both\n" + TASK.format(name="again", data=data))
+    group = "group: together\ntask: [asked, again]\n"
+    _write(folder, "bare", group.replace("together", "bare"))
+    mean = "aggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n"
+    _write(folder, "together", group + mean)
+    task = HarnessTask(tasks=("both", "bare"), include_path=str(folder), limit=4)
+    assert [cell["task"] for cell in task.cells(subject)] == ["again", "asked"]
+    task = HarnessTask(tasks=("together",), include_path=str(folder), limit=4)
+    found = _measured(task, subject)
+    assert found["headlines"] == ["acc"]
+    assert found["items"] == 8
+    assert set(found["members"]) == {"asked", "again"}
+    assert found["acc"] == pytest.approx(found["members"]["asked"]["acc"])
+
+
+def test_a_cell_is_another_where_the_data_or_the_task_changed(folder, subject):
+    task = HarnessTask(tasks=("asked",), include_path=str(folder))
+
+    def digest() -> str:
+        return str(task.cells(subject)[0]["digest"])
+
+    digests = [digest(), digest()]
+    (folder.parent / "rows.jsonl").write_text(json.dumps(ROWS[0]), "utf-8")
+    digests.append(digest())
+    _write(folder, "asked", (folder / "asked.yaml").read_text("utf-8") + "description: Answer.\n")
+    digests.append(digest())
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
+    fixed = (folder / "asked.yaml").read_text("utf-8").replace("task: asked", "task: fixed")
+    _write(folder, "fixed", fixed + "num_fewshot: 0\n")
+    path = str(folder)
+    for task, message in (
+        (HarnessTask(), "lm_eval needs tasks"),
+        (HarnessTask(tasks=("asked",), include_path=path, limit=0), "limit is 0"),
+        (HarnessTask(tasks=("asked",), include_path=path, shots=-1), "shots are -1"),
+        (HarnessTask(tasks=("fixed",), include_path=path, shots=1), "no effect on fixed"),
+        (HarnessTask(tasks=("asked",), include_path=path + "x"), "tasksx' is no folder"),
+    ):
+        with pytest.raises(ClearheadError, match=message):
+            task.cells(subject)
+    dynamic = make_subject(model=architectures.make("Llama"))
+    dynamic.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    with pytest.raises(ClearheadError, match="one dynamic frequency"):
+        HarnessTask(tasks=("asked",), include_path=path).cells(dynamic)
+
+
+def test_answers_longer_than_the_model(folder, subject):
+    (folder.parent / "rows.jsonl").write_text(
+        json.dumps({"question": "x", "choices": ["a", "ship " * 70], "label": 0}), "utf-8"
+    )
+    with pytest.raises(ClearheadError, match="cannot run the task asked"):
+        _measured(HarnessTask(tasks=("asked",), include_path=str(folder)), subject)
+
+
+def test_data_that_cannot_be_had_and_tasks_that_cannot_run(folder, subject):
+    plain = (folder / "asked.yaml").read_text("utf-8")
+    changes = {
+        "gone": ("rows.jsonl", "none.jsonl", r"cannot load the task gone .*: where the hub"),
+        "far": (
+            "dataset_path: json",
+            "dataset_path: nobody/nothing",
+            r"cannot load the task far \(.*nobody.nothing.*: where the hub",
+        ),
+        "lacking": ("choices\n", "answers\n", r"cannot load the task lacking \(.*\)$"),
+        "unsafe": ("output_type", "unsafe_code: true\noutput_type", "marked as unsafe"),
+    }
+    for name, (word, other, message) in changes.items():
+        _write(folder, name, plain.replace("task: asked", f"task: {name}").replace(word, other))
+        task = HarnessTask(tasks=(name,), include_path=str(folder))
+        with pytest.raises(ClearheadError, match=message) as raised:
+            _measured(task, subject)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_no_program_of_a_metric_is_downloaded(folder, subject, monkeypatch, caught):
+    """Nor is one run that lies in the working folder under the metric's name."""
+    place = folder.parent / "sneaky"
+    place.mkdir()
+    (place / "sneaky.py").write_text(f"open({str(place / 'ran')!r}, 'w').write('')", "utf-8")
+    monkeypatch.chdir(folder.parent)
+    if caught:
+        (folder / "more.py").write_text(
+            "import evaluate\n\ndef asked(docs):\n    try:\n        evaluate.load('sneaky')\n"
+            "    except Exception:\n        pass\n    return docs\n"
+        )
+        change = ("output_type", "process_docs: !function more.asked\noutput_type")
+    else:
+        change = ("metric: acc_norm", "metric: sneaky\n    hf_evaluate: true")
+    text = (folder / "asked.yaml").read_text("utf-8").replace(*change)
+    _write(folder, "asked", text)
+    task = HarnessTask(tasks=("asked",), include_path=str(folder), limit=1)
+    with pytest.raises(ClearheadError, match="computes sneaky by a program that `evaluate`"):
+        _measured(task, subject)
+    assert not (place / "ran").exists()
+
+
+def test_names_of_nothing(folder, monkeypatch):
+    others = ("perplexity", "choices")
+    for name, message in (
+        ("helaswag", "did you mean hellaswag"),
+        ("choicez", "did you mean choices"),
+        ("zzzz", r"clearhead's own are choices, perplexity; `lm-eval ls tasks` lists the [\d,]+"),
+    ):
+        with pytest.raises(ClearheadError, match=message):
+            check_names(("arc_easy", name), "", others)
+    check_names(("asked",), str(folder), others)
+    monkeypatch.setattr("clearhead.eval.harness_tasks.find_spec", lambda _name: None)
+    with pytest.raises(ClearheadError, match="did you mean choices"):
+        check_names(("choicez",), "", others)
+    with pytest.raises(ClearheadError, match=r"pip install 'clearhead\[lm-eval\]'"):
+        check_names(("hellaswag",), "", others)
