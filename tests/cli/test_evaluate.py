@@ -316,9 +316,12 @@ def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
     assert (
         _call("bench", "passkey", "sliding", "choices", "--rounds", "1", "--output", str(out)) == 0
     )
-    sweep, windows, asked = map(json.loads, out.read_text("utf-8").splitlines())
+    sweep, windows, *asked = map(json.loads, out.read_text("utf-8").splitlines())
     assert sweep["peer"] == "180 s"
     assert windows["bound"] == 1.1
-    assert asked["bound"] == pytest.approx(2 / 3)
-    assert set(asked["seconds"]) == {"contexts read once", "whole rows"}
+    assert [one["name"] for one in asked] == [f"choices, {name}" for name in choices.KINDS]
+    for one in asked:
+        assert one["bound"] == pytest.approx(2 / 3)
+        assert one["ours"] == "contexts read once, 2048 tokens"
+        assert len(one["seconds"]) == 3
     assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

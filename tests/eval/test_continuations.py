@@ -34,6 +34,7 @@ def _questions() -> list[list[Row]]:
         [Row((*start, *ids(2)), end), Row((*start, *ids(5)), end)],
         [Row(ids(3), ids(2)), Row(ids(1), ids(9))],
         [Row(same[:7], ids(1)), Row(same[:7], ids(1))],
+        [Row(same, (5,)), Row(same, (6,)), Row(same[:9], (*same[9:], 7)), Row(same, (5, 6))],
         [Row(same[:1], ids(3)), Row(same[:1], ids(2)), Row(same[:1], ids(20))],
     ]
 
@@ -101,14 +102,30 @@ def test_what_a_question_shares_is_read_once():
     rows = [Row(context, (30 + n, 40)) for n in range(4)]
     with torch.no_grad():
         prefill = Prefill(model)
-    read = []
-    hook = model.register_forward_pre_hook(
-        lambda _model, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    log_likelihoods(model, prefill, [rows], batch_tokens=1000, advanced=lambda _count: None)
-    hook.remove()
-    # All but the context's last token once; that and a first answer token by choice.
-    assert sum(read) == 19 + 4 * 2
+    one_token = [Row(context, (30 + n,)) for n in range(4)]
+    for asked, expected in (
+        # All but the context's last token once; that and a first answer token by choice.
+        (rows, 19 + 4 * 2),
+        # Answers of one token: all of them after one reading.
+        (one_token, 19 + 1),
+        ([*one_token, rows[0]], 19 + 1 + 2),
+    ):
+        log_likelihoods(model, prefill, [asked], batch_tokens=1000, advanced=lambda _count: None)
+        read, made = [], []
+        hooks = [
+            model.model.register_forward_pre_hook(
+                lambda _model, _args, kwargs, read=read: read.append(kwargs["input_ids"].numel()),
+                with_kwargs=True,
+            ),
+            model.lm_head.register_forward_hook(
+                lambda _head, _args, out, made=made: made.append(out.shape[:-1].numel())
+            ),
+        ]
+        log_likelihoods(model, prefill, [asked], batch_tokens=1000, advanced=lambda _count: None)
+        for hook in hooks:
+            hook.remove()
+        assert sum(read) <= expected + 1  # one of padding
+        assert sum(made) <= sum(len(row.continuation) for row in asked) + 2
 
 
 def test_a_likelihood_that_is_none():

@@ -1,17 +1,24 @@
 """How likely a model finds what continues a context, many at a time.
 
 The continuations of one question stand after one context, or after two that start alike: what they
-share is read once, with that of other questions beside it, then all that differs.
+share is read once, with that of other questions of like length beside it, then all that differs,
+again beside what is of like length. Only what is scored meets the output matrix.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError
 from clearhead.eval.prefill import Prefill, Prompt
+
+# A batch is closed where the next is shorter than a share of its longest, for padding costs as text
+# does; but not before it has tokens enough to be worth a call.
+SPARSE, ENOUGH = 0.85, 256
+Unit = TypeVar("Unit")
 
 
 class Row(NamedTuple):
@@ -65,67 +72,115 @@ def log_likelihoods(
     Logarithms are taken in float32 at least and summed in float64.
 
     Args:
-        batch_tokens: tokens of rows run together, at most (a single longer question runs alone); it
+        batch_tokens: tokens of rows run together, at most (a single longer row runs alone); it
             changes speed and memory, not the scores.
         advanced: told how many rows were just scored.
 
     Raises:
         ClearheadError: a likelihood that is NaN.
     """
-    prompts = [_prompts(rows) for rows in questions]
     scores = [[0.0] * len(rows) for rows in questions]
-    for group in _groups(prompts, prefill, batch_tokens):
-        with evaluating(model):
-            logits_BKV = prefill.tails([prompts[question][choice] for question, choice in group])
-            for logits_KV, (question, choice) in zip(logits_BKV, group, strict=True):
-                ids = questions[question][choice].continuation
-                target_N1 = torch.tensor(ids, device=logits_KV.device)[:, None]
-                wide_NV = logits_KV[-len(ids) :].to(
-                    torch.promote_types(logits_KV.dtype, torch.float32)
-                )
-                found_N1 = wide_NV.log_softmax(-1).gather(1, target_N1)
-                scores[question][choice] = float(found_N1.double().sum())
-        advanced(len(group))
+    pieces = [_pieces(number, rows, prefill.shares) for number, rows in enumerate(questions)]
+    with evaluating(model):
+        for some in _batches(pieces, _shared, _shared, batch_tokens):
+            begun = prefill.begin([piece[0].prompt.context for piece in some])
+            tails = [tail for piece in some for tail in piece]
+            for batch in _batches(tails, _new, _whole, batch_tokens, equal=not prefill.pads):
+                counts = [max(map(len, tail.answers.values())) for tail in batch]
+                parts = prefill.finish(begun, [tail.prompt for tail in batch], counts)
+                for (question, choice), score in _scores(parts, batch, counts):
+                    scores[question][choice] = score
+                advanced(sum(len(tail.answers) for tail in batch))
     if any(score != score for row in scores for score in row):
         raise ClearheadError("the model's log-likelihood of an answer is NaN")
     return scores
 
 
-def _prompts(rows: Sequence[Row]) -> list[Prompt]:
-    """What is read of each row: what all of them share, at most up to the first that is scored."""
+class _Tail(NamedTuple):
+    """What is read of a row, and by (question, choice) the tokens that are scored after it.
+
+    The last of those is not read, so that answers of one token are all scored by one reading.
+    """
+
+    prompt: Prompt
+    answers: dict[tuple[int, int], tuple[int, ...]]
+
+
+def _pieces(question: int, rows: Sequence[Row], shares: bool) -> list[_Tail]:
+    """What is read of a question: what all its rows share, at most up to the first scored token."""
     read = [row.context + row.continuation[:-1] for row in rows]
-    shared = min(len(row.context) for row in rows) - 1
+    shared = min(len(row.context) for row in rows) - 1 if shares else 0
     while any(ids[:shared] != read[0][:shared] for ids in read):
         shared -= 1
-    return [Prompt(ids[:shared], ids[shared:]) for ids in read]
+    found: dict[tuple[int, ...], _Tail] = {}
+    for choice, (ids, row) in enumerate(zip(read, rows, strict=True)):
+        tail = found.setdefault(ids, _Tail(Prompt(ids[:shared], ids[shared:]), {}))
+        tail.answers[question, choice] = row.continuation
+    return list(found.values())
 
 
-def _groups(
-    prompts: Sequence[Sequence[Prompt]], prefill: Prefill, batch_tokens: int
-) -> Iterator[list[tuple[int, int]]]:
-    """Which rows run together, as (question, choice): a question's, where they share something.
+def _shared(piece: Sequence[_Tail]) -> int:
+    return len(piece[0].prompt.context)
 
-    The longest first, so that neighbours are of like length: by what each choice runs, first.
+
+def _new(tail: _Tail) -> int:
+    return len(tail.prompt.tail)
+
+
+def _whole(tail: _Tail) -> int:
+    return len(tail.prompt.ids)
+
+
+def _batches(
+    units: Sequence[Unit],
+    run: Callable[[Unit], int],
+    held: Callable[[Unit], int],
+    batch_tokens: int,
+    *,
+    equal: bool = False,
+) -> Iterator[list[Unit]]:
+    """Which units run together: neighbours by the tokens that each runs, the longest first.
+
+    Args:
+        held: tokens whose keys and values a unit takes, those that it runs among them.
+        equal: whether only units that hold equally many may.
     """
-    places = [[(q, c) for c in range(len(rows))] for q, rows in enumerate(prompts)]
-    units = places if prefill.shares else [[place] for unit in places for place in unit]
+    batch: list[Unit] = []
+    first = most = 0
+    for unit in sorted(units, key=lambda unit: (run(unit), held(unit)), reverse=True):
+        full = max(most, held(unit)) * (len(batch) + 1) > batch_tokens
+        sparse = run(unit) < SPARSE * first and first * len(batch) > ENOUGH
+        if batch and (full or sparse or (equal and held(unit) != most)):
+            yield batch
+            batch, most = [], 0
+        first = run(batch[0] if batch else unit)
+        most = max(most, held(unit))
+        batch.append(unit)
+    if batch:
+        yield batch
 
-    def longest(unit: list[tuple[int, int]]) -> int:
-        return max(len(prompts[question][choice].ids) for question, choice in unit)
 
-    def cost(unit: list[tuple[int, int]]) -> tuple[int, int]:
-        tails = [len(prompts[question][choice].tail) for question, choice in unit]
-        return (max(tails) if prefill.shares else 0), longest(unit)
-
-    group: list[tuple[int, int]] = []
-    most = 0
-    for unit in sorted(units, key=cost, reverse=True):
-        length = longest(unit)
-        full = max(most, length) * (len(group) + len(unit)) > batch_tokens
-        if group and (full or (length != most and not prefill.pads)):
-            yield group
-            group, most = [], 0
-        group = group + unit
-        most = max(most, length)
-    if group:
-        yield group
+def _scores(
+    parts: Iterable[Tensor], batch: Sequence[_Tail], counts: Sequence[int]
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """log p of each answer, from the logits [N, V] of the last `counts` tokens of each tail."""
+    places, tokens, owners, names = list[int](), list[int](), list[int](), list[tuple[int, int]]()
+    end = 0
+    for tail, count in zip(batch, counts, strict=True):
+        end += count
+        for name, answer in tail.answers.items():
+            places += range(end - len(answer), end)
+            tokens += answer
+            owners += [len(names)] * len(answer)
+            names.append(name)
+    place_M, token_M, owner_M = map(torch.tensor, (places, tokens, owners))
+    sums = torch.zeros(len(names), dtype=torch.float64)
+    start = 0
+    for logits_NV in parts:
+        wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        here = (place_M >= start) & (place_M < start + len(wide_NV))
+        row, token = ((x[here]).to(wide_NV.device) for x in (place_M - start, token_M))
+        found = wide_NV[row, token] - wide_NV.logsumexp(-1)[row]
+        sums.index_add_(0, owner_M[here], found.double().cpu())
+        start += len(wide_NV)
+    return zip(names, sums.tolist(), strict=True)

@@ -37,7 +37,7 @@ class Losses:
             Float32 (float64 for such a model), [B, T − first], nats.
         """
         if self._logits is None:
-            by_parts = _head_makes_logits(self._model, ids_BT)
+            by_parts = head_makes_logits(self._model, ids_BT)
             self._logits = self._by_parts if by_parts else self._whole
         forget(self._model)
         target_N = ids_BT[:, first:].flatten()
@@ -62,7 +62,7 @@ class Losses:
         )
 
 
-def _head_makes_logits(model: Any, ids_BT: Tensor) -> bool:
+def head_makes_logits(model: Any, ids_BT: Tensor) -> bool:
     """Whether the logits are just the output matrix applied to the last hidden state.
 
     Some models scale or cap them afterwards. Tried on a few tokens rather than looked up.

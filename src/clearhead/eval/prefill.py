@@ -7,8 +7,9 @@ hidden by the mask, so that what a row gives does not depend on its neighbours.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from clearhead.diagnose.running import backbone
 from clearhead.errors import ClearheadError
 from clearhead.eval.frequencies import follow_length, forget, of_the_batch
+from clearhead.eval.losses import LOGITS, head_makes_logits
 
 
 class Prompt(NamedTuple):
@@ -37,8 +40,8 @@ class State:
 
     Attributes:
         cache: of transformers; `mask` says which of its slots hold tokens, bool [B, S].
-        logits: float [B, V], of the token after each prompt; while a batch of tails is read
-            [B, K, V], of the tokens after each of its last K.
+        logits: float [B, V], of the token after each prompt; while more are asked for [B, K, V],
+            of the tokens after each of its last K, or their hidden states [B, K, C].
     """
 
     cache: Any
@@ -46,11 +49,18 @@ class State:
     logits: Tensor
 
 
-class _Kept(NamedTuple):
-    """Rows of cached tokens, right-aligned: keys and values of each layer, and what they are of."""
+class Kept(NamedTuple):
+    """Rows of cached tokens: keys and values of each layer, and what they are of.
+
+    Rows end together where `at_end`, or else begin together.
+    """
 
     layers: list[tuple[Tensor, Tensor]]
     rows: list[tuple[int, ...]]
+    at_end: bool = True
+
+
+_NOTHING = Kept([], [()])
 
 
 class Prefill:
@@ -70,33 +80,59 @@ class Prefill:
         self._takes_positions = "position_ids" in names
         self.pads = not of_the_batch(model)
         self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
-        self._kept: _Kept | None = None
+        self._kept: Kept | None = None
 
     def read(self, prompts: Sequence[Prompt]) -> State:
         """Read a batch of prompts."""
-        state = self._read(prompts, keep=1)
+        contexts = list(dict.fromkeys(prompt.context for prompt in prompts if prompt.context))
+        read = _NOTHING
+        forget(self._model)
+        if self.shares and contexts:
+            read = self._extend(self._start(contexts), [0] * len(contexts), contexts)
+        state = self._after(read, prompts, 1)
         state.logits = state.logits[:, -1]
         return state
 
-    def tails(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The logits after every token of each tail: float [B, longest tail, V].
+    def begin(self, contexts: Sequence[tuple[int, ...]]) -> Kept:
+        """Read what prompts start with, where `shares`: nothing elsewhere.
 
-        Shorter tails end with the longest: a row's first places are then its context's, or nothing.
+        Padded on the right, which nothing before it sees: without a mask, attention takes its
+        quickest path. No token meets the output matrix.
         """
-        return self._read(prompts, keep=max(len(prompt.tail) for prompt in prompts)).logits
+        rows = list(filter(None, contexts)) if self.shares else []
+        if not rows:
+            return _NOTHING
+        ids_BT = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+        for index, row in enumerate(rows):
+            ids_BT[index, : len(row)] = torch.tensor(row)
+        cache = DynamicCache()
+        trunk = backbone(self._model)
+        trunk(input_ids=ids_BT.to(self._model.device), past_key_values=cache, use_cache=True)
+        return Kept([(layer.keys, layer.values) for layer in cache.layers], rows, at_end=False)
 
-    def _read(self, prompts: Sequence[Prompt], keep: int) -> State:
+    def finish(
+        self, begun: Kept, prompts: Sequence[Prompt], counts: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Read prompts whose contexts were begun, whole where they were not.
+
+        Returns:
+            The logits after the last `counts` tokens of each, all in a row: float [N, V], in parts.
+        """
         forget(self._model)
-        rows = [prompt.ids for prompt in prompts]
-        if not self.shares:
-            return self._run(None, rows, [0] * len(rows), keep)
-        contexts = list(dict.fromkeys(prompt.context for prompt in prompts if prompt.context))
-        if not contexts:
-            return self._run(None, rows, [0] * len(rows), keep)
-        start = self._start(contexts)
-        read = self._extend(start, [0] * len(contexts), contexts)
-        places = {context: place for place, context in enumerate(contexts)}
-        return self._onto(read, [places.get(prompt.context, 0) for prompt in prompts], rows, keep)
+        keep = max(counts)
+        if self._head is None:
+            last_BKV = self._after(begun, prompts, keep).logits
+            return iter([row[keep - n :] for row, n in zip(last_BKV, counts, strict=True)])
+        last_BKC = self._after(begun, prompts, keep, hidden=True).logits
+        asked = torch.cat([row[keep - n :] for row, n in zip(last_BKC, counts, strict=True)])
+        return map(self._head, asked.split(max(1, LOGITS // len(self._head.weight))))
+
+    @cached_property
+    def _head(self) -> Any:
+        """The output matrix, where logits are just that times the last hidden state."""
+        few = torch.zeros(1, 2, dtype=torch.int64, device=self._model.device)
+        known = head_makes_logits(self._model, few)
+        return self._model.get_output_embeddings() if known else None
 
     def step(self, state: State, tokens_B: Tensor) -> None:
         """Append a token to each row of the state."""
@@ -115,13 +151,13 @@ class Prefill:
         state.logits = logits[:, -1]
         return logits
 
-    def _start(self, contexts: list[tuple[int, ...]]) -> _Kept:
+    def _start(self, contexts: list[tuple[int, ...]]) -> Kept:
         """The longest common start of the contexts, one row."""
         shared = contexts[0]
         for context in contexts[1:]:
             shared = shared[: _common(shared, context)]
         if self._kept is None:
-            self._kept = _Kept([], [()])
+            self._kept = _NOTHING
         known = _common(self._kept.rows[0], shared)
         if known == len(shared):  # no more than is kept: what is kept stays whole
             return self._kept
@@ -132,15 +168,30 @@ class Prefill:
             self._kept = start
         return start
 
-    def _extend(self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]]) -> _Kept:
+    def _extend(self, kept: Kept, places: list[int], rows: list[tuple[int, ...]]) -> Kept:
         known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
         if known == list(map(len, rows)):
-            return _Kept(self._cut(kept, places, [len(row) for row in rows]), rows)
+            return Kept(self._cut(kept, places, [len(row) for row in rows]), rows)
         cache = self._onto(kept, places, rows, 1).cache
-        return _Kept([(layer.keys, layer.values) for layer in cache.layers], rows)
+        return Kept([(layer.keys, layer.values) for layer in cache.layers], rows)
+
+    def _after(
+        self, kept: Kept, prompts: Sequence[Prompt], keep: int, *, hidden: bool = False
+    ) -> State:
+        """Read prompts of which some have their context among the kept rows."""
+        places = {row: place for place, row in enumerate(kept.rows)}
+        rows = [prompt.ids for prompt in prompts]
+        each = [places.get(prompt.context, 0) for prompt in prompts]
+        return self._onto(kept, each, rows, keep, hidden=hidden)
 
     def _onto(
-        self, kept: _Kept, places: list[int], rows: list[tuple[int, ...]], keep: int
+        self,
+        kept: Kept,
+        places: list[int],
+        rows: list[tuple[int, ...]],
+        keep: int,
+        *,
+        hidden: bool = False,
     ) -> State:
         """Read `rows`, of which each has its start in the kept row at its place.
 
@@ -156,17 +207,18 @@ class Prefill:
             cache = DynamicCache()
             for index, (k, v) in enumerate(self._cut(kept, places, reused)):
                 cache.update(k, v, index)
-        return self._run(cache, rows, reused, keep)
+        return self._run(cache, rows, reused, keep, hidden)
 
     def _cut(
-        self, kept: _Kept, places: list[int], lengths: list[int]
+        self, kept: Kept, places: list[int], lengths: list[int]
     ) -> list[tuple[Tensor, Tensor]]:
         """The first `lengths` tokens of the kept rows at `places`, right-aligned again."""
         if not kept.layers:
             return []
         slots = kept.layers[0][0].shape[2]
         device = kept.layers[0][0].device
-        first_B = torch.tensor([slots - len(kept.rows[place]) for place in places], device=device)
+        first = [slots - len(kept.rows[place]) if kept.at_end else 0 for place in places]
+        first_B = torch.tensor(first, device=device)
         length_B = torch.tensor(lengths, device=device)
         slot_S = torch.arange(max(lengths), device=device)
         # Padding takes some slot or other: the mask hides it.
@@ -177,7 +229,14 @@ class Prefill:
             for k, v in kept.layers
         ]
 
-    def _run(self, cache: Any, rows: list[tuple[int, ...]], reused: list[int], keep: int) -> State:
+    def _run(
+        self,
+        cache: Any,
+        rows: list[tuple[int, ...]],
+        reused: list[int],
+        keep: int,
+        hidden: bool,
+    ) -> State:
         """Run what is left of each row after its first `reused` tokens, which the cache holds."""
         device = self._model.device
         slots = max(map(len, rows))
@@ -190,21 +249,24 @@ class Prefill:
         mask_BS = mask_BS.to(device)
         if cache is None:
             cache = DynamicCache() if self.shares else None
-        out = self._forward(cache, ids_BT.to(device), mask_BS, keep)
-        return State(cache=out.past_key_values, mask=mask_BS, logits=out.logits[:, -keep:])
+        out = self._forward(cache, ids_BT.to(device), mask_BS, keep, hidden)
+        return State(cache=out.past_key_values, mask=mask_BS, logits=out[0][:, -keep:])
 
-    def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int) -> Any:
+    def _forward(
+        self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int, hidden: bool = False
+    ) -> Any:
         positions = {}
         if self._takes_positions:
             count_BS = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)
             positions = {"position_ids": count_BS[:, -ids_BT.shape[1] :]}
-        return self._model(
+        run = backbone(self._model) if hidden else self._model
+        return run(
             input_ids=ids_BT,
             attention_mask=mask_BS.long(),
             past_key_values=cache,
             use_cache=True,
             **positions,
-            **({"logits_to_keep": keep} if self._keeps else {}),
+            **({"logits_to_keep": keep} if self._keeps and not hidden else {}),
         )
 
 

@@ -39,7 +39,7 @@ class Ratio:
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], None]], rounds: int, *, unmeasured: int = 2
+    sides: Mapping[str, Callable[[], object]], rounds: int, *, unmeasured: int = 2
 ) -> dict[str, list[float]]:
     """Seconds of each side in each round, after unmeasured calls (the first one compiles)."""
     for step in sides.values():
