@@ -99,6 +99,12 @@ def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
 
 
 def test_shots_and_limit(folder, subject):
+    plain = _measured(HarnessTask(tasks=("asked",), include_path=str(folder), limit=3), subject)
+    assert plain["requests_cut"] == 0
+    many = HarnessTask(tasks=("asked",), include_path=str(folder), limit=3, shots=15)
+    cut = _measured(many, subject)  # of 64 tokens
+    assert cut["requests_cut"] == sum(len(row["choices"]) for row in ROWS[:3])
+    assert cut["headlines"] == ["acc", "acc_norm", "requests_cut"]
     task = HarnessTask(tasks=("asked",), include_path=str(folder), shots=2, limit=3)
     (cell,) = task.cells(subject)
     assert cell["shots"] == 2

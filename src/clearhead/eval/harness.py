@@ -63,10 +63,10 @@ class HarnessTask:
                 f"shots have no effect on {name}, which lm-eval defines without: leave them out"
             )
         shots = said if self.shots is None else self.shots
-        metadata = config.get("metadata") or {}
+        stated = (config.get("metadata") or {}).get("version")
         return {
             "task": name,
-            "version": str(metadata.get("version", "none")),
+            **({} if stated is None else {"version": str(stated)}),
             # Of a group each member may say its own.
             "shots": shots if shots is not None else "as defined" if "group" in config else 0,
             "digest": known.digest(name),
@@ -83,8 +83,9 @@ class HarnessTask:
                 _seed(subject.seed)
                 for task in loaded["tasks"].values():
                     self._prepare(task, subject.seed)
+                model = _harness_model(subject, advanced)
                 found = evaluator.evaluate(
-                    lm=_harness_model(subject, advanced),
+                    lm=model,
                     task_dict=loaded,
                     limit=self.limit,
                     log_samples=False,
@@ -95,9 +96,12 @@ class HarnessTask:
         numbers = {one: _numbers(row) for one, row in found["results"].items()}
         own = numbers.pop(name, {})
         counts = [one["effective"] for one in found["n-samples"].values()]
+        shown = [key for key in own if not key.endswith("_stderr")]
         return {
             **own,
-            "headlines": [key for key in own if not key.endswith("_stderr")],
+            # Prompts too long for the model lose their beginning, shots first: then it is shown.
+            "headlines": [*shown, "requests_cut"] if model.cut else shown,
+            "requests_cut": model.cut,
             "items": sum(counts),
             "shots": found["n-shot"].get(name) if not numbers else found["n-shot"],
             "lm_eval": version("lm_eval"),
@@ -113,7 +117,7 @@ class HarnessTask:
 
 
 def _seed(seed: int) -> None:
-    """What tasks draw by; `lm_eval --seed` sets the same."""
+    """What tasks draw by; lm-eval's `--seed` sets the same."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -151,7 +155,11 @@ def _harness_model(subject: Subject, advanced: Advanced) -> Any:
             advanced(len(context))
             return found
 
+        cut = 0
+
         def _loglikelihood_tokens(self, requests: Any, *_args: Any, **kwargs: Any) -> Any:
+            sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
+            self.cut += sum(size > self.max_length for size in sizes)
             return super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:

@@ -48,13 +48,12 @@ def grids(lines: Sequence[Line]) -> list[Grid]:
             ]
             if all(line["result"].get(headline) is None for _, line in having):
                 continue  # what this task finds only of other data
-            has = [place for place, _ in having]
             found.append(
                 Grid(
                     task=task,
                     headline=str(headline),
-                    columns=tuple(sorted({column for _, column in has})),
-                    rows=tuple(dict.fromkeys(row for row, _ in has)),
+                    columns=tuple(sorted({column for (_, column), _ in having})),
+                    rows=tuple(dict.fromkeys(row for (row, _), _ in having)),
                     values={place: _value(line, headline) for place, line in having},
                 )
             )
