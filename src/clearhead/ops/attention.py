@@ -84,9 +84,8 @@ class _Attend(torch.autograd.Function):
             o, lse = kernel.forward(q, k, v, **options._asdict())
         if sink is not None:
             lse1 = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
-            o1 = o * torch.exp(lse - lse1)[..., None]
-            # Not a cast that casts nothing: torch 2.11 compiles that into gradients of zero.
-            o, lse = o1 if o1.dtype == o.dtype else o1.to(o.dtype), lse1
+            # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
+            o, lse = o.mul_(torch.exp(lse - lse1)[..., None]), lse1
         ctx.save_for_backward(q, k, v, o, lse, sink, *options[2:])
         ctx.causal, ctx.scale, ctx.kernel = options.causal, options.scale, kernel
         return o
