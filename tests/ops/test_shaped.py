@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ops
+from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.ops import oracles, shaped_fused
 
 # The interpreter of Triton 3.6 makes numbers of arrays with one element, which NumPy 2.4 refuses.
@@ -132,3 +132,28 @@ def test_checkpointed_and_compiled():
         return torch.utils.checkpoint.checkpoint(_fused, *tensors, use_reentrant=False)
 
     _against_the_oracle(again, inputs)
+
+
+@interpreted
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_model_learns_the_same_from_the_kernels(autocast, monkeypatch):
+    changes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    changes |= {"intermediate_size": 32, "vocab_size": 31, "query_range": 0.2}
+    model = ClearheadForCausalLM(preset("sas", **changes)).train()
+    ids = torch.randint(0, 31, (2, 45))
+
+    def run() -> list[Tensor]:
+        with torch.autocast("cpu", BF16, enabled=autocast):
+            loss = model(ids, labels=ids).loss
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    want = run()
+    asked = []
+    monkeypatch.setattr(
+        shaped_fused, "takes", lambda x, o: asked.append((x.dtype, o.dtype)) or True
+    )
+    got = run()
+    assert asked == [(FP32, BF16 if autocast else FP32)] * 2
+    largest = max(b.abs().max().item() for b in want[1:])
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * largest
