@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before transformers reads it: no test waits for a network that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,13 +14,27 @@ import pytest
 import torch
 
 # Test folders are no packages: what several floors share is loaded by its path.
-_spec = importlib.util.spec_from_file_location(
-    "tests_architectures", Path(__file__).with_name("architectures.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-sys.modules["tests_architectures"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["tests_architectures"])
+for _name in ("architectures", "judge_server"):
+    _spec = importlib.util.spec_from_file_location(
+        f"tests_{_name}", Path(__file__).with_name(f"{_name}.py")
+    )
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = sys.modules[f"tests_{_name}"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A judge on loopback, which no proxy stands before; and no pause between tries."""
+    from clearhead.eval import endpoint
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.0)
+    server = sys.modules["tests_judge_server"].JudgeServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tests_judge_server as served
 
 from clearhead.cli import main
 from clearhead.eval import TASKS
@@ -198,6 +199,63 @@ def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     html = tmp_path / "report.html"
     assert _call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
     assert "order alternating" in html.read_text("utf-8")
+
+
+def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkeypatch, judge):
+    def file(name: str) -> str:
+        rows = [
+            {"question": f"{name} {n}", "answers": ["a head"], "passage": f"A {n} of {name}"}
+            for n in range(3)
+        ]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+        return str(tmp_path / name)
+
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    records, page = tmp_path / "records.jsonl", tmp_path / "page.html"
+    words = ["eval", str(trained), "--tasks", "hallucination", "--lengths", "256"]
+    words += ["--hallucination.files", file("one.jsonl"), file("two.jsonl")]
+    words += ["--records", str(records), "--hallucination.answer-tokens", "5"]
+    assert _call(*words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hallucination, token f1 by length" in out
+    assert "accuracy" not in out  # nobody judged
+    texts = [json.loads(line) for line in records.with_name("records.jsonl.texts").open()]
+    assert len(texts) == 6
+    words += ["--hallucination.judge.endpoint", judge.url, "--hallucination.judge.model", "gpt-x"]
+    words += ["--hallucination.judge.key-variable", "A_KEY", "--hallucination.judge.tries", "2"]
+
+    def leaving(prompt: str) -> served.Answer:
+        if len(judge.prompts) > 4:
+            raise ConnectionError
+        return served.completion(
+            "Conclusion: True" if "one.jsonl" in prompt else "Conclusion: False"
+        )
+
+    judge.answer = leaving
+    assert _call(*words) == 2
+    (last,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert last.startswith(f"clearhead: judge {judge.url} cannot be reached")
+    assert last.endswith("records.jsonl.texts, and the same command goes on")
+    assert [cell["at"].get("judge") for cell in _cells(tmp_path)] == [None, None, "gpt-x"]
+    judge.requests.clear()
+    assert _call(*words) == 0
+    assert len(judge.prompts) == 2
+    results = [cell["result"] for cell in _cells(tmp_path)]
+    assert [result.get("accuracy") for result in results] == [None, None, 1.0, 0.0]
+    for before, after in zip(results[:2], results[2:], strict=True):
+        assert {key: after[key] for key in before} == before
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hallucination, accuracy by length" in out
+    assert "file two.jsonl, judge gpt-x" in out
+    assert _call("report", str(records), "--output", str(page)) == 0
+    assert "none, file two.jsonl, judge gpt-x" in page.read_text("utf-8")
+    for path in tmp_path.iterdir():
+        assert "sk-secret" not in path.read_text("utf-8")
+    (tmp_path / "two.jsonl").write_text('{"question": "a", "answers": ["b"], "text": "c"}')
+    assert _call(*words) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "two.jsonl, line 1 lacks passage" in last
+    assert "it has question, answers, text" in last
 
 
 def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):

@@ -125,6 +125,24 @@ def test_train_resume_eval_generate(capsys, tmp_path, settings):
     assert cells == [("perplexity", 16), ("perplexity", 32)]
 
 
+def test_texts_beyond_learned_positions_are_refused_beforehand(capsys, tmp_path, settings):
+    run = tmp_path / "run"
+    shape = ["--set", "position=learned", "hidden_size=24", "num_hidden_layers=2"]
+    words = [*settings, "--output", str(run), *shape]
+    for verb in ("train", "compare"):
+        refused = _refusal(capsys, verb, "sas", *words, "max_position_embeddings=8")
+        assert "windows of 16 tokens are more than the 8 positions" in refused
+        assert not run.exists()
+    assert _call("train", "sas", *words, "max_position_embeddings=16") == 0
+    refused = _refusal(capsys, "generate", str(run), "attention", "--tokens", "50")
+    room = int(refused.split("ask for ")[1].split()[0])
+    assert _call("generate", str(run), "attention", "--tokens", str(room)) == 0
+    assert str(room) in _refusal(
+        capsys, "generate", str(run), "attention", "--tokens", f"{room + 1}"
+    )
+    assert "shorten the prompt" in _refusal(capsys, "generate", str(run), "attention " * 40)
+
+
 def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
     run = tmp_path / "run"
     assert _call("train", "transformer", "--output", str(run), *settings) == 0
@@ -136,7 +154,7 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
 def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
     from clearhead.experiments.bench import attention
 
-    monkeypatch.setattr(attention, "TOKENS", 512)
+    monkeypatch.setitem(attention.TOKENS, "cpu", 512)
     out = tmp_path / "bench.jsonl"
     assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
     (line,) = [json.loads(text) for text in out.read_text().splitlines()]
@@ -159,7 +177,7 @@ def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
     from clearhead.experiments.bench import optimizer as bench
 
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.SHAPE, **small})
+    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.OPTIMIZER_SHAPE, **small})
     monkeypatch.setattr(bench, "OPTIMIZER_BATCH", 1)
     monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
     monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())

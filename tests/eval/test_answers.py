@@ -77,7 +77,7 @@ def _by_hand(model, prompt: Prompt, answer: tuple[int, ...], new: int):
 )
 def test_equals_whole_forward_passes_one_by_one(name, batch_tokens):
     model = _make(name).double().eval()
-    reader = Reader(model, batch_tokens=batch_tokens, end=None)
+    reader = Reader(model, batch_tokens=batch_tokens)
     assert reader.prefill.shares
     prompts = _prompts()
     answers = [tuple(torch.randint(0, VOCABULARY, (n,)).tolist()) for n in (3, 1, 0, 2, 4, 2)]
@@ -98,8 +98,8 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
     model = _make(name).double().eval()
     prompts = _prompts()
     answers = [(1, 2)] * len(prompts)
-    alone = Reader(model, batch_tokens=1, end=None).ask(prompts, answers, new_tokens=4)
-    reader = Reader(model, batch_tokens=10_000, end=None)
+    alone = Reader(model, batch_tokens=1).ask(prompts, answers, new_tokens=4)
+    reader = Reader(model, batch_tokens=10_000)
     assert not reader.prefill.shares
     together = reader.ask(prompts, answers, new_tokens=4)
     for prompt, one, other in zip(prompts, alone, together, strict=True):
@@ -116,7 +116,7 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
 @pytest.mark.parametrize("name", [*CLEARHEAD, "Llama", "GPT-2"])
 def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, batch_tokens):
     model = _make(name).double().eval()
-    reader = Reader(model, batch_tokens=batch_tokens, end=None)
+    reader = Reader(model, batch_tokens=batch_tokens)
     answers = [(1, 2, 3), (1,), (1, 2), (5, 4, 3, 2), (7,)]
     for prompt in _prompts():
         found = reader.weigh(prompt, answers)
@@ -131,14 +131,14 @@ def test_under_dynamic_scaling_answers_weigh_as_in_decoding(name, batch_tokens):
     model = _make(name).double().eval()
     answers = [(1, 2, 3), (1,), (5, 4, 3, 2), (7, 1)]
     for prompt in _prompts():
-        asked = Reader(model, batch_tokens=1, end=None).ask([prompt] * 4, answers)
-        found = Reader(model, batch_tokens=batch_tokens, end=None).weigh(prompt, answers)
+        asked = Reader(model, batch_tokens=1).ask([prompt] * 4, answers)
+        found = Reader(model, batch_tokens=batch_tokens).weigh(prompt, answers)
         assert found == pytest.approx([-sum(answer.loss) for answer in asked], rel=1e-9)
 
 
 def test_a_prompt_is_read_once_for_all_its_answers():
     model = _make("transformer").eval()
-    reader = Reader(model, batch_tokens=100_000, end=None)
+    reader = Reader(model, batch_tokens=100_000)
     read = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -151,7 +151,7 @@ def test_a_prompt_is_read_once_for_all_its_answers():
 
 def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer():
     model = _make("transformer").eval()
-    reader = Reader(model, batch_tokens=1000, end=None)
+    reader = Reader(model, batch_tokens=1000)
     prompts = _prompts()
     first = reader.ask(prompts, [()] * len(prompts), new_tokens=3)
     for answer in (first[0].written, first[1].written, (1, 2, 3)):
@@ -163,9 +163,14 @@ def test_all_forced_tokens_are_right_exactly_where_greedy_starts_with_the_answer
 def test_an_answer_ends_at_the_end_token():
     model = _make("transformer").eval()
     prompts = _prompts()
-    free = Reader(model, batch_tokens=1000, end=None).ask(prompts, [()] * 6, new_tokens=6)
+    free = Reader(model, batch_tokens=1000).ask(prompts, [()] * 6, new_tokens=6)
     end = free[0].written[2]
-    stopped = Reader(model, batch_tokens=1000, end=end).ask(prompts, [()] * 6, new_tokens=6)
+    reader = Reader(model, batch_tokens=1000)
+    (found,) = reader.each(prompts, [()] * 6, new_tokens=6, enough=lambda ids: ids[-1] == end)
+    for number, answer in enumerate(free):
+        until = (*answer.written, end).index(end) + 1
+        assert found[number].written == answer.written[:until]
+    stopped = Reader(model, batch_tokens=1000, ends=[end]).ask(prompts, [()] * 6, new_tokens=6)
     for one, other in zip(free, stopped, strict=True):
         cut = one.written.index(end) if end in one.written else 6
         assert other.written == one.written[:cut]
@@ -173,7 +178,7 @@ def test_an_answer_ends_at_the_end_token():
 
 def test_what_is_shared_is_read_once():
     model = _make("transformer").eval()
-    reader = Reader(model, batch_tokens=100_000, end=None)
+    reader = Reader(model, batch_tokens=100_000)
     read = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -204,10 +209,10 @@ def test_what_is_shared_is_read_once():
 def test_refuses_a_model_without_a_key_value_cache():
     config = MambaConfig(vocab_size=8, hidden_size=8, state_size=2, num_hidden_layers=1)
     with pytest.raises(ClearheadError, match="MambaForCausalLM gives no key-value cache"):
-        Reader(MambaForCausalLM(config).eval(), batch_tokens=8, end=None)
+        Reader(MambaForCausalLM(config).eval(), batch_tokens=8)
 
 
 def test_refuses_more_tokens_than_learned_positions():
-    reader = Reader(_make("GPT-2").eval(), batch_tokens=1000, end=None)
+    reader = Reader(_make("GPT-2").eval(), batch_tokens=1000)
     with pytest.raises(ClearheadError, match="66 tokens are more than the 64 learned positions"):
         reader.ask([Prompt((1,) * 60, (2,))], [(3,)], new_tokens=5)

@@ -108,6 +108,7 @@ def test_plan_by_hand():
     rotation, attention = 3 * 32 * 12, 4 * 192 * 257 / 2
     assert found.forward_flops == 2 * (4 * layer + 4096 * 192) + 4 * (rotation + attention)
     assert found.cache_bytes == 4 * 2 * 2 * 192
+    assert plan(preset("bert")).cache_bytes == 0
     untied = plan(preset("transformer", "tiny", tie_word_embeddings=False))
     assert untied.parameters == found.parameters + 4096 * 192
     assert untied.non_embedding_parameters == found.non_embedding_parameters

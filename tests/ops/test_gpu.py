@@ -5,8 +5,18 @@ import itertools
 import pytest
 import torch
 
-from clearhead.ops import attend, oracles, shaped_causal, shaped_fused, stock
+from clearhead.ops import (
+    alibi_slopes,
+    attend,
+    fading_mean,
+    oracles,
+    running_mean,
+    shaped_causal,
+    shaped_fused,
+    stock,
+)
 from clearhead.ops.kernels import Options
+from clearhead.ops.running_mean import WAYS, running_sum
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,3 +129,42 @@ def test_shaped_attention_has_no_second_derivative():
     (gradient,) = torch.autograd.grad(once, x, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_running_sums_are_float32(way, autocast):
+    x = torch.randn(2, 3, 1025, 40, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        sums = running_sum(x, way)
+    grad = torch.randn_like(sums)
+    (got,) = torch.autograd.grad(sums, x, grad)
+    want = grad.double().flip(2).cumsum(2).flip(2)
+    assert (sums - x.double().cumsum(2)).abs().max() < 1e-4
+    assert (got - want).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("fading", [False, True])
+def test_means(causal, compiled, fading):
+    """As a layer takes them: bfloat16 in, float32 out, eager and compiled."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 1025, 40, device="cuda").bfloat16().requires_grad_()
+    mask = torch.ones(2, 1025, dtype=torch.bool, device="cuda")
+    mask[0, :300] = False
+    slopes, at = alibi_slopes(3, x.device), torch.arange(1025, device="cuda")[None]
+    more = (at, slopes) if fading else ()
+    fast, slow = (
+        (fading_mean, oracles.fading_mean) if fading else (running_mean, oracles.running_mean)
+    )
+    fast = torch.compile(fast) if compiled else fast
+    for masks in ({}, {"key_mask": mask}):
+        mean, weight = fast(x, 1025, *more, causal=causal, **masks)
+        want, want_weight = slow(x, 1025, *more, causal=causal, **masks)
+        assert mean.dtype == torch.float32
+        assert (mean - want).abs().max() < 2e-5
+        assert torch.allclose(weight.double().expand_as(want_weight), want_weight, rtol=1e-5)
+        grad = torch.randn_like(mean)
+        got, expected = (torch.autograd.grad(m, x, grad.to(m.dtype))[0] for m in (mean, want))
+        assert (got - expected).abs().max() < 2e-2 * expected.abs().max()  # both are bfloat16

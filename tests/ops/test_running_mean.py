@@ -68,6 +68,19 @@ def test_every_way_of_summing_gives_the_same(way, length):
     assert torch.allclose(ours, theirs, atol=1e-12)
 
 
+def test_the_way_is_the_device_s(monkeypatch):
+    taken = []
+    for way in WAYS:
+        monkeypatch.setitem(WAYS, way, lambda x, way=way: taken.append(way) or x)
+    here, elsewhere = torch.ones(1, 1, 40, 2), torch.ones(1, 1, 40, 2, device="meta")
+    for x in (here[:, :, :16], here, elsewhere):
+        running_sum(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for x in (here, elsewhere):
+        running_sum(x)
+    assert taken == ["scan", "products", "blocks", "products", "scan"]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_of_summing_is_rounded_by_autocast(way):
     x = torch.randn(1, 1, 2051, 3, requires_grad=True)

@@ -73,6 +73,16 @@ def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
     assert HOSTILE not in text
 
 
+def test_what_was_found_nowhere_has_no_table(path):
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for line in lines:
+        line.setdefault("headlines", []).append("nothing")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    records = load(path)
+    assert {grid.headline for grid in grids(records.runs[0].cells)} == {"accuracy", "perplexity"}
+    assert "nothing" not in section(Page(records=records, looks=looks(records.arms())))
+
+
 def test_no_cells_no_section(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text('{"kind": "run", "run": "a", "preset": "coca", "seed": 0}\n', "utf-8")

@@ -11,7 +11,7 @@ VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
     "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
-    "eval": ("clearhead.cli.evaluate", "perplexity, retrieval and attention by length"),
+    "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
     "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),

@@ -33,7 +33,7 @@ class Command(DiagnoseConfig):
     output: Path = Path("runs/diagnose")
     """The folder of diagnosis.jsonl and diagnosis.html."""
     size: str = "tiny"
-    """Of an init: preset."""
+    """Of an init: preset (clearhead plan lists them)."""
     set: tuple[str, ...] = ()
     """Changes to an init: model's configuration, KEY=VALUE, such as num_hidden_layers=24."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -28,8 +28,8 @@ class Settings:
     model: Positional[str]
     """A checkpoint's folder (RUN/final), or a hub name."""
     tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots; masked for a
-    masked one. Unless given, perplexity or masked."""
+    """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
+    masked for a masked one. Unless given, perplexity or masked."""
     lengths: tuple[int, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: int = 65_536
@@ -43,13 +43,14 @@ class Settings:
     batch_tokens: int = 8192
     """Tokens run together; no result depends on it."""
     seed: int = 0
-    """Of keys, needles and places."""
+    """Of keys, needles, places and samples."""
     name: str = ""
     """The run's name in the records; unless given, that of the training run, or the folder's."""
     label: str = ""
     """Names the set of records on a report."""
     records: Path | None = None
-    """Append each cell to this file as it is done; the same command goes on where it stopped."""
+    """Append each cell to this file as it is done; the same command goes on where it stopped.
+    Texts that a task has the model write are kept beside it, in FILE.texts."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is the model's own."""
 
@@ -96,6 +97,7 @@ def run(words: list[str]) -> int:
         tokens=command.tokens,
         batch_tokens=command.batch_tokens,
         seed=command.seed,
+        kept=command.records and command.records.with_name(f"{command.records.name}.texts"),
     )
     header = _header(command)
     with _Bar() as bar:

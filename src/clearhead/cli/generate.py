@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
+from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 
 
@@ -42,6 +43,14 @@ def run(words: list[str]) -> int:
         ids = [tokenizer.bos_token_id, *ids]
     if not ids:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
+    limit = longest_text(model)
+    if limit is not None and len(ids) + command.tokens - 1 > limit:  # the last is not read again
+        room = limit + 1 - len(ids)
+        raise ClearheadError(
+            f"a prompt of {len(ids)} tokens and {command.tokens} more do not fit the {limit} "
+            "positions that this model has learned: "
+            + (f"ask for {room} at most" if room > 0 else "shorten the prompt")
+        )
     torch.manual_seed(command.seed)
     sampling: dict[str, Any] = {"do_sample": False}
     if command.temperature > 0:

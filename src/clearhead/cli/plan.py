@@ -15,7 +15,7 @@ class Command:
     presets: Positional[tuple[str, ...]] = tuple(presets())
     """Presets; all of them unless some are named."""
     size: str = "tiny"
-    """tiny or small."""
+    """One of the sizes above."""
     set: tuple[str, ...] = ()
     """Changes to the configuration, KEY=VALUE."""
 

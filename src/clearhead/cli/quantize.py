@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, resolved
+from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
+from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
 from clearhead.report.quantization import load, write

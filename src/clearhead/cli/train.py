@@ -18,6 +18,7 @@ from clearhead.experiments.building import (
     batches,
     best_device,
     check_objective,
+    check_room,
     fitted,
     masked_batches,
     masked_recipe,
@@ -43,7 +44,7 @@ class Command:
     preset: Positional[str] = "transformer"
     """A preset: clearhead plan lists them."""
     size: str = "tiny"
-    """tiny, small, or a paper's own: crammed."""
+    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
     objective: Literal["next-token", "mlm"] = "next-token"
     """What is learnt: the next token, or hidden ones. With mlm, training starts from the crammed
     BERT's recipe: add it to see those defaults."""
@@ -81,6 +82,7 @@ def run(words: list[str]) -> int:
     if share is not None:
         corpus = with_mask_token(corpus)
     config = fitted(command.preset, command.size, corpus, command.train, **changes)
+    check_room(config, command.train)
     counts = plan(config)
     _say(f"{command.preset}: {counts.parameters:,} parameters")
     torch.manual_seed(command.train.seed)

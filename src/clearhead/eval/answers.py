@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ class Answer:
     """What became of a prompt.
 
     Attributes:
-        written: the tokens of greedy decoding, up to the end token or as many as were asked for.
+        written: the tokens of greedy decoding, up to an end token or as many as were asked for.
         loss: −log p of each token of the given answer, its earlier ones given (teacher forcing).
         right: whether each of these tokens was the likeliest. All of them are if and only if greedy
             decoding starts with the whole answer.
@@ -37,13 +37,13 @@ class Reader:
         model: a causal language model of transformers.
         batch_tokens: tokens of prompts and answers run together, at most (a single longer prompt
             runs alone); it changes speed and memory, not the answers.
-        end: the token that ends an answer.
+        ends: the tokens that end an answer.
     """
 
-    def __init__(self, model: Any, *, batch_tokens: int, end: int | None) -> None:
+    def __init__(self, model: Any, *, batch_tokens: int, ends: Collection[int] = ()) -> None:
         self.model = model
         self._batch_tokens = batch_tokens
-        self._end = end
+        self._ends = frozenset(ends)
         with evaluating(model):
             self.prefill = Prefill(model)
 
@@ -55,13 +55,32 @@ class Reader:
         new_tokens: int = 0,
         advanced: Callable[[int], None] | None = None,
     ) -> list[Answer]:
-        """Answers to the prompts, in their order.
+        """Answers to the prompts, in their order; `advanced` is told how many were just answered.
+
+        Args and Raises: as `each`.
+        """
+        found: dict[int, Answer] = {}
+        for answered in self.each(prompts, answers, new_tokens=new_tokens):
+            found.update(answered)
+            if advanced is not None:
+                advanced(len(answered))
+        return [found[index] for index in range(len(prompts))]
+
+    def each(
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[tuple[int, ...]],
+        *,
+        new_tokens: int = 0,
+        enough: Callable[[Sequence[int]], bool] | None = None,
+    ) -> Iterator[dict[int, Answer]]:
+        """Answers by the prompt's number, as they are found: some at a time.
 
         Args:
             prompts: those that share a context, or a long start, best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-            advanced: told how many prompts were just answered.
+            enough: whether these tokens are all that is wanted, asked after each one.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions.
@@ -69,16 +88,12 @@ class Reader:
         room = [max(new_tokens, len(answer)) for answer in answers]
         longest = max(len(p.ids) + r for p, r in zip(prompts, room, strict=True))
         check_length(self.model, longest)
-        found: dict[int, Answer] = {}
         for group in self._groups(prompts, room):
             with evaluating(self.model):
                 answered = self._batch(
-                    [prompts[i] for i in group], [answers[i] for i in group], new_tokens
+                    [prompts[i] for i in group], [answers[i] for i in group], new_tokens, enough
                 )
-            found.update(zip(group, answered, strict=True))
-            if advanced is not None:
-                advanced(len(group))
-        return [found[index] for index in range(len(prompts))]
+            yield dict(zip(group, answered, strict=True))
 
     def weigh(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[float]:
         """log p of each answer after one prompt, summed over its tokens, in nats.
@@ -127,11 +142,15 @@ class Reader:
             yield group
 
     def _batch(
-        self, prompts: list[Prompt], answers: list[tuple[int, ...]], new_tokens: int
+        self,
+        prompts: list[Prompt],
+        answers: list[tuple[int, ...]],
+        new_tokens: int,
+        enough: Callable[[Sequence[int]], bool] | None,
     ) -> list[Answer]:
         state = self.prefill.read(prompts)
         losses, rights = self._forced(state, answers, keep=new_tokens > 0)
-        written = self._greedy(state, new_tokens)
+        written = self._greedy(state, new_tokens, enough)
         return [
             Answer(written=tokens, loss=loss, right=right)
             for tokens, loss, right in zip(written, losses, rights, strict=True)
@@ -176,20 +195,33 @@ class Reader:
             [tuple(row[: len(a)]) for row, a in zip(right_BT, answers, strict=True)],
         )
 
-    def _greedy(self, state: State, new_tokens: int) -> list[tuple[int, ...]]:
+    def _greedy(
+        self, state: State, new_tokens: int, enough: Callable[[Sequence[int]], bool] | None
+    ) -> list[tuple[int, ...]]:
         written: list[list[int]] = [[] for _ in state.mask]
         open_ = [True] * len(written)
         for place in range(new_tokens):
             token_B = state.logits.argmax(-1)
             for row, token in enumerate(token_B.tolist()):
-                open_[row] = open_[row] and token != self._end
+                open_[row] = open_[row] and token not in self._ends
                 if open_[row]:
                     written[row].append(token)
+                    open_[row] = enough is None or not enough(written[row])
             if not any(open_):
                 break
             if place + 1 < new_tokens:
                 self.prefill.step(state, token_B)
         return [tuple(tokens) for tokens in written]
+
+
+def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end what a model writes: a chat model's turn may end by another than a text.
+
+    The tokenizer's end token, and those of the model's generation_config.
+    """
+    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
+    return tuple(dict.fromkeys(token for token in found if token is not None))
 
 
 def _repeated(state: State, rows: int) -> State:

@@ -1,7 +1,5 @@
 """Multiple choice from local files, with the lm-evaluation-harness's prompts and scores."""
 
-import hashlib
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +7,7 @@ from typing import Any, ClassVar
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.continuations import encode_pairs, log_likelihoods
+from clearhead.eval.identity import check_files, file_digest
 from clearhead.eval.items import load_items
 from clearhead.eval.task import Advanced, Cell, Subject, wilson
 
@@ -25,22 +24,16 @@ class ChoicesTask:
     """Items of each file, its first; unless given, all."""
 
     def cells(self, subject: Subject) -> list[Cell]:
-        if not self.files:
-            raise ClearheadError("choices needs files: for example --choices.files hellaswag.jsonl")
+        check_files("choices", self.files, "hellaswag.jsonl")
         if self.limit is not None and self.limit < 1:
             raise ClearheadError(f"limit is {self.limit}: at least 1")
-        names = Counter(Path(file).name for file in self.files)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ClearheadError(
-                f"two files are called {twice[0]}: tables name them so; rename one"
-            )
         limit = _limit(subject.model)
         for file in self.files:
             for item in load_items(Path(file), self.limit):
                 # No tokenizer gives more tokens than bytes: only long answers can be too long.
                 if limit is not None and max(len(a.encode()) for _, a in item.pairs) > limit:
                     encode_pairs(subject.tokenizer, item.pairs, limit)
-        return [{"file": Path(file).name, "digest": _digest(Path(file))} for file in self.files]
+        return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
         """`accuracy` by the sum of log-likelihoods, `accuracy_norm` divided by characters first."""
@@ -84,7 +77,3 @@ def _best(scores: list[float]) -> int:
 def _limit(model: Any) -> int | None:
     """Tokens that are read at once, as the harness has it; what follows the trained length too."""
     return getattr(model.config, "max_position_embeddings", None) or longest_text(model)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

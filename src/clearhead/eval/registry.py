@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from clearhead.eval.allocation import AllocationTask
+from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.hidden import MaskedTask
 from clearhead.eval.hits import HitsTask
 from clearhead.eval.multiple import ChoicesTask
@@ -23,6 +24,7 @@ TASKS: Mapping[str, type[Task]] = {
     "shots": ShotsTask,
     "masked": MaskedTask,
     "choices": ChoicesTask,
+    "hallucination": HallucinationTask,
 }
 # Their texts are as long as they are: --lengths would have no effect.
 WITHOUT_LENGTH = ("choices",)

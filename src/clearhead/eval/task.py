@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
-from clearhead.eval.answers import Reader
+from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.documents import Texts
 from clearhead.eval.frequencies import check_length
+from clearhead.eval.identity import weights_digest
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
@@ -28,6 +30,8 @@ class Subject:
         tokens: of text read at each length, about.
         batch_tokens: run together; no result depends on it.
         seed: of all that is drawn.
+        kept: a file for what tasks make beside numbers, texts say, each as it is made; None keeps
+            nothing.
     """
 
     model: Any
@@ -37,12 +41,18 @@ class Subject:
     tokens: int
     batch_tokens: int
     seed: int
+    kept: Path | None = None
 
     @cached_property
     def reader(self) -> Reader:
         """Asks the model; keeps what prompts share."""
-        end = self.tokenizer.eos_token_id
-        return Reader(self.model, batch_tokens=self.batch_tokens, end=end)
+        ends = ends_of(self.model, self.tokenizer)
+        return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
+
+    @cached_property
+    def weights(self) -> str:
+        """Tells this model from any other, and from itself under another scaling."""
+        return weights_digest(self.model)
 
     def check_length(self, length: int) -> None:
         """Refuse texts of so many tokens, answer included, that the model has no positions for."""

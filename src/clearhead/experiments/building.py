@@ -8,6 +8,7 @@ from clearhead.data import Batches, Corpus, MaskedBatches, Masking
 from clearhead.data.masking import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
 
 # Objective → the model class that learns it.
@@ -35,6 +36,18 @@ def fitted(
         "pad_token_id": corpus.tokenizer.pad_token_id,
     }
     return preset(name, size, **{**keys, **changes})
+
+
+def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
+    """Refuse windows longer than the model can tell positions apart."""
+    with torch.device("meta"):
+        position = REGISTRY.find("position", config.position).build(config.layer(0), 1)
+    limit, length = position.longest(), settings.sequence_length
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"windows of {length} tokens are more than the {limit} positions of "
+            f"position={config.position!r}: lower sequence_length, or raise max_position_embeddings"
+        )
 
 
 def batches(corpus: Corpus, settings: TrainConfig) -> Batches:

@@ -10,6 +10,7 @@ import torch
 import clearhead.models  # registers our model type with transformers  # noqa: F401
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
+from clearhead.models.loading import explained
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
@@ -93,15 +94,8 @@ def _loading(what: str, name: str) -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
-    except ClearheadError:
-        raise
-    except Exception as error:  # transformers, safetensors and the hub each raise their own
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise ClearheadError(
-            f"cannot load a {what} from {name!r} ({reason}): give a folder with config.json, "
-            "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
-        ) from error
+        with explained(name, what):
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

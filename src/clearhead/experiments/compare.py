@@ -16,6 +16,7 @@ from clearhead.experiments.building import (
     OBJECTIVES,
     batches,
     best_device,
+    check_room,
     fitted,
     masked_batches,
     objective_of,
@@ -40,7 +41,7 @@ class CompareConfig:
     """Presets to train; the first arm of `transformer`, or else the first of all, is what the
     others are judged by."""
     size: str = "tiny"
-    """Size of the presets: tiny or small."""
+    """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of every preset, KEY=VALUE, such as norm=rmsnorm-single."""
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -177,6 +178,7 @@ class _Job:
         self.seed = seed
         self.settings = replace(arm.train, seed=seed)
         self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
+        check_room(self.model, self.settings)
         self.folder = config.output / f"{arm.folder}-seed{seed}"
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"

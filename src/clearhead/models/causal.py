@@ -9,6 +9,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
+from clearhead.models.checks import check_labels
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
 
@@ -88,12 +89,9 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             **arguments,
         )
         x = out.last_hidden_state
-        if labels is not None and labels.shape != x.shape[:2]:
-            raise ClearheadError(
-                f"labels must be {list(x.shape[:2])}, as the tokens; found {list(labels.shape)}"
-            )
         loss = None
         if labels is not None:
+            check_labels(labels, x)
             loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
         logits = None
         if labels is None or not self.training:

@@ -41,6 +41,14 @@ def check_positions(position_ids: Tensor | None, batch: int, tokens: int) -> Non
         )
 
 
+def check_labels(labels: Tensor, x_BTC: Tensor) -> None:
+    """One for each token."""
+    if labels.shape != x_BTC.shape[:2]:
+        raise ClearheadError(
+            f"labels must be {list(x_BTC.shape[:2])}, as the tokens; found {list(labels.shape)}"
+        )
+
+
 def check_cache(cache: Any, layers: int) -> None:
     """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ)."""
     if cache is None:

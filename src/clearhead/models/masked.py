@@ -9,6 +9,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import IGNORED
+from clearhead.models.checks import check_labels
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
 
@@ -64,9 +65,15 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         x = out.last_hidden_state
         loss = None
         if labels is not None:
-            hidden_BT = labels != IGNORED
-            total = ops.linear_cross_entropy(x[hidden_BT], self.lm_head.weight, labels[hidden_BT])
-            loss = total / (hidden_BT.sum() if num_items_in_batch is None else num_items_in_batch)
+            check_labels(labels, x)
+            # A GPU is waited for once, to learn how many they are; a mask as index would cost two.
+            (hidden_N,) = (labels.flatten() != IGNORED).nonzero(as_tuple=True)
+            total = ops.linear_cross_entropy(
+                x.flatten(0, 1).index_select(0, hidden_N),
+                self.lm_head.weight,
+                labels.flatten().index_select(0, hidden_N),
+            )
+            loss = total / (len(hidden_N) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,
             logits=None if labels is not None and self.training else self.lm_head(x),

@@ -17,7 +17,8 @@ class Plan:
         parameters: all of them and the head's, a tied matrix once.
         non_embedding_parameters: without the token and position embeddings and the head.
         forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
-        cache_bytes: key-value cache of one token, at two bytes a number.
+        cache_bytes: key-value cache of one token, at two bytes a number; 0 where there is none, as
+            every token sees the whole text.
         length: the sequence length counted with.
     """
 
@@ -51,7 +52,8 @@ def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
         layer = config.layer(index)
         for declaration in REGISTRY.of(layer).values():
             flops += declaration.flops(layer, length)
-            cache += 2 * declaration.cache(layer)
+            if layer.direction == "causal":
+                cache += 2 * declaration.cache(layer)
     return Plan(
         parameters=total,
         non_embedding_parameters=total - embedding - head,

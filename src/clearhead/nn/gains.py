@@ -104,11 +104,11 @@ def _refuses(layer: LayerSpec) -> str | None:
 
 
 def _schedule_refuses(layer: LayerSpec) -> str | None:
-    alone = "would write nothing at the start, and no skip passes by it: leave it out"
+    alone = "would write nothing at the start, and no skip passes by it: make that gain null"
     if layer.attention_skip == "none" and layer.attention_gain is not None:
-        return f"attention with attention_gain={layer.attention_gain} {alone} (None)"
+        return f"attention with attention_gain={layer.attention_gain} {alone}"
     if layer.order == "sequential" and layer.mlp_skip == "none" and layer.mlp_gain is not None:
-        return f"the MLP with mlp_gain={layer.mlp_gain} {alone} (None)"
+        return f"the MLP with mlp_gain={layer.mlp_gain} {alone}"
     return _refuses(layer)
 
 

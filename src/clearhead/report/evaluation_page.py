@@ -100,6 +100,8 @@ def _place(cell: Mapping[str, Any]) -> str:
 
 def _table(records: Records, task: str, headline: str) -> str:
     rows = _values(records, task, headline)
+    if not rows:
+        return ""
     lengths = sorted({length for columns in rows.values() for (length,) in columns})
     head = "".join(f"<th>{column_name(length)}</th>" for length in lengths)
     body = []

@@ -40,6 +40,8 @@ def grids(lines: Sequence[Line]) -> list[Grid]:
         mine = [line for line in lines if line["task"] == task]
         places = [(row_name(line["at"]), int(line["at"].get(_COLUMN, 0))) for line in mine]
         for headline in mine[-1]["headlines"]:
+            if all(line["result"].get(headline) is None for line in mine):
+                continue  # what this task finds only of other data
             found.append(
                 Grid(
                     task=task,

@@ -1,0 +1,35 @@
+"""What tells models and files apart, so that what is known of one is never taken for another's."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.errors import ClearheadError
+
+
+def weights_digest(model: Any) -> str:
+    """The configuration, and the sum and square sum of every parameter, as 16 hex digits."""
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            wide = parameter.double()
+            digest.update(f"{name} {wide.sum():.12e} {wide.square().sum():.12e}".encode())
+    return digest.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """A file's bytes, as 12 hex digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def check_files(task: str, files: Sequence[str], example: str) -> None:
+    """Refuse no files, and two of one name, by which tables know them."""
+    if not files:
+        raise ClearheadError(f"{task} needs files: for example --{task}.files {example}")
+    names = Counter(Path(file).name for file in files)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ClearheadError(f"two files are called {twice[0]}: tables name them so; rename one")
