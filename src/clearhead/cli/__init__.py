@@ -10,6 +10,7 @@ from clearhead.errors import ClearheadError, choose
 VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
+    "reproduce": ("clearhead.cli.reproduce", "a paper's experiment, at a scale"),
     "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
     "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),

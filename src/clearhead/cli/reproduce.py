@@ -1,0 +1,111 @@
+"""clearhead reproduce: a paper's experiment, at a scale."""
+
+import sys
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from clearhead.cli.options import parse
+from clearhead.cli.report import publish
+from clearhead.errors import ClearheadError, choose
+from clearhead.experiments.reproduce import EXPERIMENTS, stages
+from clearhead.experiments.reproduce.runner import Stopped
+from clearhead.experiments.reproduce.study import Series, Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """An experiment, and how much of it."""
+
+    experiment: Positional[str]
+    """blocks, long-context or encoders."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
+    recipe, for a cluster."""
+    output: Path | None = None
+    """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
+    jobs: int = 1
+    """Commands that run at once, each with its share of the CPU's threads."""
+    seeds: tuple[int, ...] = ()
+    """Instead of the experiment's own."""
+    only: tuple[str, ...] = ()
+    """Arms, by name or pattern, such as "sas*"; all unless given."""
+    data: tuple[str, ...] = ()
+    """Sources to learn from, instead of the experiment's own."""
+    test_data: tuple[str, ...] = ()
+    """Sources of the evaluations, read whole, instead of the experiment's own."""
+    dry_run: bool = False
+    """Print the commands that are known so far, and run nothing."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="reproduce",
+        description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
+        "the best, evaluate, report.",
+    )
+    if command.jobs < 1:
+        raise ClearheadError(f"jobs is {command.jobs}: at least 1")
+    output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
+    series = _series(command, output)
+    if command.dry_run:
+        _print(series, output)
+        return 0
+    try:
+        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=_say)
+    except Stopped as stop:
+        _say("stopped: the same command goes on from here")
+        return stop.code
+    title = f"clearhead reproduce {command.experiment}, {command.scale}"
+    publish([records], output / "report.html", title=title)
+    if failed:
+        _say(f"{failed} commands failed: the same command tries them again")
+    return 1 if failed else 0
+
+
+def _series(command: Command, output: Path) -> list[Series]:
+    name = choose("experiment", command.experiment, EXPERIMENTS)
+    studies = [_changed(study, command) for study in EXPERIMENTS[name][command.scale]]
+    series = [
+        Series(study=study, arm=arm, output=output) for study in studies for arm in study.arms
+    ]
+    names = dict.fromkeys(one.arm.compared.name for one in series)
+    for pattern in command.only:
+        if not any(fnmatchcase(arm, pattern) for arm in names):
+            raise ClearheadError(f"only names {pattern!r}: arms are {', '.join(names)}")
+    patterns = command.only or ("*",)
+    return [one for one in series if any(fnmatchcase(one.arm.compared.name, p) for p in patterns)]
+
+
+def _changed(study: Study, command: Command) -> Study:
+    if command.seeds:
+        study = replace(study, seeds=command.seeds)
+    if command.data:
+        study = replace(study, text=replace(study.text, data=command.data))
+    if command.test_data and not study.test:
+        raise ClearheadError(f"test_data has no effect on {command.experiment}: leave it out")
+    if command.test_data:
+        study = replace(study, test=("--data.data", *command.test_data, "--split", "all"))
+    return study
+
+
+def _print(series: list[Series], output: Path) -> None:
+    rates = stages.rates(series, output)
+    known = {
+        "rates": stages.sweeps(series),
+        "runs": stages.trainings(series, rates),
+        "evaluations": stages.evaluations(series, rates),
+    }
+    for name, commands in known.items():
+        print(f"# {name}", *commands, sep="\n")
+    if later := [one.key for one in series if one.key not in rates]:
+        print(f"# not known yet, for want of a rate: {', '.join(later)}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,110 @@
+"""Trained short, read long: arXiv 2309.08646, tables 1 to 3, beside ALiBi and differential maps.
+
+`tiny` and `small` learn retrieval from made documents. `paper` is the published 350M recipe (its
+two epochs of 50 B tokens) on the nearest text to be had, since theirs was not published.
+"""
+
+from collections.abc import Iterator
+
+from clearhead.data import DataConfig
+from clearhead.experiments.reproduce.runner import Command
+from clearhead.experiments.reproduce.study import Arm, Series, Study
+
+PRESETS = ("transformer", "alibi", "coca", "coca-strict", "coca-slack", "differential")
+BOOKS = "hf:emozilla/pg19"
+BOOKS_TEST = ("--data.data", f"{BOOKS}#test", "--split", "all")
+RETRIEVAL = (
+    "synthetic:passkey:landmark=1,documents=10000@0.1",
+    "synthetic:needle:documents=10000@0.1",
+    "synthetic:recall:documents=10000@0.1",
+)
+COMMON = ("--train.log-every", "20", "--lengths", "1", "--train.sequence-length")
+PUBLISHED = (
+    *("--size", "small", "--set", "num_hidden_layers=24", "hidden_size=1024", "bias=true"),
+    *("num_attention_heads=16", "intermediate_size=4096", "max_position_embeddings=512"),
+    *("order=parallel", "mlp=gelu", "norm=layernorm", "tie_word_embeddings=false"),
+    *("--train.batch-size", "32", "--train.accumulation", "8", "--train.schedule", "linear"),
+    *("--train.warmup", "0.01", "--train.compile", "blocks", "--train.save-every", "1000"),
+)
+
+
+def _questions(series: Series, seed: int) -> Iterator[Command]:
+    lengths = ("--batch-tokens", "131072", "--lengths", "128", "256", "512", "1024", "2048")
+    yield series.eval(
+        seed,
+        "text",
+        *("--tasks", "perplexity", "passkey", "hits", *lengths, *_scaling(series)),
+        *(*series.study.test, "--tokens", "163840", "--perplexity.document-tokens", "8192"),
+        *("--passkey.wording", "landmark"),
+    )
+    yield series.eval(
+        seed,
+        "recall",
+        *(
+            "--tasks",
+            "needles",
+            "recall",
+            *lengths,
+            *_scaling(series),
+            "--needles.grid",
+            "1x1",
+            "4x2",
+        ),
+        *("--needles.depths", "0", "0.5", "1", "--needles.filler", "sentences"),
+        *("--recall.pairs", "4", "12"),
+    )
+    yield series.eval(
+        seed, "attention", "--tasks", "allocation", *lengths, "--allocation.filler", "sentences"
+    )
+
+
+def _published_questions(series: Series, seed: int) -> Iterator[Command]:
+    """PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths."""
+    lengths = ("512", "1024", "2048", "4096", "8192", "16384", "32768")
+    yield series.eval(
+        seed,
+        "text",
+        *("--tasks", "perplexity", "passkey", "--lengths", *lengths, *_scaling(series)),
+        *(*series.study.test, "--tokens", "3276800", "--perplexity.stride", "512"),
+    )
+
+
+def _scaling(series: Series) -> tuple[str, ...]:
+    without = series.arm.preset == "alibi"  # has nothing to scale
+    return () if without else ("--rope-scaling", "none", "dynamic", "--factors", "2", "4", "8")
+
+
+def _study(tokens: int, sweep: int, batch: int, text: DataConfig, *test: str) -> Study:
+    return Study(
+        name="long context",
+        arms=tuple(Arm(preset, ("1.5e-3", "3e-3", "6e-3")) for preset in PRESETS),
+        tokens=tokens,
+        sweep_tokens=sweep,
+        options=(
+            *("--set", "max_position_embeddings=128", *COMMON, "128", "--train.document-masks"),
+            *("--train.batch-size", str(batch)),
+        ),
+        text=text,
+        test=test,
+        questions=_questions,
+    )
+
+
+LIBRARY = DataConfig(data=("python-stdlib", *RETRIEVAL))
+SOME_BOOKS = DataConfig(data=(BOOKS, *RETRIEVAL), limit=100_000_000)
+SCALES = {
+    "tiny": (_study(2_000_000, 600_000, 32, LIBRARY, "--data.data", "python-stdlib"),),
+    "small": (_study(12_000_000, 3_000_000, 128, SOME_BOOKS, *BOOKS_TEST),),
+    "paper": (
+        Study(
+            name="long context",
+            arms=tuple(Arm(preset, ("1e-4",)) for preset in PRESETS),
+            tokens=100_000_000_000,
+            options=(*PUBLISHED, *COMMON, "512"),
+            text=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=50_000),
+            test=BOOKS_TEST,
+            seeds=(0,),
+            questions=_published_questions,
+        ),
+    ),
+}

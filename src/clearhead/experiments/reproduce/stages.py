@@ -1,0 +1,107 @@
+"""The stages of an experiment: rates swept, the best of each arm, seeds at it, evaluations."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from clearhead.data import prepare
+from clearhead.errors import ClearheadError
+from clearhead.experiments.compare import RECORDS
+from clearhead.experiments.reproduce.runner import Command, run
+from clearhead.experiments.reproduce.study import Series
+from clearhead.train.atomic import write_json, write_text
+
+RATES = "rates.json"
+
+
+def sweeps(series: Iterable[Series]) -> list[Command]:
+    """Every arm with each of its rates, where it has a choice."""
+    return [command for one in series for command in one.sweep().values()]
+
+
+def rates(series: Iterable[Series], output: Path) -> dict[str, str]:
+    """{study/arm: rate}: what rates.json has, and the best of every other sweep that is whole."""
+    path = output / RATES
+    found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for one in series:
+        if one.key not in found and (best := one.best()) is not None:
+            found[one.key] = best
+    return found
+
+
+def trainings(series: Sequence[Series], rates: dict[str, str]) -> list[Command]:
+    """Every arm whose rate is known, with every seed; a seed of all arms before the next."""
+    return [one.training(rates[one.key], seed) for one, seed in _seeds(series) if one.key in rates]
+
+
+def evaluations(series: Sequence[Series], rates: dict[str, str]) -> list[Command]:
+    """What the models of `trainings` are asked."""
+    return [
+        command
+        for one, seed in _seeds(series)
+        if one.key in rates
+        for command in one.evaluations(seed)
+    ]
+
+
+def reproduce(
+    series: Sequence[Series], output: Path, *, jobs: int, say: Callable[[str], None]
+) -> tuple[Path, int]:
+    """Run every stage; what is finished is not run again, and what fails is left out.
+
+    Returns:
+        The records of all runs and evaluations, OUTPUT/records.jsonl, and how many commands failed.
+
+    Raises:
+        ClearheadError: for texts that cannot be had, and where nothing was finished.
+        Stopped: after SIGINT or SIGTERM.
+    """
+    for text in {one.study.text: None for one in series}:
+        prepare(text, progress=say)  # once, before the commands would each
+    failed = 0
+
+    def stage(name: str, commands: list[Command]) -> None:
+        nonlocal failed
+        say(f"{name}: {len(commands)} commands")
+        failed += len(run(commands, logs=output / "logs", jobs=jobs, say=say))
+
+    stage("rates", sweeps(series))
+    chosen = rates(series, output)
+    write_json(output / RATES, chosen)
+    for one in series:
+        if one.key not in chosen:
+            say(f"{one.key}: left out, since its sweep gave no rate")
+    trained = trainings(series, chosen)
+    stage("runs", trained)
+    asked = evaluations(series, chosen)
+    stage("evaluations", [command for command in asked if Path(command.words[1]).is_dir()])
+    return collect([*asked, *trained], output / RECORDS), failed
+
+
+def collect(commands: Iterable[Command], target: Path) -> Path:
+    """Join the records of commands, each under its arm and label.
+
+    Of two headers of a run the later counts: let the training's come last, which says more.
+
+    Raises:
+        ClearheadError: where there are none.
+    """
+    lines = list[str]()
+    for command in commands:
+        if not command.records.exists():
+            continue
+        whole, _, _ = command.records.read_text("utf-8").rpartition("\n")  # the last may be torn
+        for line in map(json.loads, whole.splitlines()):
+            line["run"] = f"{command.label}/{line['run']}"
+            if line["kind"] == "run":
+                line |= {"arm": command.arm, "label": command.label}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    if not lines:
+        raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
+    write_text(target, "".join(lines))
+    return target
+
+
+def _seeds(series: Sequence[Series]) -> list[tuple[Series, int]]:
+    seeds = sorted({seed for one in series for seed in one.study.seeds})
+    return [(one, seed) for seed in seeds for one in series if seed in one.study.seeds]
