@@ -51,6 +51,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ModernBERT": ("ModernBertForMaskedLM", PADDED),
     "BERT": ("BertForMaskedLM", PADDED),
+    "RoBERTa": ("RobertaForMaskedLM", {"pad_token_id": 1}),  # positions begin after it
 }
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {"Mamba": ("MambaForCausalLM", {})}
 OURS = ("transformer", "gpt2", "softmax1", "sink", "differential", "differential-v2")

@@ -5,9 +5,16 @@ from typing import Any
 import tests_architectures as architectures
 
 VOCABULARY, LONGEST = architectures.VOCABULARY, 64
-UNTURNED = ("GPT-2", "OPT", "BERT", "alibi", "coca-slack")  # no rotary positions, or no plain ones
+UNTURNED = (
+    "GPT-2",
+    "OPT",
+    "BERT",
+    "RoBERTa",
+    "alibi",
+    "coca-slack",
+)  # no rotary positions, or no plain ones
 UNOBSERVED = (*architectures.WITHOUT_INTERFACE, *architectures.RECURRENT)
-ENCODERS = ("ModernBERT", architectures.OUR_ENCODER, "BERT")
+ENCODERS = ("ModernBERT", architectures.OUR_ENCODER, "BERT", "RoBERTa")
 ROTARY = tuple(
     name
     for name in (*architectures.OTHERS, *architectures.OURS, "coca", *ENCODERS)

@@ -13,7 +13,7 @@ from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held, run
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import AttentionProfile
-from clearhead.diagnose.running import within_memory
+from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.diagnose.stream import stream_profile
 
 from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
@@ -81,7 +81,7 @@ def test_the_whole_of_it(name):
         assert all(0 < value < 1 for value in _values(found, "null_mass"))
 
 
-@pytest.mark.parametrize("name", [*ROTARY, "GPT-2", "OPT", "BERT"])
+@pytest.mark.parametrize("name", [*ROTARY, "GPT-2", "OPT", "BERT", "RoBERTa"])
 def test_an_observed_model_gives_the_same_bits(name):
     model, ids = make(name), torch.stack(_windows())
     with torch.no_grad():
@@ -165,6 +165,20 @@ def test_why_there_is_no_longer_text(name, trained, reason):
         assert len(found.notes) == 1
     else:
         assert reason in found.notes[-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"), [("GPT-2", 64), ("OPT", 64), ("BERT", 64), ("RoBERTa", 62)]
+)
+def test_the_longest_text_is_read_and_no_longer_one(name, positions):
+    model, text = make(name), torch.randint(2, VOCABULARY, (65,))
+    assert longest_text(model) == positions
+    found = diagnose(model, [text[:positions]], batch_size=1)
+    assert all(math.isfinite(value) for value in _values(found, "entropy"))
+    with pytest.raises(ClearheadError, match=f"{positions} learned positions, too few"):
+        diagnose(model, [text[: positions + 1]], batch_size=1)
+    with pytest.raises((IndexError, RuntimeError)):  # so much the model itself cannot do
+        model(input_ids=text[None, : positions + 1])
 
 
 def test_a_long_training_length_is_not_run_unasked():
