@@ -1,5 +1,7 @@
 """The annealed identity: attention takes over from the identity as training goes on."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,9 @@ class Annealed(Unshaped):
         x, o = x_BTC.unflatten(-1, (1, -1)), o_BTC.unflatten(-1, (1, -1))
         return ops.shaped(x, o, None, self.identity, 1 - self.identity, None).flatten(2)
 
-    def effective(self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Centre) -> Tensor:
+    def effective(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    ) -> Tensor:
         identity = self.identity.to(weights_BHRS.dtype)
         return identity * own_BHRS + (1 - identity) * weights_BHRS
 

@@ -11,6 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.positions import Part
 from clearhead.nn.registry import REGISTRY
+from clearhead.nn.unshaped import Centre
 from clearhead.ops import groups as sharing
 from clearhead.spec import LayerSpec
 
@@ -92,16 +93,17 @@ class Attention(nn.Module):
         o_BHTD = outputs[0] if len(parts) == 1 else _together(parts, outputs, q.shape[2])
         o_BTC = o_BHTD.transpose(1, 2).flatten(2)
 
-        def centre() -> Tensor:
+        def make() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.
             values = v_BTC[:, None] if cache is None else v
             seen = {"causal": self.causal, **masks}
             mean, weight = self.centre(values, q.shape[2], parts[0].centre, **seen)
             mass = self.maps.mass(self.normalizer.mass(weight), coefficients)
-            mean = mean.transpose(1, 2).flatten(2).unflatten(-1, (-1, self.width_of_head))
+            mean = mean.transpose(1, 2).reshape(*own_BTC.shape[:2], -1, self.width_of_head)
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
-        return self.o_proj(self.shaping(own_BTC, o_BTC, centre))
+        running = past == 0 and self._runs(parts[0], **masks)
+        return self.o_proj(self.shaping(own_BTC, o_BTC, Centre(make, running)))
 
     def effective(
         self,
@@ -125,6 +127,12 @@ class Attention(nn.Module):
         return self.shaping.effective(
             weights, own, lambda: self.maps.effective(alone(), coefficients)
         )
+
+    def _runs(self, part: Part, **masks: Tensor | None) -> bool:
+        """Whether C x is the keys' running mean: each key alike, with mass 1, all up to a query."""
+        alike = part.centre is None and all(mask is None for mask in masks.values())
+        whole = self.normalizer.sink() is None and len(self.maps.maps) == 1
+        return self.causal and alike and whole
 
     def _part(
         self,

@@ -23,7 +23,8 @@ class Part(NamedTuple):
     Attributes:
         queries, keys: what `prepare` takes beside the queries, and beside the keys; `by_side`, two
             of them, for the keys up to a query's own and for those after it (`ops.attend`).
-        centre: what `centre` takes beside the values.
+        centre: what `centre` takes beside the values; None where scores have no position in them
+            but what `prepare` puts into queries and keys, which are 0 at W_Q = 0.
         start, stop: these of the queries; None, to the end.
         rows: bool [B, stop − start], which of them; None for all.
     """

@@ -1,5 +1,7 @@
 """Shaped attention: the identity, attention and its centre, so that a block starts as its input."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -34,9 +36,14 @@ class Shaped(Unshaped):
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
         heads = (len(self.alpha), -1)
         x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
-        return ops.shaped(x, o, centre(), self.alpha, self.beta, self.gamma).flatten(2)
+        gains = self.alpha, self.beta, self.gamma
+        if centre.running:
+            return ops.shaped_causal(x, o, *gains).flatten(2)
+        return ops.shaped(x, o, centre.make(), *gains).flatten(2)
 
-    def effective(self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Centre) -> Tensor:
+    def effective(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    ) -> Tensor:
         gains = (self.alpha, self.beta, self.gamma)
         alpha, beta, gamma = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)
         return alpha * own_BHRS + beta * weights_BHRS - gamma * centre()

@@ -1,5 +1,7 @@
 """V-SkipInit's attention: the identity at first, attention mixed in as it proves useful."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +33,9 @@ class SkipInit(Unshaped):
         x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
         return ops.shaped(x, o, None, self.alpha, self.beta, None).flatten(2)
 
-    def effective(self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Centre) -> Tensor:
+    def effective(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    ) -> Tensor:
         gains = (self.alpha, self.beta)
         alpha, beta = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)
         return alpha * own_BHRS + beta * weights_BHRS

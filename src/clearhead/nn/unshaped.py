@@ -1,12 +1,24 @@
 """No shaping: the heads are attention's output, and nothing of the identity is in the matrix."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from clearhead.spec import Declaration, LayerSpec
 
-Centre = Callable[[], Tensor]
+
+class Centre(NamedTuple):
+    """C x, attention's output at W_Q = 0, for a shaping that asks for it.
+
+    Attributes:
+        make: makes it, [B, T, heads, width].
+        running: whether it is the running mean of these tokens' own values and nothing else, as in
+            `ops.shaped_causal`.
+    """
+
+    make: Callable[[], Tensor]
+    running: bool
 
 
 class Unshaped(nn.Module):
@@ -22,13 +34,12 @@ class Unshaped(nn.Module):
         super().__init__()
 
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
-        """What the heads write, from the values x of these tokens and attention's output over all.
-
-        `centre` makes C x, [B, T, heads, width]: attention's output at W_Q = 0.
-        """
+        """What the heads write, from these tokens' values x and o, attention's output over all."""
         return o_BTC
 
-    def effective(self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Centre) -> Tensor:
+    def effective(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    ) -> Tensor:
         """The matrix that multiplies the values: from A, the identity's rows, and C as a matrix."""
         return weights_BHRS
 

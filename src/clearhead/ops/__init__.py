@@ -13,7 +13,7 @@ from clearhead.ops.fading_mean import fading_mean
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.rope import dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
 from clearhead.ops.running_mean import running_mean
-from clearhead.ops.shaped import shaped
+from clearhead.ops.shaped import shaped, shaped_causal
 from clearhead.ops.xpos import xpos_tables
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "rotate",
     "running_mean",
     "shaped",
+    "shaped_causal",
     "with_columns",
     "xpos_tables",
 ]

@@ -30,19 +30,22 @@ def running_mean(
     if segments is not None:
         return _by_segment(x_BHSD, queries, causal, key_mask, segments)
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
-    causal = causal and queries > 1  # a lone query is the last and sees all: fewer steps
+    keys = x_BHSD.shape[2]
+    causal = causal and queries > 1  # a lone query is the last and sees all
+    if key_mask is None and not causal:
+        # As few operations as can be: uncompiled, a step of decoding is bound by their number.
+        count_BT = torch.full((1, queries), keys, dtype=exact, device=x_BHSD.device)
+        mean = x_BHSD.mean(2, dtype=exact, keepdim=True)
+        return mean if queries == 1 else mean.expand(-1, -1, queries, -1), count_BT
     if key_mask is not None:
         x_BHSD = torch.where(key_mask[:, None, :, None], x_BHSD, 0)
-    keys = x_BHSD.shape[2]
     before = keys - queries if causal else keys
     sums = x_BHSD[:, :, :before].sum(2, dtype=exact, keepdim=True) if before else 0
     if causal:
         sums = sums + running_sum(x_BHSD[:, :, before:].to(exact))
     assert isinstance(sums, Tensor)
-    if key_mask is None and causal:
+    if key_mask is None:
         count_BT = torch.arange(before + 1, keys + 1, dtype=exact, device=x_BHSD.device)[None]
-    elif key_mask is None:
-        count_BT = torch.full((1, 1), keys, dtype=exact, device=x_BHSD.device)
     elif causal:
         count_BT = key_mask.cumsum(1)[:, before:].to(exact)
     else:
