@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
+from clearhead.cli.models import load_model, refuse_tokenizer
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
@@ -78,8 +78,7 @@ def run(words: list[str]) -> int:
     variants = _variants(command)
     if any(length < 2 for length in command.lengths) or command.tokens < 2:
         raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
-    if command.data.tokenizer is not None:
-        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
+    refuse_tokenizer(command.data)
     if command.batch_tokens < 1:
         raise ClearheadError(f"batch_tokens is {command.batch_tokens}: at least 1")
     model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
