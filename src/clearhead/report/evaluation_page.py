@@ -59,6 +59,8 @@ def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
     curve = _by_position(page, records, task)
     if curve:
         yield curve
+    for arm in records.arms():
+        yield _by_document(records, arm, task)
 
 
 def _headlines(records: Records, task: str) -> list[str]:
@@ -119,6 +121,38 @@ def _table(records: Records, task: str, headline: str) -> str:
         f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="row">{title}</th>{head}'
         f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _by_document(records: Records, arm: str, task: str) -> str:
+    """One model's perplexity of each text, by length, without scaling; folded away."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for run in records.of(arm):
+        plain = [c for c in run.cells if c["task"] == task and scaling_name(c["at"]) == PLAIN]
+        latest = {_place(cell): cell for cell in plain}
+        for cell in latest.values():
+            for one in cell["result"].get("documents", ()):
+                by_length = found.setdefault(one["document"], defaultdict(list))
+                if one["perplexity"] is not None:  # too large for a number
+                    by_length[cell["at"].get("length", 0)].append(one["perplexity"])
+    if not found:
+        return ""
+    lengths = sorted({length for by_length in found.values() for length in by_length})
+    head = "".join(f"<th>{column_name(length)}</th>" for length in lengths)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{_mean(by_length.get(length))}</td>" for length in lengths)
+        + "</tr>"
+        for name, by_length in found.items()
+    )
+    return (
+        f"<details><summary>Perplexity of {html.escape(arm)} by document, without scaling"
+        '</summary><div class="scroll" tabindex="0"><table><thead><tr><th scope="row">perplexity, '
+        f"by length in tokens</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+    )
+
+
+def _mean(values: list[float] | None) -> str:
+    return style.number(fmean(values)) if values else "–"
 
 
 def _heat_maps(page: "Page", records: Records, task: str, headline: str) -> Iterator[str]:
