@@ -7,7 +7,7 @@ from clearhead.eval.harness_tasks import check_names
 from clearhead.eval.likelihood import Perplexity, lengths, perplexity
 from clearhead.eval.masked import masked_loss
 from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-from clearhead.eval.task import Subject, Task
+from clearhead.eval.task import Subject, Task, parted
 
 __all__ = [
     "METRICS",
@@ -24,6 +24,7 @@ __all__ = [
     "lengths",
     "load_questions",
     "masked_loss",
+    "parted",
     "perplexity",
     "predict",
 ]
