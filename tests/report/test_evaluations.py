@@ -62,6 +62,8 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
         pytest.approx([0.3, 0.3]),
         pytest.approx([0.7, 0.7]),
     ]
+    assert heat[0]["data"][0]["customdata"] == [["", ""], ["", ""]]  # of two seeds: their spread
+    assert heat[1]["data"][0]["customdata"] == 2 * [2 * [", 95 % interval 0.10 to 0.90"]]
     (curve,) = [f for f in page.figures.values() if f["data"][0]["type"] == "scatter"]
     assert curve["data"][0]["x"] == [1, 2, 255]
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)

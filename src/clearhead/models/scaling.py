@@ -38,7 +38,7 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     if config.rope_parameters is None:
         raise ClearheadError(
             f"position={config.position!r} has no rotary frequencies to scale: "
-            "train with position='rope'"
+            "evaluate it without, or train with position='rope'"
         )
     rope = {"rope_theta": config.rope_parameters["rope_theta"], **parameters, "rope_type": kind}
     if kind == "ntk":

@@ -98,10 +98,8 @@ def _lead(records: Records) -> str:
         for label in records.labels()
         if (found := narrative.findings(records.labelled(label)))
     )
-    return (
-        f'<p class="lead">{html.escape(narrative.lead(records))}</p>'
-        f'<div class="findings">{findings}</div>'
-    )
+    below = f'<div class="findings">{findings}</div>' if findings else ""
+    return f'<p class="lead">{html.escape(narrative.lead(records))}</p>{below}'
 
 
 def _part(name: str) -> str:
