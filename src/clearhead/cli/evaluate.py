@@ -81,7 +81,7 @@ def run(words: list[str]) -> int:
     if command.data.tokenizer is not None:
         raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
     if command.batch_tokens < 1:
-        raise ClearheadError(f"batch_tokens is {command.batch_tokens}: at least 1")
+        raise ClearheadError(f"batch-tokens is {command.batch_tokens}: at least 1")
     model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
     tasks = _tasks(command, named, model)
     data = replace(command.data, tokenizer=tokenizer.name_or_path)

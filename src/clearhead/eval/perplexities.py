@@ -82,7 +82,7 @@ class PerplexityTask:
             each = self.document_tokens or longest
             if each < longest:
                 raise ClearheadError(
-                    f"document_tokens is {each}: fewer than a window of {longest} has"
+                    f"document-tokens is {each}: fewer than a window of {longest} has"
                 )
         cut = [replace(one, ids=one.ids[:each]) for one in found]
         kept: list[Document] = []
