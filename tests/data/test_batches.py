@@ -180,6 +180,16 @@ def test_evaluation_windows_are_in_order_and_do_not_overlap():
     assert found[0].dtype == torch.int64
 
 
+def test_windows_at_the_beginnings_of_documents():
+    """Those long enough, the last one included; where none is, it is said of documents."""
+    text = corpus(30, starts=[[0, 4, 15, 25]])
+    found = list(windows(text, length=5, at="documents"))
+    assert [w.tolist() for w in found] == [list(range(n, n + 5)) for n in (4, 15, 25)]
+    assert len(list(windows(text, length=5, count=2, at="documents"))) == 2
+    with pytest.raises(ClearheadError, match="in no document enough"):
+        windows(text, length=12, at="documents")
+
+
 def test_evaluation_windows_are_shared_among_sources():
     found = [int(w[0]) for w in windows(corpus(80, 40), length=10, count=3)]
     assert found == [0, 10, 100_000]

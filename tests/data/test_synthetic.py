@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from clearhead.data import Batches, DataConfig, prepare, retrieval
+from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
 from clearhead.data.draws import Draws
 from clearhead.data.sources import find
 from clearhead.data.synthetic import recipe, texts
@@ -53,6 +53,31 @@ def test_needles_are_stated_once_and_answered():
         for answer in answers:
             city, number = re.search(r"number of (\w+)\? .* is (\d+)\.$", answer).groups()
             assert stated[city] == number
+
+
+def test_triggers_copy_and_other_words_follow_by_chance():
+    """The rule found again from the text alone: 3 of 64 words copy, the others have 4 followers."""
+    after = {}
+    for text in texts("synthetic:backcopy:documents=300"):
+        words = text.split()
+        assert set(words) <= set(backcopy.words_of(64))
+        for before, word, following in zip(words, words[1:], words[2:], strict=False):
+            after.setdefault(word, []).append((before, following))
+    often = {word: seen for word, seen in after.items() if len(seen) > 60}
+    copying = {word for word, seen in often.items() if all(a == b for a, b in seen)}
+    assert len(often) > 40
+    assert len(copying) == 3
+    for word, seen in often.items():
+        if word not in copying:
+            followers = {following for _, following in seen}
+            assert len(followers) == 4
+            assert word not in followers
+
+
+@pytest.mark.parametrize("options", ["words=1", "words=500", "triggers=64", "followers=0"])
+def test_a_backcopy_of_nothing_is_refused(options):
+    with pytest.raises(ClearheadError, match="fewer triggers and followers than words"):
+        recipe(f"synthetic:backcopy:{options}")
 
 
 def test_recalled_pairs_were_listed():

@@ -6,6 +6,7 @@ entering an epoch, of its permutation); resuming a run needs only the number of 
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -186,13 +187,18 @@ class Batches:
 
 
 def windows(
-    corpus: Corpus, *, split: str = "validation", length: int, count: int | None = None
+    corpus: Corpus,
+    *,
+    split: str = "validation",
+    length: int,
+    count: int | None = None,
+    at: Literal["anywhere", "documents"] = "anywhere",
 ) -> Iterator[torch.Tensor]:
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
-    Each stream is cut from its first token on; weights play no part. `count` windows are shared
-    among the sources by how many each holds, and are the first of each; where there are fewer,
-    all come.
+    Each stream is cut from its first token on, or with `at="documents"` is each document's
+    beginning, of those as long as a window; weights play no part. `count` windows are shared among
+    the sources by how many each holds, and are the first of each; where there are fewer, all come.
 
     Raises:
         ClearheadError: at the call, where the split holds no window of this length.
@@ -200,19 +206,29 @@ def windows(
     streams = corpus.split(split)
     if length < 1 or (count is not None and count < 1):
         raise ClearheadError(f"length is {length} and count {count}: both are at least 1")
-    available = [len(stream) // length for stream in streams]
+    places = [_places(stream, length, at) for stream in streams]
+    available = list(map(len, places))
     if not any(available):
         raise ClearheadError(
-            f"the {split} split holds {sum(map(len, streams)):,} tokens, in no source enough for "
-            f"one window of {length}; give more data, a larger validation share or a shorter length"
+            f"the {split} split holds {sum(map(len, streams)):,} tokens, in no "
+            f"{'source' if at == 'anywhere' else 'document'} enough for one window of {length}; "
+            "give more data, a larger validation share or a shorter length"
         )
     if count is not None and count < sum(available):
         available = apportion(count, available)
     return (
-        torch.from_numpy(stream.tokens[i * length : (i + 1) * length].astype(np.int64))
-        for stream, number in zip(streams, available, strict=True)
-        for i in range(number)
+        torch.from_numpy(stream.tokens[start : start + length].astype(np.int64))
+        for stream, starts, number in zip(streams, places, available, strict=True)
+        for start in starts[:number]
     )
+
+
+def _places(stream: TokenStream, length: int, at: str) -> np.ndarray | range:
+    """Where windows begin in a stream."""
+    if at == "anywhere":
+        return range(0, len(stream) - length + 1, length)
+    lengths = np.diff(stream.starts, append=len(stream))
+    return stream.starts[lengths >= length]
 
 
 def apportion(seats: int, weights: Sequence[float]) -> list[int]:

@@ -1,13 +1,14 @@
 """Text in which something must be retrieved, made and never read: `synthetic:TASK:KEY=VALUE,…`.
 
-Tasks are in `clearhead.data.retrieval`. A source is a pure function of its own words, so it has
-the same documents in every process; keys that evaluations ask for never occur in it.
+Tasks are in `clearhead.data.retrieval` and `backcopy`. A source is a pure function of its own
+words, so it has the same documents in every process; keys that evaluations ask for never occur in
+it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from clearhead.data import retrieval
+from clearhead.data import backcopy, retrieval
 from clearhead.data.draws import Draws
 from clearhead.errors import ClearheadError, choose
 
@@ -18,6 +19,7 @@ PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "passkey": {"digits": 5, "landmark": 0},
     "needle": {"needles": 4, "queries": 2, "digits": 5},
     "recall": {"pairs": 12, "queries": 8},
+    "backcopy": {"words": 64, "triggers": 3, "followers": 4},
 }
 _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
@@ -27,7 +29,7 @@ class Recipe:
     """What a spec asks for.
 
     Attributes:
-        task: passkey, needle or recall.
+        task: passkey, needle, recall or backcopy.
         documents: how many.
         characters: of a document, at most. 480 are about 110 tokens of a vocabulary of 4,096 that
             has seen some of it, so that a document fits a window of 128.
@@ -130,6 +132,7 @@ _WRITERS: Mapping[str, Callable[..., str]] = {
     "passkey": _passkey,
     "needle": _needle,
     "recall": _recall,
+    "backcopy": backcopy.text,
 }
 
 

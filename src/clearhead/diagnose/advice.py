@@ -56,10 +56,17 @@ def _of_main_map(found: Found, metric: str) -> float | None:
     )
 
 
-def _sink(found: Found, width: int) -> float | None:
-    """The argmax share, where it is at least five times what no preference would give."""
-    share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
-    return share if share is not None and floor and share >= 5 * floor else None
+def _sink(*, beside_a_null_key: bool) -> Callable[[Found, int], float | None]:
+    """The argmax share, where it is at least five times what no preference would give, in models
+    that can put weight on no key or in those that cannot."""
+
+    def number(found: Found, width: int) -> float | None:
+        if (_of_main_map(found, "null_mass") is not None) != beside_a_null_key:
+            return None
+        share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
+        return share if share is not None and floor and share >= 5 * floor else None
+
+    return number
 
 
 def _quotient(above: str, below: str) -> Callable[[Found, int], float | None]:
@@ -108,11 +115,20 @@ _RULES = (
     ),
     _Rule(
         metric="first_token_argmax_share",
-        number=_sink,
+        number=_sink(beside_a_null_key=False),
         threshold=0.3,
         finding="the first token is a sink: {value:.0%} of all queries attend to it most",
         advice="keep it in a sliding cache; to train without: softmax-1 (preset softmax1), which "
         "arXiv 2410.17174 reports at 3.3 % from 65 %",
+    ),
+    _Rule(
+        metric="first_token_argmax_share",
+        number=_sink(beside_a_null_key=True),
+        threshold=0.3,
+        finding="the first token is a sink beside the null key: {value:.0%} of all queries attend "
+        "to it most",
+        advice="keep it in a sliding cache: this model does not put all idle weight on no key "
+        "(null_mass says how much)",
     ),
     _Rule(
         metric="hidden_top_1 / hidden_median",

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ class DiagnoseConfig:
     """Tokens in a window; unless given 512, or what the model was made for if less."""
     windows: int = 64
     """Windows of validation text."""
+    at: Literal["anywhere", "documents"] = "anywhere"
+    """Where windows begin: text in order without gaps, or the beginnings of documents, and so with
+    the begin token where the tokenizer has one."""
     batch_tokens: int = 4096
     """Tokens run together: memory and speed depend on it, the numbers do not."""
     extrapolate: float = 4.0
@@ -64,7 +67,7 @@ def diagnosis_records(
     length = config.length or min(LENGTH, made_for)
     batch_size = max(1, config.batch_tokens // length)
     peak, started = PeakMemory(model.device), time.perf_counter()
-    texts = list(windows(corpus, length=length, count=config.windows))
+    texts = list(windows(corpus, length=length, count=config.windows, at=config.at))
     found = diagnose(
         model,
         texts,
@@ -87,6 +90,7 @@ def diagnosis_records(
         "architecture": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
         "windows": len(texts),
+        "at": config.at,
         "length": length,
         "batch_size": batch_size,
         "seconds": round(time.perf_counter() - started, 1),

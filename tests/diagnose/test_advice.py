@@ -1,0 +1,38 @@
+"""What is advised of which numbers, at the thresholds and on both sides of them."""
+
+import pytest
+
+from clearhead.diagnose.advice import advise
+
+
+def _measures(share: float, **more: float) -> list[dict]:
+    lines = [
+        {"metric": "first_token_argmax_share", "map": "softmax", "value": share},
+        {"metric": "chance_floor", "value": 0.05},
+        # Of a layer and of a head: no whole, and no ground for advice.
+        {"metric": "first_token_argmax_share", "map": "softmax", "layer": 1, "value": 0.9},
+        {"metric": "first_token_argmax_share", "map": "softmax", "head": 0, "value": 0.9},
+    ]
+    return lines + [{"metric": name, "map": "softmax", "value": v} for name, v in more.items()]
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.3, True), (0.29, False)])
+def test_a_sink(share, said):
+    found = advise(_measures(share), width=64)
+    assert bool(found) == said
+    if said:
+        assert found[0]["finding"].startswith("the first token is a sink: 30% of all queries")
+        assert "preset softmax1" in found[0]["advice"]
+        assert found[0]["threshold"] == share
+
+
+def test_a_share_that_chance_explains_is_none():
+    lines = _measures(0.4)
+    lines[1]["value"] = 0.09  # five times that is more
+    assert advise(lines, width=64) == []
+
+
+def test_a_model_with_a_null_key_is_not_told_to_take_one():
+    (found,) = advise(_measures(0.46, null_mass=0.17), width=64)
+    assert "beside the null key" in found["finding"]
+    assert "softmax1" not in found["advice"]
