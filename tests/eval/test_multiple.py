@@ -86,6 +86,7 @@ def test_prompts(tmp_path, form):
         ({"question": "", "choices": ["a", "b"], "label": 0}, "lacks some of"),
         ({"question": "x", "choices": ["a", "b"], "label": 2}, "label is 2, and the 2 choices"),
         ({"question": "x", "choices": ["a", "b"], "label": True}, "label is True"),
+        ({"question": "x", "choices": ["a", "b"]}, "lacks label.*it has question, choices"),
         ({"passage": "x", "question": "y", "label": "yes"}, "label is 'yes', and the 2 choices"),
         ({"context": "x", "choices": ["a", "b"], "label": 0}, "lacks some of"),
         ({"sentence": "no blank", "choices": ["a", "b"], "label": 0}, "no blank _ with words"),

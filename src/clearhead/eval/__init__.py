@@ -8,7 +8,7 @@ from clearhead.eval.likelihood import Perplexity, lengths, perplexity
 from clearhead.eval.masked import masked_loss
 from clearhead.eval.multiple import Accuracy, accuracy
 from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-from clearhead.eval.task import Subject, Task
+from clearhead.eval.task import Subject, Task, parted
 
 __all__ = [
     "METRICS",
@@ -25,6 +25,7 @@ __all__ = [
     "lengths",
     "load_items",
     "masked_loss",
+    "parted",
     "perplexity",
     "predict",
 ]

@@ -139,7 +139,11 @@ def _lacks(row: Mapping[str, Any], where: str) -> ClearheadError:
 
 
 def _label(row: Mapping[str, Any], choices: int, where: str) -> int:
-    label = row.get("label")
+    if "label" not in row:
+        raise ClearheadError(
+            f"{where} lacks label, the number of the right choice from 0; it has {', '.join(row)}"
+        )
+    label = row["label"]
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < choices:
         raise ClearheadError(f"{where}: label is {label!r}, and the {choices} choices count from 0")
     return label
