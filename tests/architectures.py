@@ -6,6 +6,7 @@ import transformers
 from torch import nn
 
 from clearhead import ClearheadForCausalLM, preset
+from clearhead.models import ClearheadModel
 
 VOCABULARY, LENGTH = 61, 32  # entries; tokens that every one of them can read
 SPREAD = 0.4  # of the weights, so that attention is far from uniform
@@ -22,35 +23,59 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 6}
-# Name -> transformers' prefix of the classes, and what its configuration has beside SHAPE.
+PADDED = {"pad_token_id": 0}  # what cannot do without
+# Name -> transformers' class, and what its configuration has beside SHAPE.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("Llama", GROUPED),
-    "Mistral": ("Mistral", GROUPED | {"sliding_window": 5}),
-    "Qwen2": ("Qwen2", {"num_key_value_heads": 2}),
-    "Qwen3": ("Qwen3", GROUPED),
-    "Gemma2": ("Gemma2", GROUPED | {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 6}),
-    "Phi": ("Phi", {"hidden_size": 32}),  # half of a head is rotated
-    "GPT-NeoX": ("GPTNeoX", {"hidden_size": 32}),  # a quarter
-    "OPT": ("OPT", {"ffn_dim": 40, "word_embed_proj_dim": 24}),
-    "DiffLlama": ("DiffLlama", {"num_key_value_heads": 2}),
+    "Llama": ("LlamaForCausalLM", GROUPED),
+    "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
+    "Qwen2": ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
+    "Qwen3": ("Qwen3ForCausalLM", GROUPED),
+    "Gemma2": (
+        "Gemma2ForCausalLM",
+        GROUPED | {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 6},
+    ),
+    "Gemma3": ("Gemma3ForCausalLM", GROUPED | {"sliding_window": 5}),
+    "Cohere": ("CohereForCausalLM", {"num_key_value_heads": 2}),  # neighbours are turned
+    "Phi": ("PhiForCausalLM", {"hidden_size": 32}),  # half of a head is rotated
+    "GPT-NeoX": ("GPTNeoXForCausalLM", {"hidden_size": 32}),  # a quarter
+    "OPT": ("OPTForCausalLM", {"ffn_dim": 40, "word_embed_proj_dim": 24, "init_std": SPREAD}),
+    "DiffLlama": ("DiffLlamaForCausalLM", {"num_key_value_heads": 2}),
     "gpt-oss": (
-        "GptOss",
+        "GptOssForCausalLM",
         GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
     ),
-    "GPT-2": ("GPT2", {}),
-    "Bloom": ("Bloom", {}),
+    "GPT-2": ("GPT2LMHeadModel", {}),
+    "Bloom": ("BloomForCausalLM", {}),
+    "MPT": ("MptForCausalLM", {"expansion_ratio": 2}),
 }
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ModernBERT": ("ModernBertForMaskedLM", PADDED),
+    "BERT": ("BertForMaskedLM", PADDED),
+    "RoBERTa": ("RobertaForMaskedLM", {"pad_token_id": 1}),  # positions begin after it
+}
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {"Mamba": ("MambaForCausalLM", {})}
 OURS = ("transformer", "gpt2", "softmax1", "sink", "differential", "differential-v2")
+OUR_ENCODER = "transformer, bidirectional"
 # These compute attention themselves, so nothing can take its place.
-WITHOUT_INTERFACE = ("Bloom",)
+WITHOUT_INTERFACE = ("Bloom", "MPT")
 
 
-def make(name: str) -> nn.Module:
-    """The model in evaluation mode, from the current seed."""
-    if name in OURS:
+def make(name: str, **changes: Any) -> Any:
+    """The model in evaluation mode, from the current seed; `changes` of its configuration."""
+    known = OTHERS | ENCODERS | RECURRENT
+    if name in known:
+        kind, extra = known[name]
+        made: nn.Module = _made(getattr(transformers, kind), SHAPE | extra | changes)
+    else:
         ids = {key: value for key, value in SHAPE.items() if not key.endswith("_token_id")}
-        return ClearheadForCausalLM(preset(name, **ids)).eval()
-    prefix, extra = OTHERS[name]
-    config = getattr(transformers, f"{prefix}Config")(**SHAPE | extra)
-    kind = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
-    return getattr(transformers, f"{prefix}{kind}")(config).eval()
+        if name == OUR_ENCODER:
+            encoder = ids | {"direction": "bidirectional"} | changes
+            made = ClearheadModel(preset("transformer", **encoder))
+        else:
+            made = ClearheadForCausalLM(preset(name, **ids | changes))
+    return made.eval()
+
+
+def _made(kind: Any, options: dict[str, Any]) -> nn.Module:
+    model: nn.Module = kind(kind.config_class(**options))
+    return model

@@ -115,8 +115,22 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         ),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
         (["--tasks", "passkey", "--data.tokenizer", "x"], "data.tokenizer has no effect"),
-        (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),
-        (["--tasks", "passkey,perplexity", "--lengths", "999999"], "no document of 999,999"),
+        (["--tasks", "passkey", "--batch-tokens", "0"], "batch-tokens is 0"),
+        (
+            ["--tasks", "passkey,perplexity", "--lengths", "999999"],
+            "or read each source as one text (--perplexity.text stream)",
+        ),
+        (
+            [
+                *("--tasks", "passkey,perplexity", "--perplexity.text", "stream"),
+                *("--perplexity.document-tokens", "200"),
+            ],
+            "no effect on --perplexity.text stream",
+        ),
+        (
+            ["--tasks", "passkey,needles", "--lengths", "9999"],
+            "made sentences, which need no text (--needles.filler sentences",
+        ),
         (["--tasks", "passkey,perplexity", "--perplexity.stride", "150"], "stride is 150"),
         (
             ["--tasks", "passkey,perplexity", "--data.data", "rows.jsonl"],
@@ -230,7 +244,7 @@ def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     write("line")
     start = next(index for index, word in enumerate(words) if word.startswith("--passkey"))
     words = [*words[:start], "--tasks", "shots", "--shots.data", str(tmp_path / "rows.jsonl")]
-    words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1", "4"]
+    words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1,4"]
     assert _call(*words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "shots, margin by length" in out
@@ -266,6 +280,12 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     assert "accuracy" not in out  # nobody judged
     texts = [json.loads(line) for line in records.with_name("records.jsonl.texts").open()]
     assert len(texts) == 6
+    made = (tmp_path / "records.jsonl").read_text("utf-8")
+    fewer = words.copy()
+    fewer.remove(str(tmp_path / "two.jsonl"))
+    assert _call(*fewer) == 0  # files only list the cells: of fewer or more the others are known
+    assert len(_cells(tmp_path)) == made.count('"kind": "cell"') == 2
+    capsys.readouterr()
     words += ["--hallucination.judge.endpoint", judge.url, "--hallucination.judge.model", "gpt-x"]
     words += ["--hallucination.judge.key-variable", "A_KEY", "--hallucination.judge.tries", "2"]
 

@@ -13,6 +13,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
+from clearhead.experiments.deployment import not_smaller
 from clearhead.quantize import measure
 from clearhead.report.quantization import load
 
@@ -110,6 +111,30 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     assert again.read_text() == page.read_text()
 
 
+def test_accuracy_is_that_of_eval(model, words, tmp_path):
+    """One file, one model: the same questions answered right by both verbs."""
+    asked = [("Which of them?", ["query", "key", "the value of it"]), ("Why?", ["attention", "no"])]
+    questions = tmp_path / "asked.jsonl"
+    rows = [
+        {"question": f"{question} {n}", "choices": choices, "label": n % len(choices)}
+        for n in range(8)
+        for question, choices in asked
+    ]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    few, records = tmp_path / "few.jsonl", tmp_path / "eval.jsonl"
+    options = ("--scheme", "w4-channel", "--choices", str(questions), "--records", str(few))
+    assert _call("quantize", str(model), *words, *options) == 0
+    options = ("--tasks", "choices", "--choices.files", str(questions), "--records", str(records))
+    assert _call("eval", str(model), *options) == 0
+    lines = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
+    (other,) = [line["result"] for line in lines if line["kind"] == "cell"]
+    (found,) = load([few])
+    assert found.full.accuracy == other["accuracy"]
+    assert found.full.accuracy_normalised == other["accuracy_norm"]
+    assert found.header["chance"] == other["chance"]
+    assert 0 < other["accuracy"] < 1
+
+
 def _tokenizer(model: Path) -> Any:
     from transformers import AutoTokenizer
 
@@ -135,6 +160,7 @@ def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, 
     assert "length must be at least 2" in _refusal(capsys, folder, "--length", "1")
     assert "no effect" in _refusal(capsys, folder, "--title", "x")
     assert "no effect" in _refusal(capsys, folder, "--questions", "3")
+    assert "the model's own" in _refusal(capsys, folder, "--data.tokenizer", folder)
     assert "cannot load a model" in _refusal(capsys, str(tmp_path / "none"))
     long = [*words, "--length", "100000", "--tokens", "100000"]
     assert "enough for one window of 100000" in _refusal(capsys, folder, *long)
@@ -231,6 +257,8 @@ class TestDeployment:
         assert figures["form"] == form
         assert figures["bytes"] == (out / "model.safetensors").stat().st_size
         assert figures["bytes"] < figures["bfloat16_bytes"]
+        assert "not smaller" not in shown
+        assert figures["narrowest_input"] == 96
         assert figures["quantized_layers"] == 14
         assert figures["tokens_per_second"] > 0
         assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)
@@ -246,6 +274,24 @@ class TestDeployment:
         assert "exists" in _refusal(
             capsys, str(model), *words, "--deploy", form, "--output", str(out)
         )
+
+    def test_a_model_that_came_out_no_smaller_says_so(self, model, words, tmp_path, capsys):
+        out = tmp_path / "few"  # 24 wide: the file's longer header takes more than int8 saves
+        options = ("--deploy", "int8-weight-only", "--output", str(out))
+        assert _call("quantize", str(model), *words, *options) == 0
+        shown = capsys.readouterr().out
+        (line,) = [line for line in shown.splitlines() if line.startswith("not smaller")]
+        assert "inputs as few as 24" in line
+        assert "a wider model gains" in line
+        figures = json.loads((out / "quantization.json").read_text())
+        assert figures["bytes"] >= figures["bfloat16_bytes"]
+
+    def test_why_int4_is_not_smaller(self):
+        found = {"bytes": 2_601_640, "bfloat16_bytes": 1_393_864, "narrowest_input": 128}
+        line = not_smaller("int4-weight-only", found)
+        assert "pads every layer's inputs to a multiple of 1,024, and here some have 128" in line
+        assert "int8-weight-only pads nothing" in line
+        assert not_smaller("int4-weight-only", found | {"bytes": 400_000}) is None
 
     def test_a_saved_model_that_is_another_is_refused(
         self, model, words, tmp_path, capsys, monkeypatch

@@ -13,11 +13,10 @@ from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held, run
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import AttentionProfile
-from clearhead.diagnose.running import within_memory
+from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.diagnose.stream import stream_profile
 
-from . import architectures
-from .architectures import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
 T = 33
 HIDDEN = (
@@ -76,13 +75,13 @@ def test_the_whole_of_it(name):
     )
     share = found.curves[0]["y"]
     assert sum(share) == pytest.approx(1)
-    if name in ("diffllama", "clearhead differential"):
+    if name in ("DiffLlama", "differential"):
         assert len(_values(found, "lambda")) == 3
-    if name in ("gpt-oss", "clearhead softmax1"):
+    if name in ("gpt-oss", "softmax1"):
         assert all(0 < value < 1 for value in _values(found, "null_mass"))
 
 
-@pytest.mark.parametrize("name", [*ROTARY, "gpt-2", "opt", "bert"])
+@pytest.mark.parametrize("name", [*ROTARY, "GPT-2", "OPT", "BERT", "RoBERTa"])
 def test_an_observed_model_gives_the_same_bits(name):
     model, ids = make(name), torch.stack(_windows())
     with torch.no_grad():
@@ -94,7 +93,7 @@ def test_an_observed_model_gives_the_same_bits(name):
 
 
 def test_the_batch_size_changes_nothing():
-    model = make("llama")
+    model = make("Llama")
     first, second = (diagnose(model, _windows(4), batch_size=size).measures for size in (1, 4))
     sampled = {"order_broken_content", "anomalous_before", "anomalous_weight_before"}
     for one, other in zip(first, second, strict=True):
@@ -107,7 +106,7 @@ def test_diffllama_is_seen_once_a_layer_and_as_ours():
     """Its attention is called twice with the same queries; and λ and pairs are as ours."""
     from clearhead.models.diffllama import from_diffllama
 
-    theirs = make("diffllama")
+    theirs = make("DiffLlama")
     ours = from_diffllama(theirs).eval()
     calls: list[int] = []
     with torch.no_grad(), probing(theirs, lambda call: calls.append(call.layer)):
@@ -120,7 +119,7 @@ def test_diffllama_is_seen_once_a_layer_and_as_ours():
 
 
 def test_beyond_the_training_length():
-    model = make("llama")
+    model = make("Llama")
     found = diagnose(model, _windows(), batch_size=3)
     text = _windows()[0].repeat(4)
     longer = with_extrapolation(found, model, lambda n: text[:n], trained=30, factor=4)
@@ -149,9 +148,9 @@ def test_beyond_the_training_length():
 @pytest.mark.parametrize(
     ("name", "trained", "reason"),
     [
-        ("gpt-2", 32, "64 learned positions, too few for 128 tokens"),
-        ("llama", 5000, "no such text"),
-        ("mamba", None, None),
+        ("GPT-2", 32, "64 learned positions, too few for 128 tokens"),
+        ("Llama", 5000, "no such text"),
+        ("Mamba", None, None),
     ],
 )
 def test_why_there_is_no_longer_text(name, trained, reason):
@@ -168,8 +167,22 @@ def test_why_there_is_no_longer_text(name, trained, reason):
         assert reason in found.notes[-1]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("name", "positions"), [("GPT-2", 64), ("OPT", 64), ("BERT", 64), ("RoBERTa", 62)]
+)
+def test_the_longest_text_is_read_and_no_longer_one(name, positions):
+    model, text = make(name), torch.randint(2, VOCABULARY, (65,))
+    assert longest_text(model) == positions
+    found = diagnose(model, [text[:positions]], batch_size=1)
+    assert all(math.isfinite(value) for value in _values(found, "entropy"))
+    with pytest.raises(ClearheadError, match=f"{positions} learned positions, too few"):
+        diagnose(model, [text[: positions + 1]], batch_size=1)
+    with pytest.raises((IndexError, RuntimeError)):  # so much the model itself cannot do
+        model(input_ids=text[None, : positions + 1])
+
+
 def test_a_long_training_length_is_not_run_unasked():
-    model = make("llama")
+    model = make("Llama")
     model.config.max_position_embeddings = 131_072
     found = diagnose(model, _windows(), batch_size=3)
     longer = with_extrapolation(found, model, lambda n: torch.zeros(n), trained=None, factor=4)
@@ -177,7 +190,7 @@ def test_a_long_training_length_is_not_run_unasked():
 
 
 def test_activations_that_are_not_finite_are_reported():
-    model = make("llama")
+    model = make("Llama")
     with torch.no_grad():
         model.model.embed_tokens.weight[5] = math.inf
     windows = _windows()
@@ -195,7 +208,7 @@ def test_refusals(monkeypatch):
     )
     with pytest.raises(ClearheadError, match="encoder-decoder"):
         diagnose(t5, _windows(), batch_size=1)
-    model = make("llama")
+    model = make("Llama")
     with pytest.raises(ClearheadError, match="use the tokenizer"):
         diagnose(model, [torch.full((T,), VOCABULARY)], batch_size=1)
     with pytest.raises(ClearheadError, match="at least 2"):
@@ -213,7 +226,7 @@ def test_refusals(monkeypatch):
 
 
 def test_memory_is_stated_and_does_not_grow_with_the_text():
-    model = make("llama")
+    model = make("Llama")
     assert bytes_held(model, 4, 64) > 4 * (1 << 20)
     run(model, torch.stack(_windows()))
-    assert architectures.LONGEST == 64
+    assert LONGEST == 64

@@ -8,7 +8,7 @@ from clearhead.diagnose.order import PAIRS, OrderProfile, decay_bound
 from clearhead.diagnose.rotary import Rotary, rotary_of
 from clearhead.diagnose.weights import AttentionCall
 
-from .architectures import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
+from .kinds import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 
@@ -26,7 +26,7 @@ def _observed(name: str) -> tuple[OrderProfile, list[AttentionCall]]:
     return profile, calls
 
 
-@pytest.mark.parametrize("name", [n for n in ROTARY if n != "clearhead coca"])
+@pytest.mark.parametrize("name", [n for n in ROTARY if n != "coca"])
 def test_the_rotation_found_is_the_models_own(name):
     """Undone by the frequencies found, scores depend on content and distance alone: a text of one
     token has the same q and k at every position, so its products h must be equal everywhere."""
@@ -56,14 +56,14 @@ def test_what_is_not_turned_is_said(name):
 def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
     values = {
         line["metric"]: line["value"]
-        for line in _observed("llama")[0].measures()
+        for line in _observed("Llama")[0].measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == pytest.approx(0.5, abs=0.1)
     assert "anomalous_after" not in values
     values = {
         line["metric"]: line["value"]
-        for line in _observed("clearhead coca")[0].measures()
+        for line in _observed("coca")[0].measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == values["anomalous_weight_before"] == 0

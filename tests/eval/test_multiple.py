@@ -1,15 +1,21 @@
 """Multiple choice from files: the prompts and the scores of the lm-evaluation-harness."""
 
+import gzip
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tests_architectures as architectures
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval.items import load_items
+from clearhead.eval import Item, accuracy, load_items, multiple
+from clearhead.eval.continuations import encode_pairs, log_likelihoods
 from clearhead.eval.multiple import ChoicesTask
+from clearhead.quantize import quantized, scheme
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "hellaswag": [
@@ -80,6 +86,7 @@ def test_prompts(tmp_path, form):
         ({"question": "", "choices": ["a", "b"], "label": 0}, "lacks some of"),
         ({"question": "x", "choices": ["a", "b"], "label": 2}, "label is 2, and the 2 choices"),
         ({"question": "x", "choices": ["a", "b"], "label": True}, "label is True"),
+        ({"question": "x", "choices": ["a", "b"]}, "lacks label.*it has question, choices"),
         ({"passage": "x", "question": "y", "label": "yes"}, "label is 'yes', and the 2 choices"),
         ({"context": "x", "choices": ["a", "b"], "label": 0}, "lacks some of"),
         ({"sentence": "no blank", "choices": ["a", "b"], "label": 0}, "no blank _ with words"),
@@ -95,6 +102,31 @@ def test_rows_that_are_no_item(tmp_path, row, message):
     path = _file(tmp_path, "question", [ROWS["question"][0], row])
     with pytest.raises(ClearheadError, match=message):
         load_items(path, None)
+
+
+def test_a_compressed_file(tmp_path):
+    plain = _file(tmp_path, "question")
+    packed = tmp_path / "question.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes() + b"\n\n"))
+    assert load_items(packed, None) == load_items(plain, None)
+
+
+def test_files_of_another_kind(tmp_path):
+    broken, other, damaged, rows = (
+        tmp_path / name for name in ("b.jsonl", "o.jsonl.gz", "d.jsonl.gz", "r.jsonl")
+    )
+    broken.write_text('{"question": ')
+    other.write_text("plain text")
+    whole = gzip.compress(b"{}\n" * 1000)
+    damaged.write_bytes(whole[:12] + bytes([whole[12] ^ 255]) + whole[13:])
+    rows.write_text("[1, 2]")
+    for path in (broken, other, damaged):
+        with pytest.raises(ClearheadError, match=r"is no \.jsonl or \.jsonl\.gz file"):
+            load_items(path, None)
+    with pytest.raises(ClearheadError, match="line 1 is no object of fields"):
+        load_items(rows, None)
+    with pytest.raises(FileNotFoundError):  # the command line says this in a line
+        load_items(tmp_path / "none.jsonl", None)
 
 
 def test_a_file_without_items(tmp_path):
@@ -149,12 +181,70 @@ def test_accuracies(tmp_path, make_subject):
     )
 
 
+class Letters:
+    """A tokenizer of single characters."""
+
+    def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(one) % 59 for one in text] for text in texts]}
+
+
+def _items(count: int) -> list[Item]:
+    asked = [("why?", (" so", " no", " in truth")), ("who did", (" it", " that at last"))]
+    return [
+        Item(
+            form="question",
+            pairs=tuple((prompt * (1 + n // 2), answer) for answer in answers),
+            label=n % 2,
+            lengths=tuple(map(len, answers)),
+        )
+        for n, (prompt, answers) in enumerate(asked * count)
+    ]
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "Bloom", "differential", "Mamba"])
+@pytest.mark.parametrize("bits", ["w4a4-coarse", None])
+def test_answers_alone(name, bits, monkeypatch):
+    """Read one at a time, whole: what the plain forward gives, with a scale of one text."""
+    model, items = architectures.make(name), _items(2)
+    seen: list[list[float]] = []
+
+    def watched(*arguments: Any, **options: Any) -> list[list[float]]:
+        seen.extend(log_likelihoods(*arguments, **options))
+        return seen
+
+    def score(prompt: str, answer: str) -> float:
+        (ids,) = Letters()([prompt + answer])["input_ids"]
+        logs = model(torch.tensor([ids[:-1]]), use_cache=False).logits[0].double().log_softmax(-1)
+        return sum(float(logs[at - 1, ids[at]]) for at in range(len(prompt), len(ids)))
+
+    monkeypatch.setattr(multiple, "log_likelihoods", watched)
+    with torch.no_grad(), quantized(model, scheme(bits)) if bits else nullcontext():
+        found = accuracy(model, Letters(), items)
+        expected = [[score(*pair) for pair in item.pairs] for item in items]
+    for one, other in zip(seen, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-4)
+    by_length = [
+        [score / length for score, length in zip(row, item.lengths, strict=True)]
+        for row, item in zip(expected, items, strict=True)
+    ]
+    for rows, right in ((expected, found.right), (by_length, found.right_by_length)):
+        best = [row.index(max(row)) for row in rows]
+        assert right == sum(a == item.label for a, item in zip(best, items, strict=True))
+    assert found.items == 4
+    assert found.chance == pytest.approx((1 / 3 + 1 / 2) / 2)
+
+
+def test_likelihoods_that_are_none():
+    model = architectures.make("Llama")
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(ClearheadError, match="log-likelihood of an answer is NaN"):
+        accuracy(model, Letters(), _items(1))
+
+
 def test_the_scores_are_those_of_the_harness(tmp_path, make_subject):
     """Where lm-eval is installed: its HFLM on the same pairs, one context cut on the left."""
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     instance = pytest.importorskip("lm_eval.api.instance")
-    from clearhead.eval.continuations import encode_pairs, log_likelihoods
-
     subject = make_subject()
     long = {**ROWS["boolq"][0], "passage": "The old woman knew, and was silent. " * 20}
     paths = [_file(tmp_path, form) for form in ("hellaswag", "question", "winogrande")]

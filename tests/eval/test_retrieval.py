@@ -229,3 +229,20 @@ def test_refuses_at_once_what_cannot_be_measured(make_subject, task, lengths, me
 def test_learned_positions_are_refused_at_once(make_subject, name):
     with pytest.raises(ClearheadError, match="64 learned positions of this model"):
         TASKS[name].cells(make_subject("gpt2"))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("alibi", 65_536), ("xpos", None)])
+def test_positions_that_cannot_be_told_apart_are_refused_at_once(make_subject, name, limit):
+    """Not after reading 64K tokens: what is written after the prompt counts too."""
+    limit = limit or make_subject(name).model.model.position.longest()
+    task = NeedlesTask(grid=("1x1",), filler="sentences", depths=(0.5,), new_tokens=10)
+    make_subject(name).check_length(limit)
+    with pytest.raises(ClearheadError, match=f"{name} can tell apart: ask for at most {limit:,}"):
+        task.cells(make_subject(name, lengths=(limit - 9,)))
+    task.cells(make_subject(name, lengths=(limit - 10,)))
+
+
+def test_grids_take_commas(make_subject):
+    subject = make_subject()
+    apart, joined = (NeedlesTask(grid=grid) for grid in (("2x1", "4x2"), ("2x1,4x2",)))
+    assert joined.cells(subject) == apart.cells(subject)

@@ -142,6 +142,19 @@ def test_activations_that_are_no_numbers_are_named():
         assert "the input of model.layers.1.self_attn.q_proj" in str(found.reason)
 
 
+def test_layers_of_which_only_the_weights_are_used():
+    """Mamba multiplies by dt_proj's weight itself: no input of it can be calibrated or rounded."""
+    model = architectures.make("Mamba")
+    texts = _texts()
+    assert "the calibration text never went through" in str(
+        cost(model, scheme("w8a8-fine"), texts).reason
+    )
+    found = cost(model, scheme("w8a8-token"), texts)
+    assert found.perplexity is not None
+    assert {name.rpartition(".")[2] for name in found.unused} == {"dt_proj"}
+    assert "AttentionInterface" in str(cost(model, scheme("logits8-row"), texts).reason)
+
+
 def test_groups_as_wide_as_the_layers_are_refused():
     found = cost(architectures.make("Llama"), scheme("w4-group"), _texts())
     assert "so they are channels" in str(found.reason)

@@ -1,6 +1,7 @@
 """Evaluations on a page and in a terminal: means over depths and seeds, text that stays text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
         pytest.approx([0.3, 0.3]),
         pytest.approx([0.7, 0.7]),
     ]
+    assert heat[0]["data"][0]["customdata"] == [["", ""], ["", ""]]  # of two seeds: their spread
+    assert heat[1]["data"][0]["customdata"] == 2 * [2 * [", 95 % interval 0.10 to 0.90"]]
     (curve,) = [f for f in page.figures.values() if f["data"][0]["type"] == "scatter"]
     assert curve["data"][0]["x"] == [1, 2, 255]
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
@@ -71,6 +74,41 @@ def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
     text = (tmp_path / "page.html").read_text("utf-8")
     assert 'id="evaluations"' in text
     assert HOSTILE not in text
+    assert "Two language models" in text
+    assert "were evaluated" in text
+    assert 'id="comparison"' not in text  # nothing of it was measured
+
+
+def test_one_model_from_elsewhere(tmp_path):
+    """Nobody knows how it was trained; its perplexity stands by document, with how it was found."""
+    lines = [{"kind": "run", "run": "llama", "preset": "llama", "seed": 0}]
+    for scaling, factor, shift in (("none", None, 0.0), ("ntk", 2.0, 900.0)):
+        for length in (128, 256):
+            documents = [
+                {"document": name, "perplexity": None if length == much else length + shift + 0.5}
+                for name, much in ((f"book 1 {HOSTILE}", 0), ("book 2", 256))
+            ]
+            at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
+            result = {"perplexity": 30.0, "documents": documents}
+            line = _cell("llama", "perplexity", at, result, "perplexity")
+            made = {"dtype": "bfloat16", "seed": 7, "batch_tokens": 8192, "device": "cpu"}
+            lines.append({**line, "made": {**made, "versions": {"torch": "2.99"}}})
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    write_page(load(path), tmp_path / "page.html", title="x")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "One language model, llama, was evaluated." in text
+    assert "was trained" not in text
+    assert HOSTILE not in text
+    _, _, folded = text.partition("<summary>Perplexity of llama by document, without scaling")
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', folded.partition("</det")[0])
+    assert [re.findall(r"<t[dh]>([^<]*)<", cells) for _, cells in rows] == [
+        ["128", "256"],
+        ["128", "256"],
+        ["128", "–"],
+    ]
+    assert "in bfloat16, with seed 7, 8,192 tokens together" in text
+    assert "torch 2.99" in text
 
 
 def test_what_was_found_nowhere_has_no_table(path):

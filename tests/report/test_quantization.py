@@ -151,6 +151,7 @@ def test_the_console_has_every_number_and_every_reason():
     assert re.search(r"full precision\s*│\s*10\.00\s*│\s*│\s*50\.0\s%\s*│\s*25\.0\s%", text)
     assert re.search(r"w4-channel\s*│\s*20\.00\s*│\s*\+10\.000", text)
     assert re.search(r"logits4-row\s*│\s*none", text)
+    assert "8 questions of arc.jsonl, chance 25.0\u00a0%" in text
     reasons, left_out, unused = remarks(model)
     assert reasons.endswith(": no interface")
     assert reasons.count("logits") == 9
@@ -159,6 +160,23 @@ def test_the_console_has_every_number_and_every_reason():
     (plain,) = parse(lines("two", 10.0))
     assert remarks(plain) == []
     assert "accuracy" not in _printed(plain)
+    boolq = lines("three", 10.0, questions=8)
+    for line in boolq[1:]:
+        line["accuracy_normalised"] = None  # as of BoolQ
+    (without,) = parse(boolq)
+    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*│\s*50\.0\s%\s*│\s*–", _printed(without))
+    assert "50.0\u00a0%, " not in render([without], title="t")
+    assert "50.0\u00a0%" in render([without], title="t")
+
+
+def test_families_stand_in_one_order_whoever_has_them():
+    """Where the first model has no result of a family, that is not put last."""
+    first, second = lines("one", 10.0), lines("two", 9.0)
+    for line in first:
+        if line.get("family") == "w-channel":
+            line.update(perplexity=None, delta=None, reason="none")
+    assert families(parse(first + second)) == families(parse(second))
+    assert "w-channel" not in families(parse(first))
 
 
 def test_the_page_shows_all_and_is_safe():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, untrained
+from clearhead.cli.models import load_model, refuse_tokenizer, untrained
 from clearhead.cli.options import parse
 from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig, prepare
@@ -71,6 +71,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
         return untrained(
             source.removeprefix("init:"), command.size, command.set, command.data, say=_say
         )
+    refuse_tokenizer(command.data)
     model, tokenizer = load_model(source, kinds=("causal", "masked", "bare"))
     data = replace(command.data, tokenizer=tokenizer.name_or_path)
     return model, prepare(data, progress=_say)

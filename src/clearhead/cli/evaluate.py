@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
+from clearhead.cli.models import load_model, refuse_tokenizer
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names
+from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.report.evaluations import grids, scaling_name, to_console
@@ -72,16 +72,15 @@ def run(words: list[str]) -> int:
         words,
         verb="eval",
         description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
-        "Tasks, scalings, factors and lists of numbers may also be separated by commas.",
+        "Lists, but of files and sources, may also be separated by commas.",
     )
     named, command = _named(command)
     variants = _variants(command)
     if any(length < 2 for length in command.lengths) or command.tokens < 2:
         raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
-    if command.data.tokenizer is not None:
-        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
+    refuse_tokenizer(command.data)
     if command.batch_tokens < 1:
-        raise ClearheadError(f"batch_tokens is {command.batch_tokens}: at least 1")
+        raise ClearheadError(f"batch-tokens is {command.batch_tokens}: at least 1")
     model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
     tasks = _tasks(command, named, model)
     data = replace(command.data, tokenizer=tokenizer.name_or_path)
@@ -122,19 +121,14 @@ def _print(lines: Sequence[Mapping[str, Any]], run: str) -> None:
 
 def _named(command: Any) -> tuple[list[str], Any]:
     """The tasks by name, each once; those that are not clearhead's own are given to lm_eval."""
-    words = _words(command.tasks)
+    words = parted(command.tasks)
     named = list(dict.fromkeys(word if word in TASKS else HARNESS for word in words))
     theirs = [word for word in words if word not in TASKS]
-    tasks = tuple(_words((*command.lm_eval.tasks, *theirs)))
+    tasks = tuple(parted((*command.lm_eval.tasks, *theirs)))
     if HARNESS in named and tasks:
         check_names(tasks, command.lm_eval.include_path, others=TASKS)
         command = replace(command, lm_eval=replace(command.lm_eval, tasks=tasks))
     return named, command
-
-
-def _words(given: tuple[str, ...]) -> list[str]:
-    """Words that may have been joined by commas, each once."""
-    return list(dict.fromkeys(filter(None, (one for word in given for one in word.split(",")))))
 
 
 def _tasks(command: Any, named: list[str], model: Any) -> dict[str, Task]:
@@ -154,10 +148,10 @@ def _tasks(command: Any, named: list[str], model: Any) -> dict[str, Task]:
 
 def _variants(command: Any) -> list[Scaling]:
     kinds = [
-        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in _words(command.rope_scaling)
+        choose("rope scaling", kind, (NONE, *SCALINGS)) for kind in parted(command.rope_scaling)
     ]
     factors = []
-    for word in _words(command.factors):
+    for word in parted(command.factors):
         try:
             factors.append(float(word))
         except ValueError:

@@ -8,6 +8,7 @@ from typing import Any
 import clearhead.models  # registers our model type with transformers
 from clearhead.cli.options import overrides
 from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
 from clearhead.models.loading import auto_class, explained, kind_of, load, resolved
 from clearhead.train import TrainConfig
@@ -21,6 +22,12 @@ def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, An
     """
     model, tokenizer = load(name, kinds)
     return model.to(best_device()), tokenizer
+
+
+def refuse_tokenizer(data: DataConfig) -> None:
+    """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
+    if data.tokenizer is not None:
+        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
 
 
 def untrained(

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
+from clearhead.cli.models import load_model, refuse_tokenizer
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
-from clearhead.eval import load_questions
+from clearhead.eval import load_items
 from clearhead.experiments import deployment, quantization
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
@@ -33,7 +33,8 @@ class Command:
     models: Positional[tuple[str, ...]]
     """Checkpoints' folders (RUN/final), or hub names."""
     scheme: tuple[str, ...] = ()
-    """Names such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row; none is all."""
+    """Names such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row; "all", or none,
+    is the table of docs/quantize.md."""
     deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
@@ -43,7 +44,8 @@ class Command:
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     choices: Path | None = None
-    """Multiple-choice questions, a .jsonl(.gz) file with question (or context), choices, label."""
+    """Questions to answer too, a .jsonl(.gz) file as for eval --tasks choices: HellaSwag, ARC,
+    PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
     questions: int = 200
     """The first so many questions are asked."""
     records: Path | None = None
@@ -66,6 +68,7 @@ def run(words: list[str]) -> int:
         description="What few bits cost a model: perplexity and accuracy by scheme, simulated; or "
         "a model to keep in few bits, with its size, speed and perplexity.",
     )
+    refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
     schemes = _checked(command)
@@ -114,6 +117,8 @@ def _deploy(command: Command) -> int:
     Console().print(table)
     if found["other_linear_layers"]:
         print(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
+    if (remark := deployment.not_smaller(command.deploy, found)) is not None:
+        print(remark)
     print(f"saved: {command.output}; loaded and run by a new process")
     return 0
 
@@ -158,7 +163,7 @@ def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> l
     corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=schemes)
     if command.choices is not None:
-        questions = load_questions(command.choices, limit=command.questions)
+        questions = load_items(command.choices, command.questions)
         read = replace(read, questions=questions, tokenizer=tokenizer)
     found = list(quantization.measured(model, read, schemes, name=name, progress=_progress))
     described = {

@@ -81,7 +81,8 @@ def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
     console = Console()
     for label in records.labels():
         labelled = records.labelled(label)
-        console.print(to_console(comparison(labelled)))
+        if (compared := comparison(labelled)).columns:
+            console.print(to_console(compared))
         if (table := at_equal_loss(labelled)) is not None:
             console.print(f"At equal loss, beside {escape(table.baseline)}:")
             console.print(to_console(table))

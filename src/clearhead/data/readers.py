@@ -185,7 +185,8 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
 def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
     found = ", ".join(repr(name) for name in names) or "no field at all"
     return ClearheadError(
-        f"{where}: no field {text_field!r}, it has {found}; name the one with the text (text_field)"
+        f"{where}: no field {text_field!r}, it has {found}; name the one with the text, "
+        "--data.text-field NAME"
     )
 
 

@@ -41,6 +41,8 @@ def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary |
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         return f"{type(module).__name__} has no rotary positions (no apply_rotary_pos_emb)"
+    # Phi, StableLM and Persimmon hand their function only the first channels of a head, and say so.
+    width = getattr(module, "rotary_ndims", width)
     kinds = getattr(model.config, "layer_types", None)
     kind = kinds[layer] if kinds and layer < len(kinds) else None
     for table in model.modules():

@@ -49,7 +49,9 @@ def longest_text(model: Any) -> int | None:
             continue
         rows = module.num_embeddings  # some tables have a few rows more than there are positions
         if any(word in name for word in _WORDS_FOR_POSITION) and rows >= (limit or 0):
-            return limit or rows
+            # A table with a row for padding has it before those of the positions (RoBERTa).
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return min(limit or rows, rows - first)
     return None
 
 

@@ -51,7 +51,8 @@ def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]], limit: int | 
             raise ClearheadError(f"{text!r} adds no token to what it continues, or that has none")
         if limit is not None and len(continuation) > limit:
             raise ClearheadError(
-                f"an answer of {len(continuation)} tokens is longer than the {limit} of the model"
+                f"an answer of {len(continuation)} tokens is longer than the {limit} of the model "
+                f"(it begins {' '.join(text.split())[:30]!r}): leave its questions out"
             )
         # A continuation as long as the limit keeps one token before it: the last is not read.
         kept = ids[: len(start)] if limit is None else ids[-limit - 1 : len(start)]

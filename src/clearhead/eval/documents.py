@@ -84,6 +84,6 @@ def at_least(found: list[Document], length: int) -> list[Document]:
         known = "there is none at all" if longest is None else f"the longest has {len(longest):,}"
         raise ClearheadError(
             f"no document of {length:,} tokens ({known} of {len(found):,}): give longer texts or "
-            "shorter lengths, or read each source as one text (text=stream)"
+            "shorter lengths, or read each source as one text (--perplexity.text stream)"
         )
     return long

@@ -128,7 +128,7 @@ class Endpoint:
     def _refused(self, status: _StatusError) -> ClearheadError:
         advice = "check the endpoint and the model's name"
         if status.code in _REFUSED:
-            advice = "name the variable that holds a good key: judge.key_variable"
+            advice = "name the variable that holds a good key: --hallucination.judge.key-variable"
         elif 300 <= status.code < 400:
             advice = "redirects are not followed: give the URL itself"
         return ClearheadError(f"judge {self._url} answers {status.code} ({status.said}): {advice}")

@@ -46,3 +46,12 @@ def check_length(model: Any, length: int) -> None:
             f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
             "model with rope, alibi or xpos"
         )
+    if not isinstance(model.config, ClearheadConfig):
+        return
+    limit = model.base_model.position.longest()
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"{length:,} tokens, what is to be written included, are more than the {limit:,} "
+            f"positions that {model.config.position} can tell apart: ask for at most {limit:,}, "
+            "or evaluate a model with rope"
+        )

@@ -19,7 +19,7 @@ from clearhead.eval.identity import check_files, file_digest
 from clearhead.eval.judges import Judge, JudgeConfig, LocalJudge, RemoteJudge
 from clearhead.eval.kept import Kept
 from clearhead.eval.support import Said, words
-from clearhead.eval.task import Advanced, Cell, Subject, check_count
+from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count
 from clearhead.eval.written import Work, verdicts
 
 
@@ -37,7 +37,7 @@ class HallucinationTask:
         "bigram_support",
     )
 
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = field(default=(), metadata=LISTED)
     """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
     samples: int = 100
     """Questions or summaries of each file, drawn; all of a file that has fewer."""

@@ -115,7 +115,8 @@ def _text(subject: Subject, draws: Draws, room: int) -> list[Ids]:
         longest = max(map(len, real), default=0)
         raise ClearheadError(
             f"filler of {room:,} tokens is more than any document has (the longest: {longest:,}): "
-            "give longer texts, shorter lengths, or filler=sentences, which needs no text"
+            "give longer texts, shorter lengths, or made sentences, which need no text "
+            "(--needles.filler sentences, --allocation.filler sentences)"
         )
     document = draws.choice(long)
     start = start_of + draws.below(len(document) - start_of - room + 1)

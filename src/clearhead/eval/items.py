@@ -8,14 +8,16 @@ The fields of a row tell which prompt it takes:
     boolq: passage, question, label (0 no, 1 yes)
 """
 
+import gzip
+import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.choices import rows
 
 _FORMS = (
     "activity_label, context (HellaSwag), question (ARC, PIQA) or sentence (WinoGrande), each with "
@@ -45,7 +47,7 @@ def load_items(path: Path, limit: int | None) -> list[Item]:
             forms, or none.
     """
     items: list[Item] = []
-    for number, row in rows(path):
+    for number, row in _rows(path):
         item = _item(row, f"{path}, line {number}")
         if items and item.form != items[0].form:
             raise ClearheadError(
@@ -58,6 +60,27 @@ def load_items(path: Path, limit: int | None) -> list[Item]:
     if not items:
         raise ClearheadError(f"{path} has no items: give a row a line, with {_FORMS}")
     return items
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of a .jsonl or .jsonl.gz file, each with the number of its line.
+
+    Raises:
+        ClearheadError: a file of another kind.
+    """
+    reader = gzip.open if path.suffix == ".gz" else open
+    try:
+        with reader(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ClearheadError(f"{path}, line {number} is no object of fields")
+                yield number, row
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        reason = str(error).splitlines()[0]
+        raise ClearheadError(f"{path} is no .jsonl or .jsonl.gz file: {reason}") from error
 
 
 def _item(row: Mapping[str, Any], where: str) -> Item:
@@ -116,7 +139,11 @@ def _lacks(row: Mapping[str, Any], where: str) -> ClearheadError:
 
 
 def _label(row: Mapping[str, Any], choices: int, where: str) -> int:
-    label = row.get("label")
+    if "label" not in row:
+        raise ClearheadError(
+            f"{where} lacks label, the number of the right choice from 0; it has {', '.join(row)}"
+        )
+    label = row["label"]
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < choices:
         raise ClearheadError(f"{where}: label is {label!r}, and the {choices} choices count from 0")
     return label

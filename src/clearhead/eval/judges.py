@@ -69,17 +69,18 @@ class JudgeConfig:
     def check(self) -> None:
         """Refuse what could not work, before anything is written or judged."""
         if self.new_tokens < 1 or self.tries < 1 or self.timeout <= 0:
-            raise ClearheadError("judge: new_tokens, tries and timeout must be above 0")
+            raise ClearheadError("judge: new-tokens, tries and timeout must be above 0")
         if not self.endpoint:
             for name, default in (("key_variable", ""), ("timeout", 120.0), ("tries", 5)):
                 if getattr(self, name) != default:
                     raise ClearheadError(
-                        f"judge.{name} has no effect without judge.endpoint: leave it out"
+                        f"judge.{name.replace('_', '-')} has no effect without judge.endpoint: "
+                        "leave it out"
                     )
             if self.model:
                 kind_of(resolved(self.model))
             elif self.new_tokens != JudgeConfig().new_tokens:
-                raise ClearheadError("judge.new_tokens has no effect without judge.model")
+                raise ClearheadError("judge.new-tokens has no effect without judge.model")
             return
         if not self.model:
             raise ClearheadError(
@@ -99,11 +100,11 @@ class JudgeConfig:
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ClearheadError(
                 "judge.endpoint is kept in the records: give it without user, password and "
-                "parameters, and the key by judge.key_variable"
+                "parameters, and the key by --hallucination.judge.key-variable"
             )
         if self.key_variable and not (self.key.isascii() and self.key.isprintable() and self.key):
             raise ClearheadError(
-                f"the environment variable {self.key_variable} (judge.key_variable) holds no key: "
+                f"the environment variable {self.key_variable} (judge.key-variable) holds no key: "
                 "set it to the endpoint's"
             )
 
@@ -202,8 +203,8 @@ class LocalJudge:
         if limit is not None and longest > limit:
             raise ClearheadError(
                 f"the judge {self._config.name} reads {limit:,} tokens, and {longest:,} are asked "
-                "of it with its verdict: give shorter lengths, fewer judge.new_tokens, or another "
-                "judge"
+                "of it with its verdict: give shorter lengths, a smaller "
+                "--hallucination.judge.new-tokens, or another judge"
             )
         asked = [Prompt(ids[:-1], ids[-1:]) for ids in whole]
         for found in self._reader.each(

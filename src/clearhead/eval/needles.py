@@ -13,7 +13,7 @@ from clearhead.data.draws import Draws
 from clearhead.errors import ClearheadError
 from clearhead.eval.haystack import Filler, Haystack, haystack
 from clearhead.eval.passkey import scores
-from clearhead.eval.task import DEPTHS, Advanced, Cell, Subject, check_count, check_depths
+from clearhead.eval.task import DEPTHS, Advanced, Cell, Subject, check_count, check_depths, parted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class NeedlesTask:
         check_count(samples=self.samples, new_tokens=self.new_tokens)
         found: list[Cell] = [
             {"length": length, "depth": depth, "needles": needles, "queries": queries}
-            for needles, queries in map(_size, self.grid)
+            for needles, queries in map(_size, parted(self.grid))
             for length in subject.lengths
             for depth in sorted(self.depths)
         ]

@@ -72,7 +72,9 @@ class PerplexityTask:
         longest = subject.lengths[-1]
         if self.text == "stream":
             if self.document_tokens is not None:
-                raise ClearheadError("document_tokens has no effect on text=stream: leave it out")
+                raise ClearheadError(
+                    "document-tokens has no effect on --perplexity.text stream: leave it out"
+                )
             found = at_least(subject.texts.streams, longest)
             each = max(longest, subject.tokens // len(found))
         else:
@@ -80,7 +82,7 @@ class PerplexityTask:
             each = self.document_tokens or longest
             if each < longest:
                 raise ClearheadError(
-                    f"document_tokens is {each}: fewer than a window of {longest} has"
+                    f"document-tokens is {each}: fewer than a window of {longest} has"
                 )
         cut = [replace(one, ids=one.ids[:each]) for one in found]
         kept: list[Document] = []

@@ -68,18 +68,19 @@ class Prefill:
 
     Attributes:
         shares: whether starts are shared: every layer must keep all its keys, and no frequency may
-            follow the length of the row. Elsewhere every prompt is read in full.
+            follow the length of the row. Elsewhere, and where the caller wants `share` False, every
+            prompt is read in full.
         pads: whether rows of unequal length may run together; not where transformers takes one
             frequency for the whole batch from its longest row.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, share: bool = True) -> None:
         self._model = model
         names = inspect.signature(model.forward).parameters
         self._keeps = "logits_to_keep" in names
         self._takes_positions = "position_ids" in names
         self.pads = not of_the_batch(model)
-        self.shares = _keeps_all(_cache_of(model)) and not follow_length(model)
+        self.shares = share and _keeps_all(_cache_of(model)) and not follow_length(model)
         self._kept: Kept | None = None
 
     def read(self, prompts: Sequence[Prompt]) -> State:
@@ -250,7 +251,8 @@ class Prefill:
         if cache is None:
             cache = DynamicCache() if self.shares else None
         out = self._forward(cache, ids_BT.to(device), mask_BS, keep, hidden)
-        return State(cache=out.past_key_values, mask=mask_BS, logits=out[0][:, -keep:])
+        cache = getattr(out, "past_key_values", None)  # none of a recurrent model
+        return State(cache=cache, mask=mask_BS, logits=out[0][:, -keep:])
 
     def _forward(
         self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int, hidden: bool = False

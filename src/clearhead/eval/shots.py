@@ -26,7 +26,7 @@ from clearhead.eval.demonstrations import (
     load_examples,
 )
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, parted, wilson
 
 FILL = "fill"
 
@@ -56,10 +56,11 @@ class ShotsTask:
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(queries=self.queries, permutations=self.permutations)
-        for order in self.orders:
+        words, orders = parted(self.counts), parted(self.orders)
+        for order in orders:
             choose("order", order, ORDERS)
-        counts = [_count(word) for word in self.counts]
-        if not counts or not self.orders:
+        counts = [_count(word) for word in words]
+        if not counts or not orders:
             raise ClearheadError("counts and orders of shots are none: give at least one of each")
         setting = _Setting(self, subject)
         for length in subject.lengths:
@@ -70,8 +71,8 @@ class ShotsTask:
         data = f"{Path(self.data).name.partition('.')[0]} {setting.examples.digest}"
         return [
             {"data": data, "shots": word, "order": order, "length": length}
-            for word in dict.fromkeys(self.counts)
-            for order in dict.fromkeys(self.orders)
+            for word in words
+            for order in orders
             for length in subject.lengths
         ]
 

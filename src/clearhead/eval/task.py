@@ -115,6 +115,11 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def parted(words: Sequence[str]) -> list[str]:
+    """Words that commas may join, one by one, each once."""
+    return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
+
+
 def check_depths(depths: Sequence[float]) -> None:
     """Refuse depths that are no places in a text."""
     if not depths or any(not 0 <= depth <= 1 for depth in depths):

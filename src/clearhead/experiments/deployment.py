@@ -11,7 +11,12 @@ from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.bench.race import take_turns
-from clearhead.quantize.deploy import Deployed, continuation, continued_elsewhere
+from clearhead.quantize.deploy import (
+    INT4_INPUTS,
+    Deployed,
+    continuation,
+    continued_elsewhere,
+)
 from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
@@ -73,10 +78,32 @@ def figures(
         "length": length,
         "tokens": len(windows) * length,
         "quantized_layers": len(deployed.layers),
+        "narrowest_input": min(deployed.peer.get_submodule(n).in_features for n in deployed.layers),
         "other_linear_layers": list(deployed.others),
         "device": str(deployed.model.device),
         "versions": versions("torchao"),
     }
+
+
+def not_smaller(form: str, found: dict[str, Any]) -> str | None:
+    """Why the saved model of these `figures` is no smaller than in bfloat16, and what would be.
+
+    Returns:
+        One line, or None where it is smaller.
+    """
+    if found["bytes"] < found["bfloat16_bytes"]:
+        return None
+    narrow = found["narrowest_input"]
+    if form == "int4-weight-only" and narrow < INT4_INPUTS:
+        return (
+            f"not smaller than in bfloat16: int4 pads every layer's inputs to a multiple of "
+            f"{INT4_INPUTS:,}, and here some have {narrow}; int8-weight-only pads nothing, and a "
+            f"model at least {INT4_INPUTS:,} wide gains by int4"
+        )
+    return (
+        f"not smaller than in bfloat16: with inputs as few as {narrow}, what describes the "
+        "quantised layers in the file takes more than their weights save; a wider model gains"
+    )
 
 
 def _discard(tokens: list[int]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.data import Corpus, windows
 from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
+from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory
@@ -63,7 +64,9 @@ def diagnosis_records(
     Raises:
         ClearheadError: as `clearhead.diagnose.diagnose`, or where the text holds no window.
     """
-    made_for = getattr(model.config, "max_position_embeddings", None) or LENGTH
+    made_for = (
+        longest_text(model) or getattr(model.config, "max_position_embeddings", None) or LENGTH
+    )
     length = config.length or min(LENGTH, made_for)
     batch_size = max(1, config.batch_tokens // length)
     peak, started = PeakMemory(model.device), time.perf_counter()

@@ -53,8 +53,9 @@ def measured(
         yield _line(name, full, full)
         for scheme in schemes:
             found = cost(model, scheme, read)
-            value = found.reason if found.perplexity is None else f"{found.perplexity:.4g}"
-            progress(f"{name}: {scheme.name}, perplexity {value}")
+            none = found.perplexity is None
+            value = f"none: {found.reason}" if none else f"perplexity {found.perplexity:.4g}"
+            progress(f"{name}: {scheme.name}, {value}")
             yield _line(name, found, full)
 
 

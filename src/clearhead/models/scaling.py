@@ -38,7 +38,7 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     if config.rope_parameters is None:
         raise ClearheadError(
             f"position={config.position!r} has no rotary frequencies to scale: "
-            "train with position='rope'"
+            "evaluate it without, or train with position='rope'"
         )
     rope = {"rope_theta": config.rope_parameters["rope_theta"], **parameters, "rope_type": kind}
     if kind == "ntk":
@@ -93,7 +93,7 @@ def _scaled_of_transformers(model: Model, kind: str, factor: float) -> Model:
         found = "different ones by kind of layer" if rope else "none"
         raise ClearheadError(
             f"rope scaling needs rotary frequencies, one set for all layers, in rope_parameters; "
-            f"{name} has {found}: evaluate it without (rope-scaling none)"
+            f"{name} has {found}: evaluate it without (--rope-scaling none)"
         )
     if rope.get("rope_type", "default") != "default":
         raise ClearheadError(_scaled_already(rope["rope_type"]))

@@ -21,6 +21,7 @@ from clearhead.quantize.linear import linear_layers
 from clearhead.train.atomic import publish_folder
 
 GROUP = 128  # inputs that share a scale in int4
+INT4_INPUTS = 1024  # of which torchao's tiles of 4-bit weights hold a multiple, by padding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def weights(layers: Layers, how: Weights) -> Iterator[None]:
         if how.group >= widest:
             raise ClearheadError(
                 f"groups of {how.group} are no narrower than any layer's input ({widest} at "
-                "most), so they are channels: choose a smaller group, or granularity 'channel'"
+                "most), so they are channels: choose a smaller group (w4-group16) or w4-channel"
             )
     before: dict[nn.Parameter, Tensor] = {}
     try:
@@ -164,7 +164,11 @@ def calibrate(layers: Layers, run: Callable[[], None]) -> dict[str, Tensor]:
         run()
     for name in layers:
         if name not in tops:
-            raise ClearheadError(f"the calibration text never reached {name}: calibrate on more")
+            raise ClearheadError(
+                f"the calibration text never went through {name} (an expert never chosen, or a "
+                "layer of which only the weights are used), so its inputs have no scale: choose a "
+                "scheme that needs no calibration, such as w8a8-token"
+            )
         if not bool(tops[name].isfinite().all()):
             raise ClearheadError(f"the input of {name} has NaN or infinite channels")
     return tops

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.diagnose.running import backbone, batches, evaluating
 from clearhead.errors import ClearheadError
-from clearhead.eval import Question, accuracy, perplexity
+from clearhead.eval import Item, accuracy, perplexity
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
 
@@ -29,7 +29,7 @@ class Texts:
 
     windows: Sequence[Tensor]
     calibration: Sequence[Tensor] = ()
-    questions: Sequence[Question] = ()
+    questions: Sequence[Item] = ()
     tokenizer: Any = None
 
 
@@ -39,8 +39,9 @@ class Cost:
 
     Attributes:
         perplexity: None where it could not be measured.
-        accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's bytes;
-            None without questions.
+        accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's
+            characters, as in the task `choices`; None without questions, the latter also where the
+            lm-evaluation-harness has none.
         chance: of guessing.
         reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
@@ -116,14 +117,15 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     if value is None or not texts.questions:
         return Cost(scheme=scheme, perplexity=value, tokens=found.tokens, reason=reason)
     answers = accuracy(model, texts.tokenizer, texts.questions)
+    by_length = answers.right_by_length
     return Cost(
         scheme=scheme,
         perplexity=value,
         tokens=found.tokens,
-        accuracy=answers.raw,
-        accuracy_normalised=answers.normalised,
+        accuracy=answers.right / answers.items,
+        accuracy_normalised=None if by_length is None else by_length / answers.items,
         chance=answers.chance,
-        questions=answers.questions,
+        questions=answers.items,
     )
 
 

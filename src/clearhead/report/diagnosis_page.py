@@ -133,7 +133,7 @@ def _attention(page: sections.Page, models: Sequence[Diagnosed]) -> str:
         "attention",
         "Where attention goes",
         "A head with nothing to find parks its weight on the first token. The maps say for how "
-        "many queries (in %) it gets the largest weight of all, head by head.",
+        "many queries (in\u00a0%) it gets the largest weight of all, head by head.",
         content,
     )
 

@@ -59,6 +59,8 @@ def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
     curve = _by_position(page, records, task)
     if curve:
         yield curve
+    for arm in records.arms():
+        yield _by_document(records, arm, task)
 
 
 def _headlines(records: Records, task: str) -> list[str]:
@@ -78,7 +80,7 @@ def _values(
             at, value = cell["at"], cell["result"].get(headline)
             if value is None:
                 continue
-            setting = row_name({k: v for k, v in at.items() if k != "depth"})
+            setting = _setting(at)
             column = (at.get("length", 0), *(at.get(key) for key in apart))
             by_seed = found.setdefault(_Row(run.arm, setting), {}).setdefault(
                 column, defaultdict(list)
@@ -92,6 +94,10 @@ def _values(
             if summary is not None:
                 out[row][column] = summary
     return out
+
+
+def _setting(at: Mapping[str, Any]) -> str:
+    return row_name({key: value for key, value in at.items() if key != "depth"})
 
 
 def _place(cell: Mapping[str, Any]) -> str:
@@ -121,19 +127,69 @@ def _table(records: Records, task: str, headline: str) -> str:
     )
 
 
+def _by_document(records: Records, arm: str, task: str) -> str:
+    """One model's perplexity of each text, by length, without scaling; folded away."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for run in records.of(arm):
+        plain = [c for c in run.cells if c["task"] == task and scaling_name(c["at"]) == PLAIN]
+        latest = {_place(cell): cell for cell in plain}
+        for cell in latest.values():
+            for one in cell["result"].get("documents", ()):
+                by_length = found.setdefault(one["document"], defaultdict(list))
+                if one["perplexity"] is not None:  # too large for a number
+                    by_length[cell["at"].get("length", 0)].append(one["perplexity"])
+    if not found:
+        return ""
+    lengths = sorted({length for by_length in found.values() for length in by_length})
+    head = "".join(f"<th>{column_name(length)}</th>" for length in lengths)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{_mean(by_length.get(length))}</td>" for length in lengths)
+        + "</tr>"
+        for name, by_length in found.items()
+    )
+    return (
+        f"<details><summary>Perplexity of {html.escape(arm)} by document, without scaling"
+        '</summary><div class="scroll" tabindex="0"><table><thead><tr><th scope="row">perplexity, '
+        f"by length in tokens</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+    )
+
+
+def _mean(values: list[float] | None) -> str:
+    return style.number(fmean(values)) if values else "–"
+
+
 def _heat_maps(page: "Page", records: Records, task: str, headline: str) -> Iterator[str]:
     """A panel a row: depth down, length across; only for what was measured at several depths."""
     for row, columns in _values(records, task, headline, apart=("depth",)).items():
         depths = sorted({depth for _, depth in columns if depth is not None})
         if len(depths) < 2:
             continue
-        figure = _heat_map({key: summary.mean for key, summary in columns.items()}, depths)
+        means = {key: summary.mean for key, summary in columns.items()}
+        intervals = _intervals(records, task, row) if headline == "accuracy" else {}
+        figure = _heat_map(means, depths, intervals)
         title = f"{row.arm} · {row.setting}"
         plot = page.place(figure, f"{headline} of {title} by depth and length", "cells")
         yield f'<figure class="panel"><h4>{html.escape(title)}</h4>{plot}</figure>'
 
 
-def _heat_map(values: Mapping[tuple[Any, ...], float], depths: list[float]) -> "go.Figure":
+def _intervals(records: Records, task: str, row: _Row) -> dict[tuple[Any, ...], str]:
+    """Each cell's 95 % interval by (length, depth), of one seed; several have a spread instead."""
+    runs = [run for run in records.of(row.arm) if any(c["task"] == task for c in run.cells)]
+    found = {}
+    for cell in runs[0].cells if len(runs) == 1 else ():
+        at, result = cell["at"], cell["result"]
+        if cell["task"] == task and _setting(at) == row.setting and result.get("low") is not None:
+            text = f", 95 % interval {result['low']:.2f} to {result['high']:.2f}"
+            found[at.get("length", 0), at.get("depth")] = text
+    return found
+
+
+def _heat_map(
+    values: Mapping[tuple[Any, ...], float],
+    depths: list[float],
+    intervals: Mapping[tuple[Any, ...], str],
+) -> "go.Figure":
     import plotly.graph_objects as go
 
     lengths = sorted({length for length, _ in values})
@@ -149,11 +205,12 @@ def _heat_map(values: Mapping[tuple[Any, ...], float], depths: list[float]) -> "
         xgap=2,
         ygap=2,
         texttemplate="%{z:.2f}" if len(lengths) <= 8 else "",
-        hovertemplate="%{y} deep in %{x} tokens: %{z:.3f}<extra></extra>",
+        customdata=[[intervals.get((n, depth), "") for n in lengths] for depth in depths],
+        hovertemplate="%{y} deep in %{x} tokens: %{z:.3f}%{customdata}<extra></extra>",
     )
     figure.add_trace(heat)
     figure.update_xaxes(type="category", showgrid=False)
-    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed", title_standoff=10)
     return figure
 
 

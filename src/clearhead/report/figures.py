@@ -61,7 +61,8 @@ def new(x: str, y: str, **layout: Any) -> "go.Figure":
     )
     figure.update_layout(**layout)
     figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **axis)
-    figure.update_yaxes(title={"text": y, "font": {"size": 13}}, **axis)
+    # With a standoff the title keeps clear of tick labels of any width.
+    figure.update_yaxes(title={"text": y, "font": {"size": 13}, "standoff": 6}, **axis)
     return figure
 
 

@@ -42,11 +42,13 @@ def lead(records: Records) -> str:
     if not arms:
         return "There are no records yet."
     if len(arms) == 1:
-        what = f"One language model, {arms[0]}, was trained and measured"
+        done = "evaluated" if _only_evaluated(records) else "trained and measured"
+        what = f"One language model, {arms[0]}, was {done}"
     else:
         number = in_words(len(arms)).capitalize()
         shared = all(_same_data(records.labelled(label)) for label in records.labels())
-        what = f"{number} language models, {_named(records)}, were trained"
+        done = "evaluated" if _only_evaluated(records) else "trained"
+        what = f"{number} language models, {_named(records)}, were {done}"
         what += " on the same text" if shared else ""
     found = [
         (f"in {'this run' if not label else f'“{label}”'} ", outcome)
@@ -79,6 +81,11 @@ def findings(records: Records) -> str:
     """A few sentences with the numbers of one label."""
     parts = (_budget(records), _perplexities(records), _sink(records))
     return " ".join(filter(None, parts))
+
+
+def _only_evaluated(records: Records) -> bool:
+    """Whether no run was trained in these records: `clearhead eval` takes models from anywhere."""
+    return not any(run.steps or run.measures for run in records.runs)
 
 
 def _same_data(records: Records) -> bool:
@@ -131,6 +138,8 @@ def _budget(records: Records) -> str:
         seeds = f"{in_words(counts[0])} to {seeds}"
     several = len(records.arms()) > 1
     who = "Each model" if several else "The model"
+    if not amounts and counts == [1] and _only_evaluated(records):
+        return ""  # whether a seed was ever chosen, nobody told
     if not amounts:
         return f"{who} was trained with {seeds}."
     same = "the same " if several and len(amounts) == 1 and _same_data(records) else ""

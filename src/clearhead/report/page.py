@@ -94,13 +94,12 @@ def _lead(records: Records) -> str:
     findings = "".join(
         f'<div class="{"committed" if label else "now"}">'
         f"<b>{html.escape(narrative.record_name(label))}</b>"
-        f"<p>{html.escape(narrative.findings(records.labelled(label)))}</p></div>"
+        f"<p>{html.escape(found)}</p></div>"
         for label in records.labels()
+        if (found := narrative.findings(records.labelled(label)))
     )
-    return (
-        f'<p class="lead">{html.escape(narrative.lead(records))}</p>'
-        f'<div class="findings">{findings}</div>'
-    )
+    below = f'<div class="findings">{findings}</div>' if findings else ""
+    return f'<p class="lead">{html.escape(narrative.lead(records))}</p>{below}'
 
 
 def _part(name: str) -> str:

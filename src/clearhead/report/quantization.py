@@ -27,7 +27,8 @@ class Result:
     Attributes:
         family, bits: its place in a figure; bits is None where it has none.
         perplexity, delta: None where it could not be measured, for the `reason`.
-        accuracy, accuracy_normalised: None without questions.
+        accuracy, accuracy_normalised: None without questions; the latter, by characters, also where
+            the lm-evaluation-harness has none.
         unused: layers quantised that no text went through.
     """
 
@@ -71,10 +72,12 @@ class Quantized:
 
 
 def families(models: Sequence[Quantized]) -> list[str]:
-    """The families that any of the models has a perplexity in, in order."""
-    results = (result for model in models for result in model.results.values())
-    found = (r.family for r in results if r.family and r.bits and r.perplexity is not None)
-    return list(dict.fromkeys(found))
+    """The families that any of the models has a perplexity in, in the order in which the first
+    tried them."""
+    results = [r for model in models for r in model.results.values() if r.bits]
+    found = {r.family for r in results if r.perplexity is not None}
+    tried = (r.family for r in results if r.family)
+    return list(dict.fromkeys(family for family in tried if family in found))
 
 
 def schemes(models: Sequence[Quantized]) -> list[str]:

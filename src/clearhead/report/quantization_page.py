@@ -86,8 +86,8 @@ def _curves(page: sections.Page, models: Sequence[Quantized]) -> str:
     return _section(
         "bits",
         "Bits against perplexity",
-        "Fewer bits to the right, full precision at the left; lower is better. The panels of one "
-        "row share their scale.",
+        "Fewer bits to the right, full precision at the left; lower is better. The panels under "
+        "one heading share their scale.",
         content,
     )
 
@@ -169,7 +169,8 @@ def _numbers(page: sections.Page, models: Sequence[Quantized]) -> str:
     if words.has_questions(models):
         caption += (
             " Under it the share of multiple-choice questions answered right, by the "
-            "log-likelihood of the answers and by that divided by their bytes."
+            "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
+            "that divided by their characters."
         )
     return _section(
         "numbers", "All numbers", caption, words.results_html(models, page.looks) + notes
@@ -181,7 +182,7 @@ def _made(page: sections.Page, models: Sequence[Quantized]) -> str:
     for model in models:
         facts = "".join(
             f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
-            for name, text in _facts(model.header)
+            for name, text in _facts(model)
         )
         parts.append(f"<h3>{html.escape(model.name)}</h3><dl>{facts}</dl>")
     return _section(
@@ -194,19 +195,16 @@ def _made(page: sections.Page, models: Sequence[Quantized]) -> str:
     )
 
 
-def _facts(header: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(model: Quantized) -> list[tuple[str, str]]:
+    header = model.header
     versions = ", ".join(f"{k} {v}" for k, v in (header.get("versions") or {}).items())
-    asked = "none"
-    if header.get("questions"):
-        chance = style.percent(header["chance"])
-        asked = f"{header['questions']:,} of {header.get('choices')}, chance {chance}"
     return [
         ("model", f"{header.get('path')}: {header.get('class')}, {header.get('dtype')}"),
         ("parameters", f"{header.get('parameters', 0):,}"),
         ("in linear layers", f"{header.get('quantized_parameters', 0):,}"),
         ("text", f"{header.get('tokens', 0):,} tokens in windows of {header.get('length', 0):,}"),
         ("calibration of “fine”", str(header.get("calibration") or "none")),
-        ("questions", asked),
+        ("questions", words.questions(model) if header.get("questions") else "none"),
         ("made with", f"{versions}; {header.get('device')}; {header.get('date')}"),
     ]
 

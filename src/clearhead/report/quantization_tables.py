@@ -62,14 +62,21 @@ def signed(delta: float) -> str:
 
 
 def accuracies(result: Result | None) -> str:
-    """By raw log-likelihood, then by log-likelihood a byte."""
-    if result is None or result.accuracy is None or result.accuracy_normalised is None:
+    """By log-likelihood, then by log-likelihood a character where there is that."""
+    if result is None or result.accuracy is None:
         return "–"
-    return f"{style.percent(result.accuracy)}, {style.percent(result.accuracy_normalised)}"
+    shares = (result.accuracy, result.accuracy_normalised)
+    return ", ".join(style.percent(share) for share in shares if share is not None)
 
 
 def has_questions(models: Sequence[Quantized]) -> bool:
     return any(result.accuracy is not None for m in models for result in m.results.values())
+
+
+def questions(model: Quantized) -> str:
+    """What was asked, and what guessing gives."""
+    asked, file = model.header.get("questions") or 0, model.header.get("choices")
+    return f"{asked:,} questions of {file}, chance {style.percent(model.header['chance'])}"
 
 
 def to_console(model: Quantized) -> "Group":
@@ -86,7 +93,7 @@ def to_console(model: Quantized) -> "Group":
     asked = has_questions([model])
     if asked:
         table.add_column("accuracy", justify="right")
-        table.add_column("per byte", justify="right")
+        table.add_column("by length", justify="right")
     for name, result in model.results.items():
         value = "none" if result.perplexity is None else style.number(result.perplexity, 4)
         delta = "" if result.delta is None else signed(result.delta)
@@ -96,6 +103,8 @@ def to_console(model: Quantized) -> "Group":
             cells += ["–" if share is None else style.percent(share) for share in shares]
         table.add_row(escape(name or "full precision"), *cells)
     notes = [Text(f"  {note}") for note in remarks(model)]
+    if asked:
+        notes.insert(0, Text(f"  {questions(model)}"))
     return Group(table, *notes)
 
 

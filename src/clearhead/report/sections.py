@@ -119,9 +119,12 @@ def _key(page: Page) -> str:
 
 def _comparison(page: Page) -> str:
     content = "".join(
-        _tag(label, records) + tables.to_html(tables.comparison(records), page.looks)
+        _tag(label, records) + tables.to_html(table, page.looks)
         for label, records in page.sets()
+        if (table := tables.comparison(records)).columns
     )
+    if not content:
+        return ""  # evaluations alone: their tables stand below
     return _section(
         "comparison",
         "The comparison",
@@ -345,10 +348,16 @@ def _facts(records: Records) -> str:
 def _facts_of(run: Run) -> dict[str, list[str]]:
     header = run.header
     read = narrative.budget(run)
+    made = [cell["made"] for cell in run.cells]
     return {
         "command": [str(header.get("command") or "")],
-        "device": [str(header.get("device") or "")],
-        "versions": [_short(header.get("versions") or {})],
+        "device": [str(one.get("device") or "") for one in (header, *made)],
+        "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
+        "evaluated": [
+            f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
+            for one in made
+            if "dtype" in one
+        ],
         "seeds": [str(run.seed)],
         "tokens a model": [] if read is None else [f"{read:,.0f}"],
         "data": [f"{name}: {_short(value)}" for name, value in (header.get("data") or {}).items()],
@@ -373,7 +382,8 @@ def _value(name: str, value: str) -> str:
 
 
 def _config(run: Run) -> str:
-    settings = {name: run.header.get(name) for name in ("size", "model", "train")}
+    names = ("size", "model", "train", "evaluation")
+    settings = {name: value for name in names if (value := run.header.get(name))}
     text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
     return (
         f"<details><summary>Configuration of {html.escape(run.arm)}</summary>"

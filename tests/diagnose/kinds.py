@@ -1,0 +1,30 @@
+"""The tiny architectures by what diagnose can see in them."""
+
+from typing import Any
+
+import tests_architectures as architectures
+
+VOCABULARY, LONGEST = architectures.VOCABULARY, 64
+UNTURNED = (
+    "GPT-2",
+    "OPT",
+    "BERT",
+    "RoBERTa",
+    "alibi",
+    "coca-slack",
+)  # no rotary positions, or no plain ones
+UNOBSERVED = (*architectures.WITHOUT_INTERFACE, *architectures.RECURRENT)
+ENCODERS = ("ModernBERT", architectures.OUR_ENCODER, "BERT", "RoBERTa")
+ROTARY = tuple(
+    name
+    for name in (*architectures.OTHERS, *architectures.OURS, "coca", *ENCODERS)
+    if name not in (*UNTURNED, *UNOBSERVED, "gpt2")
+)
+
+
+def make(name: str) -> Any:
+    """The model, of three layers and 64 positions; a window sees 20 tokens where there is one."""
+    _, extra = architectures.OTHERS.get(name, ("", {}))
+    changes = {"sliding_window": 20} if "sliding_window" in extra else {}
+    shape = {"num_hidden_layers": 3, "max_position_embeddings": LONGEST}
+    return architectures.make(name, **shape, **changes)
