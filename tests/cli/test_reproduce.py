@@ -212,13 +212,13 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(quick, tmp_path):
     assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
 
 
-def _record(*, diverged: str | None = None, loss: float | None = None) -> str:
+def _record(*, diverged: str | None = None, loss: float | None = None, of: str = "loss") -> str:
     """A run of 8 tokens a window, its loss there and at another length."""
     train = {"sequence_length": 8}
     lines = [
         {"kind": "run", "run": "a", "preset": "a", "seed": 0, "train": train, "diverged": diverged},
-        {"kind": "measure", "run": "a", "metric": "loss", "length": 8, "value": loss},
-        {"kind": "measure", "run": "a", "metric": "loss", "length": 16, "value": 0.0},
+        {"kind": "measure", "run": "a", "metric": of, "length": 8, "value": loss},
+        {"kind": "measure", "run": "a", "metric": of, "length": 16, "value": 0.0},
     ]
     return "".join(json.dumps(line) + "\n" for line in lines)
 
@@ -232,6 +232,7 @@ def test_a_divergence_is_a_result(quick, tmp_path):
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("of", ["loss", "masked loss"])
 @pytest.mark.parametrize(
     ("losses", "best"),
     [
@@ -241,15 +242,26 @@ def test_a_divergence_is_a_result(quick, tmp_path):
         ((math.inf,) * 3, None),
     ],
 )
-def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, tmp_path):
+def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, of, tmp_path):
     arm = Arm("sas", ("1e-3", "2e-3", "4e-3"))
     one = Series(study=Study(name="x", arms=(arm,), tokens=1), arm=arm, output=tmp_path)
     for loss, command in zip(losses, one.sweep().values(), strict=True):
         if loss is not None:
             command.records.parent.mkdir(parents=True)
             diverged = "at step 2" if math.isinf(loss) else None
-            command.records.write_text(_record(diverged=diverged, loss=None if diverged else loss))
+            value = None if diverged else loss
+            command.records.write_text(_record(diverged=diverged, loss=value, of=of))
     assert one.best() == best
+
+
+def test_nothing_to_sweep_and_nothing_finished(toy, quick, tmp_path, capsys):
+    assert _call("toy", "--only", "transformer", "--output", str(tmp_path / "out")) == 2
+    told = capsys.readouterr().err
+    assert "[1/1] runs/toy-blocks/transformer-seed0: failed with 127: " in told
+    assert f"nothing was finished: {tmp_path}/out/logs says why" in told
+    assert json.loads((tmp_path / "out/rates.json").read_text()) == {
+        "toy blocks/transformer": "1e-2"
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -5,19 +5,20 @@ nearest text to be had; it gives no rate for the baseline, whose 1e-3 is arXiv 2
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from clearhead.data import DataConfig
 from clearhead.experiments.finetune import RECORDS
 from clearhead.experiments.reproduce.runner import Command
 from clearhead.experiments.reproduce.study import Arm, Series, Study
 
+# Weight decay stays at 0.1, which is SAS's.
 CRAMMED = (
     *("--train.sequence-length", "128", "--train.schedule", "triangle", "--train.warmup", "0.75"),
     *("--train.final-learning-rate", "0", "--train.betas", "0.9", "0.98", "--train.clip", "0.5"),
     *("--train.epsilon", "1e-12", "--train.log-every", "20", "--lengths", "1"),
 )
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-RATES = ("1e-3", "2e-3", "4e-3")
 
 
 def _glue(*tasks: str, rate: str) -> Callable[[Series, int], Iterator[Command]]:
@@ -34,33 +35,35 @@ def _glue(*tasks: str, rate: str) -> Callable[[Series, int], Iterator[Command]]:
     return questions
 
 
-def _study(tokens: int, sweep: int, wikitext: str, *tasks: str) -> Study:
-    return Study(
-        name="encoders",
-        arms=tuple(Arm(preset, RATES) for preset in ("bert", "bert-sas", "bert-sas-p")),
-        tokens=tokens,
-        sweep_tokens=sweep,
-        options=(*CRAMMED, "--train.batch-size", "64"),
-        text=DataConfig(data=(f"hf:Salesforce/wikitext:{wikitext}",)),
-        questions=_glue(*tasks, rate="1e-3"),
-    )
+def _arms(*rates: str) -> tuple[Arm, ...]:
+    return tuple(Arm(preset, rates) for preset in ("bert", "bert-sas", "bert-sas-p"))
 
 
-SCALES = {
-    "tiny": (_study(2_000_000, 600_000, "wikitext-2-raw-v1", "rte"),),
-    "small": (_study(20_000_000, 5_000_000, "wikitext-103-raw-v1", "rte", "mrpc", "cola", "qnli"),),
-    "paper": (
-        Study(
-            name="encoders",
-            arms=(Arm("bert", ("1e-3",)), Arm("bert-sas", ("3e-3",)), Arm("bert-sas-p", ("3e-3",))),
-            tokens=5_000_000_000,
-            options=(
-                *(*CRAMMED, "--size", "crammed", "--train.batch-size", "64"),
-                *("--train.accumulation", "128", "--train.ramp", "0.6"),
-                *("--train.compile", "blocks", "--train.save-every", "200"),
-            ),
-            text=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=32_768),
-            questions=_glue(*GLUE, rate="1.5e-4"),
-        ),
+TINY = Study(
+    name="encoders",
+    arms=_arms("1e-3", "2e-3", "4e-3"),
+    tokens=2_000_000,
+    sweep_tokens=600_000,
+    options=(*CRAMMED, "--train.batch-size", "64"),
+    text=DataConfig(data=("hf:Salesforce/wikitext:wikitext-2-raw-v1",)),
+    questions=_glue("rte", rate="1e-3"),
+)
+SMALL = replace(
+    TINY,
+    tokens=20_000_000,
+    sweep_tokens=5_000_000,
+    text=DataConfig(data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",)),
+    questions=_glue("rte", "mrpc", "cola", "qnli", rate="1e-3"),
+)
+PAPER = replace(
+    TINY,
+    arms=(Arm("bert", ("1e-3",)), *_arms("3e-3")[1:]),
+    tokens=5_000_000_000,
+    options=(
+        *(*CRAMMED, "--size", "crammed", "--train.batch-size", "64", "--train.accumulation", "128"),
+        *("--train.ramp", "0.6", "--train.compile", "blocks", "--train.save-every", "200"),
     ),
-}
+    text=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=32_768),
+    questions=_glue(*GLUE, rate="1.5e-4"),
+)
+SCALES = {"tiny": (TINY,), "small": (SMALL,), "paper": (PAPER,)}

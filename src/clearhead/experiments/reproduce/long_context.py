@@ -5,12 +5,12 @@ two epochs of 50 B tokens) on the nearest text to be had, since theirs was not p
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from clearhead.data import DataConfig
 from clearhead.experiments.reproduce.runner import Command
 from clearhead.experiments.reproduce.study import Arm, Series, Study
 
-PRESETS = ("transformer", "alibi", "coca", "coca-strict", "coca-slack", "differential")
 BOOKS = "hf:emozilla/pg19"
 BOOKS_TEST = ("--data.data", f"{BOOKS}#test", "--split", "all")
 RETRIEVAL = (
@@ -18,14 +18,11 @@ RETRIEVAL = (
     "synthetic:needle:documents=10000@0.1",
     "synthetic:recall:documents=10000@0.1",
 )
-COMMON = ("--train.log-every", "20", "--lengths", "1", "--train.sequence-length")
-PUBLISHED = (
-    *("--size", "small", "--set", "num_hidden_layers=24", "hidden_size=1024", "bias=true"),
-    *("num_attention_heads=16", "intermediate_size=4096", "max_position_embeddings=512"),
-    *("order=parallel", "mlp=gelu", "norm=layernorm", "tie_word_embeddings=false"),
-    *("--train.batch-size", "32", "--train.accumulation", "8", "--train.schedule", "linear"),
-    *("--train.warmup", "0.01", "--train.compile", "blocks", "--train.save-every", "1000"),
-)
+
+
+def _arms(*rates: str) -> tuple[Arm, ...]:
+    presets = ("transformer", "alibi", "coca", "coca-strict", "coca-slack", "differential")
+    return tuple(Arm(preset, rates) for preset in presets)
 
 
 def _questions(series: Series, seed: int) -> Iterator[Command]:
@@ -74,37 +71,40 @@ def _scaling(series: Series) -> tuple[str, ...]:
     return () if without else ("--rope-scaling", "none", "dynamic", "--factors", "2", "4", "8")
 
 
-def _study(tokens: int, sweep: int, batch: int, text: DataConfig, *test: str) -> Study:
-    return Study(
-        name="long context",
-        arms=tuple(Arm(preset, ("1.5e-3", "3e-3", "6e-3")) for preset in PRESETS),
-        tokens=tokens,
-        sweep_tokens=sweep,
-        options=(
-            *("--set", "max_position_embeddings=128", *COMMON, "128", "--train.document-masks"),
-            *("--train.batch-size", str(batch)),
-        ),
-        text=text,
-        test=test,
-        questions=_questions,
-    )
-
-
-LIBRARY = DataConfig(data=("python-stdlib", *RETRIEVAL))
-SOME_BOOKS = DataConfig(data=(BOOKS, *RETRIEVAL), limit=100_000_000)
-SCALES = {
-    "tiny": (_study(2_000_000, 600_000, 32, LIBRARY, "--data.data", "python-stdlib"),),
-    "small": (_study(12_000_000, 3_000_000, 128, SOME_BOOKS, *BOOKS_TEST),),
-    "paper": (
-        Study(
-            name="long context",
-            arms=tuple(Arm(preset, ("1e-4",)) for preset in PRESETS),
-            tokens=100_000_000_000,
-            options=(*PUBLISHED, *COMMON, "512"),
-            text=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=50_000),
-            test=BOOKS_TEST,
-            seeds=(0,),
-            questions=_published_questions,
-        ),
+COMMON = ("--train.log-every", "20", "--lengths", "1", "--train.sequence-length")
+SHORT = (*COMMON, "128", "--set", "max_position_embeddings=128", "--train.document-masks")
+TINY = Study(
+    name="long context",
+    arms=_arms("1.5e-3", "3e-3", "6e-3"),
+    tokens=2_000_000,
+    sweep_tokens=600_000,
+    options=(*SHORT, "--train.batch-size", "32"),
+    text=DataConfig(data=("python-stdlib", *RETRIEVAL)),
+    test=("--data.data", "python-stdlib"),
+    questions=_questions,
+)
+SMALL = replace(
+    TINY,
+    tokens=12_000_000,
+    sweep_tokens=3_000_000,
+    options=(*SHORT, "--train.batch-size", "128"),
+    text=DataConfig(data=(BOOKS, *RETRIEVAL), limit=100_000_000),
+    test=BOOKS_TEST,
+)
+PAPER = replace(
+    TINY,
+    arms=_arms("1e-4"),
+    tokens=100_000_000_000,
+    options=(
+        *(*COMMON, "512", "--size", "small", "--set", "num_hidden_layers=24", "hidden_size=1024"),
+        *("num_attention_heads=16", "intermediate_size=4096", "max_position_embeddings=512"),
+        *("order=parallel", "mlp=gelu", "norm=layernorm", "bias=true", "tie_word_embeddings=false"),
+        *("--train.batch-size", "32", "--train.accumulation", "8", "--train.schedule", "linear"),
+        *("--train.warmup", "0.01", "--train.compile", "blocks", "--train.save-every", "1000"),
     ),
-}
+    text=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=50_000),
+    test=BOOKS_TEST,
+    seeds=(0,),
+    questions=_published_questions,
+)
+SCALES = {"tiny": (TINY,), "small": (SMALL,), "paper": (PAPER,)}

@@ -59,7 +59,7 @@ def run(
     """
     waiting = [command for command in commands if not _is_finished(command, logs)]
     total, failed = len(waiting), list[Command]()
-    running, asked = list[_Running](), False
+    running, done, asked = list[_Running](), 0, False
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
@@ -74,7 +74,7 @@ def run(
                         continue  # it was asked to stop
                     if failure:
                         failed.append(one.command)
-                    done = total - len(waiting) - len(running)
+                    done += 1
                     told = failure or f"{time.monotonic() - one.started:.0f} s"
                     say(f"[{done}/{total}] {one.command.name}: {told}")
                 if stop.received and not asked:

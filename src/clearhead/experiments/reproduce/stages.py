@@ -58,6 +58,7 @@ def reproduce(
     """
     for text in {one.study.text: None for one in series}:
         prepare(text, progress=say)  # once, before the commands would each
+    output.mkdir(parents=True, exist_ok=True)
     failed = 0
 
     def stage(name: str, commands: list[Command]) -> None:
