@@ -10,7 +10,7 @@ from clearhead.experiments.reproduce.study import Arm, Study
 # Layers → rates.
 PRE_LN = {6: ("2e-3", "4e-3", "8e-3"), 24: ("1e-3", "2e-3", "4e-3"), 18: ("1e-3",), 72: ("1e-3",)}
 SKIPLESS = {6: ("1e-3", "2e-3", "4e-3"), 24: ("5e-4", "1e-3", "2e-3"), 18: ("3e-4",), 72: ("1e-4",)}
-SAS = PRE_LN | {6: ("4e-3", "8e-3", "1.6e-2"), 24: ("4e-3", "8e-3", "1.6e-2")}
+SAS = PRE_LN | {6: ("4e-3", "8e-3", "1.6e-2"), 24: ("2e-3", "4e-3", "8e-3")}
 NO_NORM = SAS | {24: ("1e-3", "2e-3", "4e-3", "8e-3")}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
 CODEPARROT = DataConfig(
