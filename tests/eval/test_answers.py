@@ -45,6 +45,15 @@ def _make(name: str) -> torch.nn.Module:
     return with_rope_scaling(model, kind, factor=4) if kind else model
 
 
+def _read_by(model):
+    """Gets, at each of the model's forward passes, how many tokens it reads."""
+    read = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    return read
+
+
 def _prompts() -> list[Prompt]:
     """Two long shared starts, contexts inside them, tails of several lengths, one unlike all."""
     start = torch.randint(0, VOCABULARY, (26,)).tolist()
@@ -139,10 +148,7 @@ def test_under_dynamic_scaling_answers_weigh_as_in_decoding(name, batch_tokens):
 def test_a_prompt_is_read_once_for_all_its_answers():
     model = _make("transformer").eval()
     reader = Reader(model, batch_tokens=100_000)
-    read = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    read = _read_by(model)
     context = tuple(torch.randint(0, VOCABULARY, (120,)).tolist())
     for n in range(3):
         reader.weigh(Prompt(context, (n, n + 1)), [(1, 2), (3, 4), (5, 6)])
@@ -179,10 +185,7 @@ def test_an_answer_ends_at_the_end_token():
 def test_what_is_shared_is_read_once():
     model = _make("transformer").eval()
     reader = Reader(model, batch_tokens=100_000)
-    read = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    read = _read_by(model)
     start = tuple(torch.randint(0, VOCABULARY, (200,)).tolist())
     prompts = [Prompt(start[:190], (n, n + 1)) for n in range(8)]
     reader.ask(prompts, [(1,)] * 8)

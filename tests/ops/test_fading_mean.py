@@ -12,22 +12,6 @@ from clearhead.ops import oracles
 SLOPES = torch.tensor([0.7, 0.1, 0.004], dtype=torch.float64)
 
 
-def _masks(keys: int, padding: str, packed: bool) -> dict[str, Tensor | None]:
-    mask = torch.ones(2, keys, dtype=torch.bool)
-    if padding == "left":
-        mask[1, : keys // 3] = False
-    if padding == "right":
-        mask[0, keys - keys // 4 :] = False
-    if padding == "holes":
-        mask = torch.rand(2, keys) > 0.4
-    # Documents of unequal length, one of which comes back.
-    segments = torch.arange(keys) * 4 // keys % 3
-    return {
-        "key_mask": None if padding == "none" else mask,
-        "segments": segments.expand(2, -1) if packed else None,
-    }
-
-
 def _places(keys: int, kind: str, mask: Tensor | None) -> Tensor:
     if kind == "counted" and mask is not None:  # as a model counts them
         return (mask.long().cumsum(1) - 1).clamp_min(0)
@@ -42,10 +26,10 @@ def _places(keys: int, kind: str, mask: Tensor | None) -> Tensor:
     ("padding", "packed"),
     list(itertools.product(["none", "left", "right", "holes"], [False, True])),
 )
-def test_the_mean_is_the_matrix_s(causal, places, padding, packed):
+def test_the_mean_is_the_matrix_s(make_masks, causal, places, padding, packed):
     for keys, queries in ((1, 1), (7, 7), (16, 16), (53, 53), (300, 300), (53, 1), (53, 20)):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
-        masks = _masks(keys, padding, packed)
+        masks = make_masks(keys, padding, packed)
         at = _places(keys, places, masks["key_mask"])
         mean, mass = ops.fading_mean(x, queries, at, SLOPES, causal=causal, **masks)
         want, want_mass = oracles.fading_mean(x, queries, at, SLOPES, causal=causal, **masks)

@@ -4,35 +4,20 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 from clearhead import ops
 from clearhead.ops import oracles
 from clearhead.ops.running_mean import WAYS, running_sum
 
 
-def _masks(keys: int, padding: str, packed: bool) -> dict[str, Tensor | None]:
-    mask = torch.ones(2, keys, dtype=torch.bool)
-    if padding == "left":
-        mask[1, : keys // 3] = False
-    if padding == "right":
-        mask[0, keys - keys // 4 :] = False
-    # Documents of unequal length, one of which comes back.
-    segments = torch.arange(keys) * 4 // keys % 3
-    return {
-        "key_mask": None if padding == "none" else mask,
-        "segments": segments.expand(2, -1) if packed else None,
-    }
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("padding", "packed"), list(itertools.product(["none", "left", "right"], [False, True]))
 )
-def test_the_mean_is_the_matrix_s(causal, padding, packed):
+def test_the_mean_is_the_matrix_s(make_masks, causal, padding, packed):
     for keys, queries in ((1, 1), (7, 7), (16, 16), (53, 53), (53, 1), (53, 20)):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
-        masks = _masks(keys, padding, packed)
+        masks = make_masks(keys, padding, packed)
         mean, count = ops.running_mean(x, queries, causal=causal, **masks)
         want, want_count = oracles.running_mean(x, queries, causal=causal, **masks)
         assert mean.shape == (2, 3, queries, 5)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.ops.running_mean import picked
+
 # Tokens in a block; blocks are summed up by blocks again.
 BLOCK = 16
 # Beyond all positions, which are below 2^31: what is a document apart weighs exp(−slope · 2^32), 0.
@@ -48,7 +50,7 @@ def fading_mean(
     if segments is not None:
         order = segments.argsort(dim=1, stable=True)
         back = order.argsort(1)
-        x = _picked(x, order)
+        x = picked(x, order)
         place = place.expand(batch, -1).gather(1, order)
         mask = None if mask is None else mask.gather(1, order)
         segments = segments.gather(1, order)
@@ -70,7 +72,7 @@ def fading_mean(
     mean = sums / torch.where(mass == 0, 1, mass)
     mass = mass.squeeze(-1) * torch.exp(largest)
     if back is not None:
-        mean, mass = _picked(mean, back), _picked(mass[..., None], back).squeeze(-1)
+        mean, mass = picked(mean, back), picked(mass[..., None], back).squeeze(-1)
     return mean[:, :, -queries:], mass[:, :, -queries:]
 
 
@@ -169,8 +171,3 @@ def _triangle(reach: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
 def _faded(distance: Tensor, slopes: Tensor) -> Tensor:
     """slope · distance: int64 [B, ...] → [B, H, ...]; slopes [H, 1, ...]."""
     return distance[:, None].to(slopes.dtype) * slopes
-
-
-def _picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
-    index = index_BS[:, None, :, None].expand(-1, *x_BHSN.shape[1:2], -1, x_BHSN.shape[3])
-    return x_BHSN.expand(len(index), -1, -1, -1).gather(2, index)

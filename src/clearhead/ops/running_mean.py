@@ -114,22 +114,24 @@ def _by_segment(
     x = torch.where(mask[:, None, :, None], x_BHSD.to(exact), 0)
     # The count of keys is a channel like the others.
     count = mask.to(exact)[:, None, :, None].expand(*x.shape[:3], 1)
-    x = _picked(torch.cat([x, count], -1), order)
+    x = picked(torch.cat([x, count], -1), order)
     segment = segments_BS.gather(1, order)
     sums = running_sum(x)
     at = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     edge = segment[:, 1:] != segment[:, :-1]
     first = torch.nn.functional.pad(edge, (1, 0), value=True)
     start = torch.where(first, at, 0).cummax(1).values
-    base = _picked(sums - x, start)
+    base = picked(sums - x, start)
     if not causal:
         last = torch.nn.functional.pad(edge, (0, 1), value=True)
         end = torch.where(last, at, at.shape[1]).flip(1).cummin(1).values.flip(1)
-        sums = _picked(sums, end)
-    sums = _picked(sums - base, order.argsort(1))[:, :, -queries:]
+        sums = picked(sums, end)
+    sums = picked(sums - base, order.argsort(1))[:, :, -queries:]
     count_BHT1 = sums[..., -1:]
     return sums[..., :-1] / count_BHT1.clamp_min(1), count_BHT1[:, 0, :, 0]
 
 
-def _picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
-    return x_BHSN.gather(2, index_BS[:, None, :, None].expand_as(x_BHSN))
+def picked(x_BHSN: Tensor, index_BS: Tensor) -> Tensor:
+    """x at these places of its last dimension but one; x and index may have a batch of 1."""
+    index = index_BS[:, None, :, None].expand(-1, *x_BHSN.shape[1:2], -1, x_BHSN.shape[3])
+    return x_BHSN.expand(len(index), -1, -1, -1).gather(2, index)

@@ -37,18 +37,9 @@ def _questions(series: Series, seed: int) -> Iterator[Command]:
     yield series.eval(
         seed,
         "recall",
-        *(
-            "--tasks",
-            "needles",
-            "recall",
-            *lengths,
-            *_scaling(series),
-            "--needles.grid",
-            "1x1",
-            "4x2",
-        ),
-        *("--needles.depths", "0", "0.5", "1", "--needles.filler", "sentences"),
-        *("--recall.pairs", "4", "12"),
+        *("--tasks", "needles", "recall", *lengths, *_scaling(series)),
+        *("--needles.grid", "1x1", "4x2", "--needles.depths", "0", "0.5", "1"),
+        *("--needles.filler", "sentences", "--recall.pairs", "4", "12"),
     )
     yield series.eval(
         seed, "attention", "--tasks", "allocation", *lengths, "--allocation.filler", "sentences"
