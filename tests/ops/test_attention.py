@@ -80,6 +80,12 @@ def test_matches_oracle_in_each_dtype(kernel, dtype, sink, spread, monkeypatch):
     _compare(_inputs(queries=131, width=16, dtype=dtype, spread=spread), sink)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_matches_oracle_where_gradients_are_not_taken_in_float32(dtype, monkeypatch):
+    _use(monkeypatch, "stock")
+    _compare(_inputs(queries=300, width=16, dtype=dtype), 0.0)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kernel", ["stock", "tiles"])
 def test_grouped_queries(groups, kernel, monkeypatch):
