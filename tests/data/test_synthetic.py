@@ -88,6 +88,17 @@ def test_recalled_pairs_were_listed():
         assert (len(pairs), len(asked), len(set(asked))) == (6, 4, 4)
 
 
+def test_filler_stands_between_pairs_and_questions():
+    lengths = set()
+    for text in texts("synthetic:recall:documents=40,pairs=3,queries=2,filler=1,characters=300"):
+        listed, recalled = re.fullmatch(r"Pairs:(.*?)\..* Recall:(.*)\.", text).groups()
+        assert set(recalled.split(",")) <= set(listed.split(","))
+        assert len(text) <= 300
+        lengths.add(len(text))
+    assert min(lengths) < 110
+    assert max(lengths) > 240
+
+
 def test_evaluations_ask_for_what_training_never_has():
     for evaluation in (False, True):
         draws = Draws(f"{evaluation}")

@@ -18,7 +18,7 @@ PREFIX = "synthetic:"
 PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "passkey": {"digits": 5, "landmark": 0},
     "needle": {"needles": 4, "queries": 2, "digits": 5},
-    "recall": {"pairs": 12, "queries": 8},
+    "recall": {"pairs": 12, "queries": 8, "filler": 0},
     "backcopy": {"words": 64, "triggers": 3, "followers": 4},
 }
 _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
@@ -78,7 +78,9 @@ def recipe(spec: str) -> Recipe:
 def texts(spec: str) -> Iterator[str]:
     """The documents of a spec, in order."""
     found = recipe(spec)
-    label = f"{found.task} {sorted(found.options.items())} {found.characters} {found.seed}"
+    # `filler` came later: documents without it keep the bytes they had.
+    options = sorted(pair for pair in found.options.items() if pair != ("filler", 0))
+    label = f"{found.task} {options} {found.characters} {found.seed}"
     for number in range(found.documents):
         yield _write(found, Draws(f"{label} document {number}"))
 
@@ -110,22 +112,29 @@ def _needle(draws: Draws, characters: int, *, needles: int, queries: int, digits
     statements = [fact.statement for fact in facts]
     room = characters - len(answers) - sum(len(statement) + 1 for statement in statements)
     _fits("needle", room, characters)
-    sentences: list[str] = []
-    filled = draws.below(room + 1)
-    while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= filled:
-        sentences.append(sentence)
-        filled -= len(sentence) + 1
+    sentences = _sentences(draws, draws.below(room + 1))
     for statement in statements:
         sentences.insert(draws.below(len(sentences) + 1), statement)
     return " ".join(sentences) + answers
 
 
-def _recall(draws: Draws, characters: int, *, pairs: int, queries: int) -> str:
+def _recall(draws: Draws, characters: int, *, pairs: int, queries: int, filler: int) -> str:
     found = retrieval.pairs(draws, pairs)
-    asked = draws.sample(found, min(queries, pairs))
-    text = retrieval.listing(found) + retrieval.recall(asked)
-    _fits("recall", characters - len(text), characters)
-    return text
+    listed = retrieval.listing(found)
+    asked = retrieval.recall(draws.sample(found, min(queries, pairs)))
+    room = characters - len(listed) - len(asked)
+    _fits("recall", room, characters)
+    between = _sentences(draws, draws.below(room + 1)) if filler else []
+    return " ".join([listed, *between]) + asked
+
+
+def _sentences(draws: Draws, characters: int) -> list[str]:
+    """Filler of at most so many characters, a space with each."""
+    found: list[str] = []
+    while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= characters:
+        found.append(sentence)
+        characters -= len(sentence) + 1
+    return found
 
 
 _WRITERS: Mapping[str, Callable[..., str]] = {
