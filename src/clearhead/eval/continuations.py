@@ -1,8 +1,9 @@
 """How likely a model finds what continues a context, many at a time.
 
-The continuations of one question stand after one context, or after two that start alike: what they
-share is read once, with that of other questions of like length beside it, then all that differs,
-again beside what is of like length. Only what is scored meets the output matrix.
+The continuations of one question stand after one context, or after two that start alike. The
+longest is read with all before it, beside those of other questions of like length; then, of the
+others, what differs from it, again beside what is of like length. Only what is scored meets the
+output matrix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError
-from clearhead.eval.prefill import Prefill, Prompt
+from clearhead.eval.prefill import Kept, Prefill, Prompt, joined
 
 # A batch is closed where the next is shorter than a share of its longest, for padding costs as text
 # does; but not before it has tokens enough to be worth a call.
 SPARSE, ENOUGH = 0.85, 256
+# Contexts wait for more of them, so many times the tokens of a batch, before the rest is read: of
+# more rows, those that run together differ less.
+WAITING = 3
 Unit = TypeVar("Unit")
 
 
@@ -73,8 +77,8 @@ def log_likelihoods(
     Logarithms are taken in float32 at least and summed in float64.
 
     Args:
-        batch_tokens: tokens of rows run together, at most (a single longer row runs alone); it
-            changes speed and memory, not the scores.
+        batch_tokens: tokens of rows run together, at most (a single longer row runs alone), and
+            somewhat over WAITING times as many are kept; it changes speed and memory, not scores.
         advanced: told how many rows were just scored.
 
     Raises:
@@ -82,16 +86,40 @@ def log_likelihoods(
     """
     scores = [[0.0] * len(rows) for rows in questions]
     pieces = [_pieces(number, rows, prefill.shares) for number, rows in enumerate(questions)]
+
+    def score(parts: Iterable[Tensor], batch: Sequence[_Tail], counts: Sequence[int]) -> None:
+        for (question, choice), value in _scores(parts, batch, counts):
+            scores[question][choice] = value
+        advanced(sum(len(tail.answers) for tail in batch))
+
+    def finish(begun: list[Kept], tails: list[_Tail]) -> None:
+        kept = joined(begun)
+        for batch in _batches(tails, _new, _whole, batch_tokens, equal=not prefill.pads):
+            counts = [_asked(tail) for tail in batch]
+            score(prefill.finish(kept, [tail.prompt for tail in batch], counts), batch, counts)
+
+    leads = prefill.leads
+    begins = _whole_of_first if leads else _shared
+    begun, tails, waiting = list[Kept](), list[_Tail](), 0
     with evaluating(model):
-        for some in _batches(pieces, _shared, _shared, batch_tokens):
-            begun = prefill.begin([piece[0].prompt.context for piece in some])
-            tails = [tail for piece in some for tail in piece]
-            for batch in _batches(tails, _new, _whole, batch_tokens, equal=not prefill.pads):
-                counts = [max(map(len, tail.answers.values())) for tail in batch]
-                parts = prefill.finish(begun, [tail.prompt for tail in batch], counts)
-                for (question, choice), score in _scores(parts, batch, counts):
-                    scores[question][choice] = score
-                advanced(sum(len(tail.answers) for tail in batch))
+        for some in _batches(pieces, begins, begins, batch_tokens):
+            first = [piece[0] for piece in some]
+            # What no other row needs is not kept.
+            shared = [_shared(piece) if piece[1:] or not leads else 0 for piece in some]
+            read = [begins(piece) for piece in some]
+            rows = [tail.prompt.ids[:count] for tail, count in zip(first, read, strict=True)]
+            kept, last_BTC = prefill.begin(rows, shared)
+            if leads:
+                assert last_BTC is not None  # there is something to read
+                counts = [_asked(tail) for tail in first]
+                score(prefill.logits(last_BTC, read, counts), first, counts)
+            begun.append(kept)
+            tails += [tail for piece in some for tail in (piece[1:] if leads else piece)]
+            waiting += max(shared) * len(shared)
+            if waiting >= WAITING * batch_tokens:
+                finish(begun, tails)
+                begun, tails, waiting = [], [], 0
+        finish(begun, tails)
     if any(score != score for row in scores for score in row):
         raise ClearheadError("the model's log-likelihood of an answer is NaN")
     return scores
@@ -108,7 +136,10 @@ class _Tail(NamedTuple):
 
 
 def _pieces(question: int, rows: Sequence[Row], shares: bool) -> list[_Tail]:
-    """What is read of a question: what all its rows share, at most up to the first scored token."""
+    """What is read of a question, the longest first.
+
+    Rows share what they start with, at most up to the first scored token.
+    """
     read = [row.context + row.continuation[:-1] for row in rows]
     shared = min(len(row.context) for row in rows) - 1 if shares else 0
     while any(ids[:shared] != read[0][:shared] for ids in read):
@@ -117,11 +148,20 @@ def _pieces(question: int, rows: Sequence[Row], shares: bool) -> list[_Tail]:
     for choice, (ids, row) in enumerate(zip(read, rows, strict=True)):
         tail = found.setdefault(ids, _Tail(Prompt(ids[:shared], ids[shared:]), {}))
         tail.answers[question, choice] = row.continuation
-    return list(found.values())
+    return sorted(found.values(), key=_new, reverse=True)
 
 
 def _shared(piece: Sequence[_Tail]) -> int:
     return len(piece[0].prompt.context)
+
+
+def _whole_of_first(piece: Sequence[_Tail]) -> int:
+    return _whole(piece[0])
+
+
+def _asked(tail: _Tail) -> int:
+    """Tokens after which something is scored."""
+    return max(map(len, tail.answers.values()))
 
 
 def _new(tail: _Tail) -> int:

@@ -7,12 +7,13 @@ hidden by the mask, so that what a row gives does not depend on its neighbours.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -63,6 +64,23 @@ class Kept(NamedTuple):
 _NOTHING = Kept([], [()])
 
 
+def joined(parts: Sequence[Kept]) -> Kept:
+    """The rows of several, all of which begin together; padded on the right."""
+    parts = [part for part in parts if part.layers]
+    if len(parts) < 2:
+        return parts[0] if parts else _NOTHING
+    slots = max(part.layers[0][0].shape[2] for part in parts)
+
+    def whole(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([F.pad(x, (0, 0, 0, slots - x.shape[2])) for x in tensors])
+
+    layers = [
+        (whole(k for k, _ in each), whole(v for _, v in each))
+        for each in zip(*(part.layers for part in parts), strict=True)
+    ]
+    return Kept(layers, [row for part in parts for row in part.rows], at_end=False)
+
+
 class Prefill:
     """Reads prompts with one model, and remembers the longest start that they shared.
 
@@ -94,22 +112,37 @@ class Prefill:
         state.logits = state.logits[:, -1]
         return state
 
-    def begin(self, contexts: Sequence[tuple[int, ...]]) -> Kept:
-        """Read what prompts start with, where `shares`: nothing elsewhere.
+    @property
+    def leads(self) -> bool:
+        """Whether `begin` reads rows whole: where it keeps states, and logits are made of them."""
+        return self.shares and self._head is not None
+
+    def begin(
+        self, rows: Sequence[tuple[int, ...]], shared: Sequence[int]
+    ) -> tuple[Kept, Tensor | None]:
+        """Read rows, where `shares`, and keep the first `shared` tokens of each for others.
 
         Padded on the right, which nothing before it sees: without a mask, attention takes its
-        quickest path. No token meets the output matrix.
+        quickest path.
+
+        Returns:
+            What is kept, and the last hidden states of all tokens, [B, T, C]; none met the output
+            matrix. Nothing and None where there is nothing to read.
         """
-        rows = list(filter(None, contexts)) if self.shares else []
-        if not rows:
-            return _NOTHING
+        if not self.shares or not any(rows):
+            return _NOTHING, None
+        forget(self._model)
         ids_BT = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for index, row in enumerate(rows):
             ids_BT[index, : len(row)] = torch.tensor(row)
         cache = DynamicCache()
         trunk = backbone(self._model)
-        trunk(input_ids=ids_BT.to(self._model.device), past_key_values=cache, use_cache=True)
-        return Kept([(layer.keys, layer.values) for layer in cache.layers], rows, at_end=False)
+        ids_BT = ids_BT.to(self._model.device)
+        last_BTC = trunk(input_ids=ids_BT, past_key_values=cache, use_cache=True)[0]
+        most = max(shared)
+        layers = [(layer.keys[:, :, :most], layer.values[:, :, :most]) for layer in cache.layers]
+        starts = [row[:count] for row, count in zip(rows, shared, strict=True)]
+        return Kept(layers, starts, at_end=False), last_BTC
 
     def finish(
         self, begun: Kept, prompts: Sequence[Prompt], counts: Sequence[int]
@@ -125,8 +158,18 @@ class Prefill:
             last_BKV = self._after(begun, prompts, keep).logits
             return iter([row[keep - n :] for row, n in zip(last_BKV, counts, strict=True)])
         last_BKC = self._after(begun, prompts, keep, hidden=True).logits
-        asked = torch.cat([row[keep - n :] for row, n in zip(last_BKC, counts, strict=True)])
-        return map(self._head, asked.split(max(1, LOGITS // len(self._head.weight))))
+        return self.logits(last_BKC, [keep] * len(prompts), counts)
+
+    def logits(
+        self, last_BTC: Tensor, ends: Sequence[int], counts: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Logits of the `counts` states before `ends` of each row, all in a row: [N, V], in parts.
+
+        Of last hidden states, where `leads`.
+        """
+        rows = zip(last_BTC, ends, counts, strict=True)
+        asked_NC = torch.cat([row[end - count : end] for row, end, count in rows])
+        return map(self._head, asked_NC.split(max(1, LOGITS // len(self._head.weight))))
 
     @cached_property
     def _head(self) -> Any:
