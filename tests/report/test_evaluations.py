@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead import ClearheadError
+from clearhead.cli.report import publish
 from clearhead.report import load, write_page
 from clearhead.report.evaluation_page import section
 from clearhead.report.evaluations import grids, row_name, scaling_name, to_console
@@ -126,6 +127,15 @@ def test_no_cells_no_section(tmp_path):
     path.write_text('{"kind": "run", "run": "a", "preset": "coca", "seed": 0}\n', "utf-8")
     records = load(path)
     assert section(Page(records=records, looks=looks(records.arms()))) == ""
+
+
+def test_report_prints_what_seeds_have_in_common(path, tmp_path, capsys):
+    publish([path], tmp_path / "page.html", title="x")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "passkey, accuracy by length" in out
+    assert "coca · none" in out
+    assert "0.50 ± 0.14" in out
+    assert "coca · ntk × 2" in out
 
 
 def test_tables_for_the_terminal(path):

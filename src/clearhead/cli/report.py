@@ -12,6 +12,8 @@ from clearhead.report import at_equal_loss, comparison, load, to_console, write_
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
+from clearhead.report.evaluation_values import summaries, tasks
+from clearhead.report.evaluations import to_console as grid_to_console
 from clearhead.report.lines import first_kind
 from clearhead.report.quantization import load as load_quantized
 from clearhead.report.quantization_page import write_quantization
@@ -73,7 +75,7 @@ def publish_quantization(paths: Sequence[Path], page: Path, *, title: str) -> No
 
 
 def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
-    """Print the table of each labelled set of records, and write the page of all."""
+    """Print the tables of each labelled set of records, and write the page of all."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -86,5 +88,8 @@ def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
         if (table := at_equal_loss(labelled)) is not None:
             console.print(f"At equal loss, beside {escape(table.baseline)}:")
             console.print(to_console(table))
+        for task in tasks(labelled):
+            for grid in summaries(labelled, task):
+                console.print(grid_to_console(grid, label))
     write_page(records, page, title=title)
     console.print(f"report: {page}")

@@ -8,12 +8,12 @@ import html
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clearhead.report import figures, style
-from clearhead.report.evaluations import column_name, row_name, scaling_name
+from clearhead.report.evaluation_values import Row, place, setting, summaries, tasks, values
+from clearhead.report.evaluations import Grid, column_name, scaling_name
 from clearhead.report.records import Records
-from clearhead.report.statistics import Summary, summarize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,17 +27,11 @@ CAPTION = (
 )
 
 
-class _Row(NamedTuple):
-    arm: str
-    setting: str
-
-
 def section(page: "Page") -> str:
     """The section on all evaluations of all sets of records; empty where there is none."""
     content = ""
     for label, records in page.sets():
-        tasks = dict.fromkeys(cell["task"] for run in records.runs for cell in run.cells)
-        for task in tasks:
+        for task in tasks(records):
             shown = "".join(_shown(page, records, task))
             name = f"{label}: {task}" if label else task
             content += f'<div class="evaluation"><h3>{html.escape(name)}</h3>{shown}</div>'
@@ -50,9 +44,9 @@ def section(page: "Page") -> str:
 
 
 def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
-    for headline in _headlines(records, task):
-        yield _table(records, task, headline)
-    for headline in _headlines(records, task)[:1]:
+    found = summaries(records, task)
+    yield from map(_table, found)
+    for headline in [grid.headline for grid in found][:1]:
         panels = "".join(_heat_maps(page, records, task, headline))
         if panels:
             yield f'<div class="maps small">{panels}</div>'
@@ -63,64 +57,14 @@ def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
         yield _by_document(records, arm, task)
 
 
-def _headlines(records: Records, task: str) -> list[str]:
-    cells = (cell for run in records.runs for cell in run.cells if cell["task"] == task)
-    return list(dict.fromkeys(str(name) for cell in cells for name in cell["headlines"]))
-
-
-def _values(
-    records: Records, task: str, headline: str, *, apart: tuple[str, ...] = ()
-) -> dict[_Row, dict[tuple[Any, ...], Summary]]:
-    """By row and by (length, *apart), over seeds; within a seed the mean over what is not apart."""
-    found: dict[_Row, dict[tuple[Any, ...], dict[int, list[float]]]] = {}
-    for run in records.runs:
-        # Of two lines on one cell the later counts.
-        latest = {_place(cell): cell for cell in run.cells if cell["task"] == task}
-        for cell in latest.values():
-            at, value = cell["at"], cell["result"].get(headline)
-            if value is None:
-                continue
-            setting = _setting(at)
-            column = (at.get("length", 0), *(at.get(key) for key in apart))
-            by_seed = found.setdefault(_Row(run.arm, setting), {}).setdefault(
-                column, defaultdict(list)
-            )
-            by_seed[run.seed].append(float(value))
-    out: dict[_Row, dict[tuple[Any, ...], Summary]] = {}
-    for row, columns in found.items():
-        out[row] = {}
-        for column, by_seed in columns.items():
-            summary = summarize([fmean(values) for values in by_seed.values()])
-            if summary is not None:
-                out[row][column] = summary
-    return out
-
-
-def _setting(at: Mapping[str, Any]) -> str:
-    return row_name({key: value for key, value in at.items() if key != "depth"})
-
-
-def _place(cell: Mapping[str, Any]) -> str:
-    return repr(sorted(cell["at"].items()))
-
-
-def _table(records: Records, task: str, headline: str) -> str:
-    rows = _values(records, task, headline)
-    if not rows:
-        return ""
-    lengths = sorted({length for columns in rows.values() for (length,) in columns})
-    head = "".join(f"<th>{column_name(length)}</th>" for length in lengths)
+def _table(grid: Grid) -> str:
+    head = "".join(f"<th>{column_name(column)}</th>" for column in grid.columns)
     body = []
-    for row, columns in rows.items():
-        cells = []
-        for length in lengths:
-            summary = columns.get((length,))
-            text = "–" if summary is None else style.with_spread(summary.mean, summary.deviation)
-            cells.append(f"<td>{html.escape(text)}</td>")
-        name = html.escape(f"{row.arm} · {row.setting}")
-        body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
-    by_length = ", by length in tokens" if any(lengths) else ""
-    title = html.escape(headline.replace("_", " ") + by_length)
+    for row in grid.rows:
+        cells = "".join(f"<td>{html.escape(grid.text(row, one))}</td>" for one in grid.columns)
+        body.append(f'<tr><th scope="row">{html.escape(row)}</th>{cells}</tr>')
+    by_length = ", by length in tokens" if any(grid.columns) else ""
+    title = html.escape(grid.headline.replace("_", " ") + by_length)
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="row">{title}</th>{head}'
         f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
@@ -132,7 +76,7 @@ def _by_document(records: Records, arm: str, task: str) -> str:
     found: dict[str, dict[int, list[float]]] = {}
     for run in records.of(arm):
         plain = [c for c in run.cells if c["task"] == task and scaling_name(c["at"]) == PLAIN]
-        latest = {_place(cell): cell for cell in plain}
+        latest = {place(cell): cell for cell in plain}
         for cell in latest.values():
             for one in cell["result"].get("documents", ()):
                 by_length = found.setdefault(one["document"], defaultdict(list))
@@ -161,25 +105,25 @@ def _mean(values: list[float] | None) -> str:
 
 def _heat_maps(page: "Page", records: Records, task: str, headline: str) -> Iterator[str]:
     """A panel a row: depth down, length across; only for what was measured at several depths."""
-    for row, columns in _values(records, task, headline, apart=("depth",)).items():
+    for row, columns in values(records, task, headline, apart=("depth",)).items():
         depths = sorted({depth for _, depth in columns if depth is not None})
         if len(depths) < 2:
             continue
         means = {key: summary.mean for key, summary in columns.items()}
         intervals = _intervals(records, task, row) if headline == "accuracy" else {}
         figure = _heat_map(means, depths, intervals)
-        title = f"{row.arm} · {row.setting}"
+        title = row.name
         plot = page.place(figure, f"{headline} of {title} by depth and length", "cells")
         yield f'<figure class="panel"><h4>{html.escape(title)}</h4>{plot}</figure>'
 
 
-def _intervals(records: Records, task: str, row: _Row) -> dict[tuple[Any, ...], str]:
+def _intervals(records: Records, task: str, row: Row) -> dict[tuple[Any, ...], str]:
     """Each cell's 95 % interval by (length, depth), of one seed; several have a spread instead."""
     runs = [run for run in records.of(row.arm) if any(c["task"] == task for c in run.cells)]
     found = {}
     for cell in runs[0].cells if len(runs) == 1 else ():
         at, result = cell["at"], cell["result"]
-        if cell["task"] == task and _setting(at) == row.setting and result.get("low") is not None:
+        if cell["task"] == task and setting(at) == row.setting and result.get("low") is not None:
             text = f", 95 % interval {result['low']:.2f} to {result['high']:.2f}"
             found[at.get("length", 0), at.get("depth")] = text
     return found

@@ -19,18 +19,17 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """One number of one task and run: `values` by (row, column), each with its interval, if any."""
+    """One number of one task: `texts` by (row, column), each number with its interval, if any."""
 
     task: str
     headline: str
     columns: tuple[int, ...]
     rows: tuple[str, ...]
-    values: Mapping[tuple[str, int], tuple[float | None, str]]
+    texts: Mapping[tuple[str, int], str]
 
     def text(self, row: str, column: int) -> str:
-        """A number as it is shown, its interval after it; a dash where there is none."""
-        value, interval = self.values.get((row, column), (None, ""))
-        return "–" if value is None else style.number(value) + interval
+        """A number as it is shown; a dash where there is none."""
+        return self.texts.get((row, column), "–")
 
 
 def grids(lines: Sequence[Line]) -> list[Grid]:
@@ -54,7 +53,7 @@ def grids(lines: Sequence[Line]) -> list[Grid]:
                     headline=str(headline),
                     columns=tuple(sorted({column for (_, column), _ in having})),
                     rows=tuple(dict.fromkeys(row for (row, _), _ in having)),
-                    values={place: _value(line, headline) for place, line in having},
+                    texts={place: _text(line, headline) for place, line in having},
                 )
             )
     return found
@@ -89,13 +88,14 @@ def _is_number(value: Any) -> bool:
 
 
 def to_console(grid: Grid, title: str) -> "Table":
-    """A table for the terminal."""
+    """A table for the terminal, under a title of one's own unless that is empty."""
     from rich.markup import escape
     from rich.table import Table
 
     words = grid.headline.replace("_", " ")
     by_length = " by length" if any(grid.columns) else ""
-    table = Table(title=escape(f"{title}: {grid.task}, {words}{by_length}"))
+    name = f"{title}: " if title else ""
+    table = Table(title=escape(f"{name}{grid.task}, {words}{by_length}"))
     table.add_column("")
     for column in grid.columns:
         table.add_column(column_name(column), justify="right")
@@ -104,13 +104,15 @@ def to_console(grid: Grid, title: str) -> "Table":
     return table
 
 
-def _value(line: Line, headline: str) -> tuple[float | None, str]:
+def _text(line: Line, headline: str) -> str:
     """The number, and what is known of its error: a 95 % interval, or one standard error."""
     result = line["result"]
     value = result.get(headline)
+    if value is None:
+        return "–"
     interval = ""
     if headline == "accuracy" and result.get("low") is not None:
         interval = f" [{result['low']:.2f}, {result['high']:.2f}]"
     if (error := result.get(f"{headline}_stderr")) is not None:
         interval = f" ± {style.number(error, 2)}"
-    return (None if value is None else float(value)), interval
+    return style.number(value) + interval
