@@ -98,10 +98,10 @@ def log_likelihoods(
             counts = [_asked(tail) for tail in batch]
             score(prefill.finish(kept, [tail.prompt for tail in batch], counts), batch, counts)
 
-    leads = prefill.leads
-    begins = _whole_of_first if leads else _shared
     begun, tails, waiting = list[Kept](), list[_Tail](), 0
     with evaluating(model):
+        leads = prefill.leads
+        begins = _whole_of_first if leads else _shared
         for some in _batches(pieces, begins, begins, batch_tokens):
             first = [piece[0] for piece in some]
             # What no other row needs is not kept.
