@@ -21,7 +21,7 @@ class Command:
     """An experiment, and how much of it."""
 
     experiment: Positional[str]
-    """blocks, long-context or encoders."""
+    """blocks, long-context, encoders or outliers."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
     recipe, for a cluster."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from clearhead.experiments.reproduce import blocks, encoders, long_context
+from clearhead.experiments.reproduce import blocks, encoders, long_context, outliers
 from clearhead.experiments.reproduce.study import Study
 
 # Name → scale → studies.
@@ -10,4 +10,5 @@ EXPERIMENTS: Mapping[str, Mapping[str, tuple[Study, ...]]] = {
     "blocks": blocks.SCALES,
     "long-context": long_context.SCALES,
     "encoders": encoders.SCALES,
+    "outliers": outliers.SCALES,
 }
