@@ -128,6 +128,17 @@ def test_what_a_question_shares_is_read_once():
         assert sum(made) <= sum(len(row.continuation) for row in asked) + 2
 
 
+@pytest.mark.parametrize("shared", [0, 2])
+def test_of_a_row_only_what_others_share_is_kept(shared):
+    model = architectures.make("Llama")
+    with torch.no_grad():
+        kept, _ = Prefill(model).begin([(1, 2, 3, 4, 5)], [shared])
+    assert kept.rows == [(1, 2, 3, 4, 5)[:shared]]
+    for tensor in (tensor for layer in kept.layers for tensor in layer):
+        assert tensor.shape[2] == shared
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_a_likelihood_that_is_none():
     model = architectures.make("Llama")
     with torch.no_grad():

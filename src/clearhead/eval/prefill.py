@@ -131,7 +131,6 @@ class Prefill:
         """
         if not self.shares or not any(rows):
             return _NOTHING, None
-        forget(self._model)
         ids_BT = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for index, row in enumerate(rows):
             ids_BT[index, : len(row)] = torch.tensor(row)
@@ -140,7 +139,11 @@ class Prefill:
         ids_BT = ids_BT.to(self._model.device)
         last_BTC = trunk(input_ids=ids_BT, past_key_values=cache, use_cache=True)[0]
         most = max(shared)
-        layers = [(layer.keys[:, :, :most], layer.values[:, :, :most]) for layer in cache.layers]
+        # Copies: a view would hold the memory of whole rows while it waits.
+        layers = [
+            (layer.keys[:, :, :most].clone(), layer.values[:, :, :most].clone())
+            for layer in cache.layers
+        ]
         starts = [row[:count] for row, count in zip(rows, shared, strict=True)]
         return Kept(layers, starts, at_end=False), last_BTC
 

@@ -46,8 +46,8 @@ def section(page: "Page") -> str:
 def _shown(page: "Page", records: Records, task: str) -> Iterator[str]:
     found = summaries(records, task)
     yield from map(_table, found)
-    for headline in [grid.headline for grid in found][:1]:
-        panels = "".join(_heat_maps(page, records, task, headline))
+    for grid in found[:1]:
+        panels = "".join(_heat_maps(page, records, task, grid.headline))
         if panels:
             yield f'<div class="maps small">{panels}</div>'
     curve = _by_position(page, records, task)
@@ -112,9 +112,8 @@ def _heat_maps(page: "Page", records: Records, task: str, headline: str) -> Iter
         means = {key: summary.mean for key, summary in columns.items()}
         intervals = _intervals(records, task, row) if headline == "accuracy" else {}
         figure = _heat_map(means, depths, intervals)
-        title = row.name
-        plot = page.place(figure, f"{headline} of {title} by depth and length", "cells")
-        yield f'<figure class="panel"><h4>{html.escape(title)}</h4>{plot}</figure>'
+        plot = page.place(figure, f"{headline} of {row.name} by depth and length", "cells")
+        yield f'<figure class="panel"><h4>{html.escape(row.name)}</h4>{plot}</figure>'
 
 
 def _intervals(records: Records, task: str, row: Row) -> dict[tuple[Any, ...], str]:
