@@ -28,7 +28,7 @@ def _questions() -> list[list[Row]]:
     def ids(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(0, architectures.VOCABULARY, (count,), generator=draw).tolist())
 
-    start, end, same = ids(5), ids(4), ids(11)
+    start, end, same, alike = ids(5), ids(4), ids(11), ids(6)
     return [
         [Row(same, ids(size)) for size in (3, 1, 7, 4)],
         [Row((*start, *ids(2)), end), Row((*start, *ids(5)), end)],
@@ -36,6 +36,10 @@ def _questions() -> list[list[Row]]:
         [Row(same[:7], ids(1)), Row(same[:7], ids(1))],
         [Row(same, (5,)), Row(same, (6,)), Row(same[:9], (*same[9:], 7)), Row(same, (5, 6))],
         [Row(same[:1], ids(3)), Row(same[:1], ids(2)), Row(same[:1], ids(20))],
+        # Answers that start alike, one of them the start of others, one with a longer context.
+        [Row(same, (*alike, *ids(size))) for size in (3, 9, 0)],
+        [Row(same, (*alike, *end)), Row((*same, *alike[:2]), (*alike[2:], *end[:2], 1, 2))],
+        [Row(same, (*alike, 1)), Row(same, (*alike, 2)), Row(same, (*alike, 3, 4))],
     ]
 
 
@@ -109,6 +113,8 @@ def test_what_a_question_shares_is_read_once():
         # Answers of one token: all of them after one reading.
         (one_token, 19 + 1),
         ([*one_token, rows[0]], 19 + 1 + 2),
+        # Answers that start alike: their start once too.
+        ([Row(context, (30, 31, 32, 33 + n, 40)) for n in range(4)], 19 + 4 + 4),
     ):
         log_likelihoods(model, prefill, [asked], batch_tokens=1000, advanced=lambda _count: None)
         read, made = [], []
@@ -135,7 +141,7 @@ def test_of_a_row_only_what_others_share_is_kept(shared):
         kept, _ = Prefill(model).begin([(1, 2, 3, 4, 5)], [shared])
     assert kept.rows == [(1, 2, 3, 4, 5)[:shared]]
     for tensor in (tensor for layer in kept.layers for tensor in layer):
-        assert tensor.shape[2] == shared
+        assert len(tensor) == shared
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

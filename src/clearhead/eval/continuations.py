@@ -1,9 +1,9 @@
 """How likely a model finds what continues a context, many at a time.
 
-The continuations of one question stand after one context, or after two that start alike. The
-longest is read with all before it, beside those of other questions of like length; then, of the
-others, what differs from it, again beside what is of like length. Only what is scored meets the
-output matrix.
+The continuations of one question stand after one context, or after two that start alike, and may
+start alike themselves. The longest is read with all before it, beside those of other questions of
+like length; then, of the others, what follows their common start, again beside what is of like
+length. Only what is scored meets the output matrix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError
-from clearhead.eval.prefill import Kept, Prefill, Prompt, joined
+from clearhead.eval.prefill import Kept, Prefill, Prompt, common, joined
 
 # A batch is closed where the next is shorter than a share of its longest, for padding costs as text
 # does; but not before it has tokens enough to be worth a call.
-SPARSE, ENOUGH = 0.85, 256
+SPARSE, ENOUGH = 0.75, 512
 # Contexts wait for more of them, so many times the tokens of a batch, before the rest is read: of
 # more rows, those that run together differ less.
 WAITING = 3
@@ -85,11 +85,11 @@ def log_likelihoods(
         ClearheadError: a likelihood that is NaN.
     """
     scores = [[0.0] * len(rows) for rows in questions]
-    pieces = [_pieces(number, rows, prefill.shares) for number, rows in enumerate(questions)]
+    pieces = [_pieces(number, rows, prefill) for number, rows in enumerate(questions)]
 
     def score(parts: Iterable[Tensor], batch: Sequence[_Tail], counts: Sequence[int]) -> None:
         for (question, choice), value in _scores(parts, batch, counts):
-            scores[question][choice] = value
+            scores[question][choice] += value
         advanced(sum(len(tail.answers) for tail in batch))
 
     def finish(begun: list[Kept], tails: list[_Tail]) -> None:
@@ -126,29 +126,39 @@ def log_likelihoods(
 
 
 class _Tail(NamedTuple):
-    """What is read of a row, and by (question, choice) the tokens that are scored after it.
+    """What is read of a row, and by (question, choice) the tokens that are scored there.
 
-    The last of those is not read, so that answers of one token are all scored by one reading.
+    answers: after its last tokens. The last of an answer is not read, so that answers of one token
+    are all scored by one reading. starts: after the last tokens of the context that it shares with
+    others of its question, the starts of their answers.
     """
 
     prompt: Prompt
     answers: dict[tuple[int, int], tuple[int, ...]]
+    starts: dict[tuple[int, int], tuple[int, ...]]
 
 
-def _pieces(question: int, rows: Sequence[Row], shares: bool) -> list[_Tail]:
+def _pieces(question: int, rows: Sequence[Row], prefill: Prefill) -> list[_Tail]:
     """What is read of a question, the longest first.
 
-    Rows share what they start with, at most up to the first scored token.
+    All but a token of a row may be shared where the first is scored as it is read; or else what
+    comes before any scored token.
     """
     read = [row.context + row.continuation[:-1] for row in rows]
-    shared = min(len(row.context) for row in rows) - 1 if shares else 0
-    while any(ids[:shared] != read[0][:shared] for ids in read):
-        shared -= 1
+    most = read if prefill.leads else [row.context for row in rows]
+    shared = min(map(len, most)) - 1 if prefill.shares else 0
+    shared = min(common(read[0], ids[:shared]) for ids in read)
     found: dict[tuple[int, ...], _Tail] = {}
     for choice, (ids, row) in enumerate(zip(read, rows, strict=True)):
-        tail = found.setdefault(ids, _Tail(Prompt(ids[:shared], ids[shared:]), {}))
+        tail = found.setdefault(ids, _Tail(Prompt(ids[:shared], ids[shared:]), {}, {}))
         tail.answers[question, choice] = row.continuation
-    return sorted(found.values(), key=_new, reverse=True)
+    first, *others = sorted(found.values(), key=_new, reverse=True)
+    for tail in others:
+        for name, answer in tail.answers.items():
+            if start := answer[: -_new(tail)]:
+                first.starts[name] = start
+                tail.answers[name] = answer[len(start) :]
+    return [first, *others]
 
 
 def _shared(piece: Sequence[_Tail]) -> int:
@@ -160,8 +170,9 @@ def _whole_of_first(piece: Sequence[_Tail]) -> int:
 
 
 def _asked(tail: _Tail) -> int:
-    """Tokens after which something is scored."""
-    return max(map(len, tail.answers.values()))
+    """Last tokens of a tail, of which the first is one after which something is scored."""
+    starts = (_new(tail) + len(start) for start in tail.starts.values())
+    return max(*map(len, tail.answers.values()), *starts, 0)
 
 
 def _new(tail: _Tail) -> int:
@@ -204,16 +215,17 @@ def _batches(
 def _scores(
     parts: Iterable[Tensor], batch: Sequence[_Tail], counts: Sequence[int]
 ) -> Iterator[tuple[tuple[int, int], float]]:
-    """log p of each answer, from the logits [N, V] of the last `counts` tokens of each tail."""
+    """log p of answers and of starts, from the logits [N, V] of the last `counts` of each tail."""
     places, tokens, owners, names = list[int](), list[int](), list[int](), list[tuple[int, int]]()
     end = 0
     for tail, count in zip(batch, counts, strict=True):
         end += count
-        for name, answer in tail.answers.items():
-            places += range(end - len(answer), end)
-            tokens += answer
-            owners += [len(names)] * len(answer)
-            names.append(name)
+        for scored, last in ((tail.answers, end), (tail.starts, end - _new(tail))):
+            for name, answer in scored.items():
+                places += range(last - len(answer), last)
+                tokens += answer
+                owners += [len(names)] * len(answer)
+                names.append(name)
     place_M, token_M, owner_M = map(torch.tensor, (places, tokens, owners))
     sums = torch.zeros(len(names), dtype=torch.float64)
     start = 0
@@ -221,7 +233,7 @@ def _scores(
         wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         here = (place_M >= start) & (place_M < start + len(wide_NV))
         row, token = ((x[here]).to(wide_NV.device) for x in (place_M - start, token_M))
-        found = wide_NV[row, token] - wide_NV.logsumexp(-1)[row]
+        found = wide_NV.log_softmax(-1)[row, token]
         sums.index_add_(0, owner_M[here], found.double().cpu())
         start += len(wide_NV)
     return zip(names, sums.tolist(), strict=True)

@@ -7,13 +7,13 @@ hidden by the mask, so that what a row gives does not depend on its neighbours.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -51,34 +51,47 @@ class State:
 
 
 class Kept(NamedTuple):
-    """Rows of cached tokens: keys and values of each layer, and what they are of.
+    """Cached tokens of several rows, one row after another, without padding.
 
-    Rows end together where `at_end`, or else begin together.
+    Attributes:
+        layers: keys and values of each, [N, H, D]; none where nothing is kept.
+        rows: what the tokens are.
     """
 
     layers: list[tuple[Tensor, Tensor]]
     rows: list[tuple[int, ...]]
-    at_end: bool = True
+
+    def firsts(self) -> list[int]:
+        """The place of each row's first token."""
+        return list(accumulate(map(len, self.rows[:-1]), initial=0))
 
 
 _NOTHING = Kept([], [()])
 
 
 def joined(parts: Sequence[Kept]) -> Kept:
-    """The rows of several, all of which begin together; padded on the right."""
+    """The rows of several."""
     parts = [part for part in parts if part.layers]
     if len(parts) < 2:
         return parts[0] if parts else _NOTHING
-    slots = max(part.layers[0][0].shape[2] for part in parts)
-
-    def whole(tensors: Iterable[Tensor]) -> Tensor:
-        return torch.cat([F.pad(x, (0, 0, 0, slots - x.shape[2])) for x in tensors])
-
     layers = [
-        (whole(k for k, _ in each), whole(v for _, v in each))
+        (torch.cat([k for k, _ in each]), torch.cat([v for _, v in each]))
         for each in zip(*(part.layers for part in parts), strict=True)
     ]
-    return Kept(layers, [row for part in parts for row in part.rows], at_end=False)
+    return Kept(layers, [row for part in parts for row in part.rows])
+
+
+def _kept(cache: DynamicCache, rows: list[tuple[int, ...]], *, at_end: bool) -> Kept:
+    """Rows that a cache holds, beside their padding."""
+    slots = cache.get_seq_length()
+    firsts = [slots - len(row) if at_end else 0 for row in rows]
+    row_N = torch.cat([torch.full((len(row),), place) for place, row in enumerate(rows)])
+    spans = zip(rows, firsts, strict=True)
+    slot_N = torch.cat([torch.arange(first, first + len(row)) for row, first in spans])
+    layers = [
+        (layer.keys[row_N, :, slot_N], layer.values[row_N, :, slot_N]) for layer in cache.layers
+    ]
+    return Kept(layers, rows)
 
 
 class Prefill:
@@ -134,18 +147,15 @@ class Prefill:
         ids_BT = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for index, row in enumerate(rows):
             ids_BT[index, : len(row)] = torch.tensor(row)
-        cache = DynamicCache()
+        # Without a cache where nothing is shared: it would copy all keys and values.
+        cache = DynamicCache() if any(shared) else None
         trunk = backbone(self._model)
         ids_BT = ids_BT.to(self._model.device)
-        last_BTC = trunk(input_ids=ids_BT, past_key_values=cache, use_cache=True)[0]
-        most = max(shared)
-        # Copies: a view would hold the memory of whole rows while it waits.
-        layers = [
-            (layer.keys[:, :, :most].clone(), layer.values[:, :, :most].clone())
-            for layer in cache.layers
-        ]
+        out = trunk(input_ids=ids_BT, past_key_values=cache, use_cache=cache is not None)
+        if cache is None:
+            return _NOTHING, out[0]
         starts = [row[:count] for row, count in zip(rows, shared, strict=True)]
-        return Kept(layers, starts, at_end=False), last_BTC
+        return _kept(cache, starts, at_end=False), out[0]
 
     def finish(
         self, begun: Kept, prompts: Sequence[Prompt], counts: Sequence[int]
@@ -202,10 +212,10 @@ class Prefill:
         """The longest common start of the contexts, one row."""
         shared = contexts[0]
         for context in contexts[1:]:
-            shared = shared[: _common(shared, context)]
+            shared = shared[: common(shared, context)]
         if self._kept is None:
             self._kept = _NOTHING
-        known = _common(self._kept.rows[0], shared)
+        known = common(self._kept.rows[0], shared)
         if known == len(shared):  # no more than is kept: what is kept stays whole
             return self._kept
         start = self._extend(self._kept, [0], [shared])
@@ -216,11 +226,13 @@ class Prefill:
         return start
 
     def _extend(self, kept: Kept, places: list[int], rows: list[tuple[int, ...]]) -> Kept:
-        known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
+        known = [common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
         if known == list(map(len, rows)):
-            return Kept(self._cut(kept, places, [len(row) for row in rows]), rows)
-        cache = self._onto(kept, places, rows, 1).cache
-        return Kept([(layer.keys, layer.values) for layer in cache.layers], rows)
+            firsts = kept.firsts()
+            spans = zip(places, known, strict=True)
+            index_N = torch.cat([torch.arange(firsts[at], firsts[at] + n) for at, n in spans])
+            return Kept([(k[index_N], v[index_N]) for k, v in kept.layers], rows)
+        return _kept(self._onto(kept, places, rows, 1).cache, rows, at_end=True)
 
     def _after(
         self, kept: Kept, prompts: Sequence[Prompt], keep: int, *, hidden: bool = False
@@ -245,7 +257,7 @@ class Prefill:
         All run as many new tokens as the one that needs most, so that padding, if any, is on the
         left of everything.
         """
-        known = [_common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
+        known = [common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
         # At least the last tokens: their logits are asked for.
         new = max(max(len(row) - n, keep) for row, n in zip(rows, known, strict=True))
         reused = [max(0, len(row) - new) for row in rows]
@@ -259,22 +271,18 @@ class Prefill:
     def _cut(
         self, kept: Kept, places: list[int], lengths: list[int]
     ) -> list[tuple[Tensor, Tensor]]:
-        """The first `lengths` tokens of the kept rows at `places`, right-aligned again."""
+        """The first `lengths` tokens of the kept rows at `places`, right-aligned: [B, H, S, D]."""
         if not kept.layers:
             return []
-        slots = kept.layers[0][0].shape[2]
-        device = kept.layers[0][0].device
-        first = [slots - len(kept.rows[place]) if kept.at_end else 0 for place in places]
-        first_B = torch.tensor(first, device=device)
-        length_B = torch.tensor(lengths, device=device)
-        slot_S = torch.arange(max(lengths), device=device)
-        # Padding takes some slot or other: the mask hides it.
+        keys_NHD = kept.layers[0][0]
+        firsts = kept.firsts()
+        first_B = torch.tensor([firsts[place] for place in places], device=keys_NHD.device)
+        length_B = torch.tensor(lengths, device=keys_NHD.device)
+        slot_S = torch.arange(max(lengths), device=keys_NHD.device)
+        # Padding takes some token or other: the mask hides it.
         index_BS = (slot_S - (max(lengths) - length_B)[:, None]).clamp_min(0) + first_B[:, None]
-        place_B1 = torch.tensor(places, device=device)[:, None]
-        return [
-            (k[place_B1, :, index_BS].transpose(1, 2), v[place_B1, :, index_BS].transpose(1, 2))
-            for k, v in kept.layers
-        ]
+        index_BS = index_BS.clamp_max(len(keys_NHD) - 1)
+        return [(k[index_BS].transpose(1, 2), v[index_BS].transpose(1, 2)) for k, v in kept.layers]
 
     def _run(
         self,
@@ -318,7 +326,7 @@ class Prefill:
         )
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """How many tokens both start with."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:

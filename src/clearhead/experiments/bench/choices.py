@@ -25,54 +25,70 @@ from clearhead.models import ClearheadForCausalLM, preset
 QUESTIONS = 256
 TOKENS = 2048  # of our batches
 ROWS = (4, 16)  # of the peer's batches: the faster counts
-Deciles = tuple[int, ...]
+# Where the lengths' distributions are given; the tails are long, so 0.97 is one of them.
+PLACES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
+Quantiles = tuple[float, ...]
+NONE, ONE = (0,) * len(PLACES), (1,) * len(PLACES)
 
 
 class Kind(NamedTuple):
-    """Lengths of a data set's items in tokens of a vocabulary of 4,096: least, deciles, most.
+    """Lengths of a data set's items in tokens of a vocabulary of 4,096, at each of PLACES.
 
     shared: what a question's contexts start with. own: the rest of each context. answer: what is
     scored. spread: how far the answers of a question are apart, in shares of the distribution.
+    alike: the share of the shortest answer that all of a question's start with.
     """
 
     choices: int
-    shared: Deciles
-    own: Deciles
-    answer: Deciles
+    shared: Quantiles
+    own: Quantiles
+    answer: Quantiles
     spread: float
+    alike: Quantiles
 
 
 # Of the first 1,200 items of each; an answer of ARC, PIQA and BoolQ follows "Question: … Answer:".
 KINDS = {
     "HellaSwag": Kind(
-        4,
-        (15, 25, 31, 35, 38, 41, 44, 48, 54, 60, 99),
-        (0,),
-        (4, 10, 12, 14, 15, 17, 20, 22, 26, 32, 113),
-        0.25,
+        choices=4,
+        shared=(14, 24, 29, 32, 35, 38, 42, 46, 49, 56, 64, 91),
+        own=NONE,
+        answer=(3, 9, 11, 13, 14, 16, 18, 21, 24, 30, 39, 101),
+        spread=0.25,
+        alike=NONE,
     ),
     "ARC": Kind(
-        4,
-        (16, 24, 27, 30, 33, 38, 44, 53, 63, 78, 165),
-        (0,),
-        (1, 3, 4, 5, 6, 7, 8, 10, 13, 16, 36),
-        0.2,
+        choices=4,
+        shared=(15, 24, 27, 29, 33, 37, 43, 49, 57, 72, 96, 271),
+        own=NONE,
+        answer=(1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 33),
+        spread=0.2,
+        alike=NONE,
     ),
     "PIQA": Kind(
-        2,
-        (9, 13, 16, 18, 19, 20, 22, 23, 25, 29, 46),
-        (0,),
-        (2, 8, 11, 14, 18, 23, 29, 37, 49, 77, 377),
-        0.05,
+        choices=2,
+        shared=(11, 15, 18, 19, 21, 22, 23, 24, 26, 29, 34, 45),
+        own=NONE,
+        answer=(2, 8, 11, 13, 17, 21, 27, 35, 45, 70, 113, 338),
+        spread=0.05,
+        alike=(0, 0, 0.06, 0.14, 0.22, 0.31, 0.41, 0.5, 0.62, 0.75, 0.91, 1),
     ),
     "WinoGrande": Kind(
-        2,
-        (1, 17, 19, 20, 22, 23, 24, 26, 28, 31, 45),
-        (1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 9),
-        (2, 4, 4, 5, 6, 7, 8, 10, 11, 13, 33),
-        0.0,
+        choices=2,
+        shared=(1, 16, 18, 19, 20, 21, 22, 24, 26, 29, 33, 40),
+        own=(0, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 9),
+        answer=(1, 3, 4, 5, 6, 7, 7, 9, 10, 12, 15, 30),
+        spread=0.0,
+        alike=NONE,
     ),
-    "BoolQ": Kind(2, (42, 110, 141, 166, 190, 215, 236, 271, 310, 375, 1023), (0,), (1, 2), 1.0),
+    "BoolQ": Kind(
+        choices=2,
+        shared=(43, 101, 127, 149, 173, 192, 214, 240, 277, 332, 428, 1017),
+        own=NONE,
+        answer=ONE,
+        spread=1.0,
+        alike=NONE,
+    ),
 }
 
 
@@ -106,16 +122,22 @@ def _shared(
 def _questions(kind: Kind, vocabulary: int) -> list[list[Row]]:
     draw = np.random.default_rng(0)
 
-    def ids(deciles: Deciles, share: float) -> tuple[int, ...]:
-        size = round(float(np.quantile(deciles, share)))
-        return tuple(draw.integers(0, vocabulary, size).tolist())
+    def at(share: float, values: Quantiles) -> float:
+        return float(np.interp(share, PLACES, values))
+
+    def ids(share: float, lengths: Quantiles) -> tuple[int, ...]:
+        return tuple(draw.integers(0, vocabulary, round(at(share, lengths))).tolist())
 
     found = []
     for _ in range(QUESTIONS):
-        start = ids(kind.shared, draw.random())
-        own, answer = draw.random(2)
+        start = ids(draw.random(), kind.shared)
+        own, answer, alike = draw.random(3)
         shares = np.clip(answer + kind.spread * (draw.random(kind.choices) - 0.5), 0, 1)
-        found.append([Row(start + ids(kind.own, own), ids(kind.answer, s)) for s in shares])
+        contexts = [start + ids(own, kind.own) for _ in shares]
+        answers = [ids(share, kind.answer) for share in shares]
+        same = round(at(alike, kind.alike) * min(map(len, answers)))
+        answers = [answers[0][:same] + answer[same:] for answer in answers]
+        found.append([Row(*pair) for pair in zip(contexts, answers, strict=True)])
     return found
 
 
