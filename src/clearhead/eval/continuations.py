@@ -85,7 +85,6 @@ def log_likelihoods(
         ClearheadError: a likelihood that is NaN.
     """
     scores = [[0.0] * len(rows) for rows in questions]
-    pieces = [_pieces(number, rows, prefill) for number, rows in enumerate(questions)]
 
     def score(parts: Iterable[Tensor], batch: Sequence[_Tail], counts: Sequence[int]) -> None:
         for (question, choice), value in _scores(parts, batch, counts):
@@ -102,6 +101,7 @@ def log_likelihoods(
     with evaluating(model):
         leads = prefill.leads
         begins = _whole_of_first if leads else _shared
+        pieces = [_pieces(number, rows, prefill) for number, rows in enumerate(questions)]
         for some in _batches(pieces, begins, begins, batch_tokens):
             first = [piece[0] for piece in some]
             # What no other row needs is not kept.
@@ -115,7 +115,7 @@ def log_likelihoods(
                 score(prefill.logits(last_BTC, read, counts), first, counts)
             begun.append(kept)
             tails += [tail for piece in some for tail in (piece[1:] if leads else piece)]
-            waiting += max(shared) * len(shared)
+            waiting += sum(shared)
             if waiting >= WAITING * batch_tokens:
                 finish(begun, tails)
                 begun, tails, waiting = [], [], 0
