@@ -24,7 +24,8 @@ OTHERS = (
 
 
 PRESETS = ("transformer", "alibi", "coca", "coca-strict", "coca-slack", "differential")
-# Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed (docs/findings.md).
+# Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best
+# (docs/findings.md).
 TUNED = dict.fromkeys(PRESETS, "1.5e-3") | {"transformer": "3e-3", "alibi": "3e-3"}
 
 
