@@ -172,7 +172,7 @@ def _whole_of_first(piece: Sequence[_Tail]) -> int:
 def _asked(tail: _Tail) -> int:
     """Last tokens of a tail, of which the first is one after which something is scored."""
     starts = (_new(tail) + len(start) for start in tail.starts.values())
-    return max(*map(len, tail.answers.values()), *starts, 0)
+    return max([*map(len, tail.answers.values()), *starts])
 
 
 def _new(tail: _Tail) -> int:

@@ -86,12 +86,17 @@ def _kept(cache: DynamicCache, rows: list[tuple[int, ...]], *, at_end: bool) -> 
     slots = cache.get_seq_length()
     firsts = [slots - len(row) if at_end else 0 for row in rows]
     row_N = torch.cat([torch.full((len(row),), place) for place, row in enumerate(rows)])
-    spans = zip(rows, firsts, strict=True)
-    slot_N = torch.cat([torch.arange(first, first + len(row)) for row, first in spans])
+    slot_N = _spans(firsts, list(map(len, rows)))
     layers = [
         (layer.keys[row_N, :, slot_N], layer.values[row_N, :, slot_N]) for layer in cache.layers
     ]
     return Kept(layers, rows)
+
+
+def _spans(firsts: list[int], lengths: list[int]) -> Tensor:
+    """Numbers that follow each first one, so many of each, all in a row."""
+    spans = zip(firsts, lengths, strict=True)
+    return torch.cat([torch.arange(first, first + length) for first, length in spans])
 
 
 class Prefill:
@@ -229,8 +234,7 @@ class Prefill:
         known = [common(kept.rows[place], row) for place, row in zip(places, rows, strict=True)]
         if known == list(map(len, rows)):
             firsts = kept.firsts()
-            spans = zip(places, known, strict=True)
-            index_N = torch.cat([torch.arange(firsts[at], firsts[at] + n) for at, n in spans])
+            index_N = _spans([firsts[place] for place in places], known)
             return Kept([(k[index_N], v[index_N]) for k, v in kept.layers], rows)
         return _kept(self._onto(kept, places, rows, 1).cache, rows, at_end=True)
 
