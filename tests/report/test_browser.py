@@ -62,6 +62,14 @@ async function use(page, view) {
     height: page.documentElement.scrollHeight,
     window: page.documentElement.clientWidth,
   };
+  seen.saved = []; // texts and names in turn; a real blob is read in a time that is not virtual
+  view.Blob = function (parts) { seen.saved.push(parts.join("")); };
+  view.URL.createObjectURL = () => "blob:x";
+  view.HTMLAnchorElement.prototype.click = function () { seen.saved.push(this.download); };
+  for (const figure of [".curve", ".map"].map((kind) => page.querySelector(kind + ".plot"))) {
+    if (figure) figure.parentElement.querySelector(".save").click();
+    await pause();
+  }
   const map = page.querySelector(".map.plot");
   const before = JSON.stringify(map.data[0].z);
   const layer = page.getElementById("layer");
@@ -135,6 +143,12 @@ def test_everything_is_drawn_and_fits(
     assert seen["which"] == "layer 0, head 0 (of 4)"
     assert re.search(r"\(1\) → <\|begin\|> \(0\)", seen["hover"])
     assert re.search(r"weight 0\.\d{4}", seen["hover"])
+    curve, name, chart, _ = seen["saved"]
+    assert name == "training-loss-by-tokens-read-this-run.svg"
+    assert "Training loss by tokens read, This run" in curve
+    assert all(arm in curve for arm in ("transformer", "differential", "softmax1"))
+    assert "attention map of" in chart
+    assert "data:image/png" in chart
 
 
 def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> None:
@@ -143,6 +157,7 @@ def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> N
     seen = use(chromium, tmp_path, 900)
     assert (seen["title"], seen["errors"]) == ("A comparison", "")
     assert (seen["links"], seen["images"], seen["bold"]) == (0, 0, 0)
+    assert "<a " not in "".join(seen["saved"])
     assert "<b>x</b> (1) → </script><img" in seen["hover"]
 
 

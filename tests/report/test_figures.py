@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.report import figures, heatmaps, load, style
+from clearhead.report import comparison, figures, heatmaps, load, style
 
 Fake = Callable[..., Path]
 HOSTILE = '<b>x</b><a href="javascript:alert(1)">y</a>&lt;'
@@ -51,6 +51,29 @@ def test_several_seeds_get_a_band(fake: Fake) -> None:
     panel = figures.loss(records, style.looks(["transformer"]), "seconds")
     assert panel is not None
     assert [trace.fill for trace in panel.figure.data] == ["toself", None]
+
+
+def test_times_of_other_machines_are_left_out(fake: Fake) -> None:
+    path = fake(steps=20, seeds=3, presets=("transformer",), attention=False)
+    lines = path.read_text("utf-8").splitlines()
+    far = [line.replace("CPU, 2 cores", "another machine") for line in lines if "seed2" in line]
+    path.write_text("\n".join([*(x for x in lines if "seed2" not in x), *far, ""]), "utf-8")
+    records = load(path)
+    looks = style.looks(["transformer"])
+    by_tokens, by_time = (figures.loss(records, looks, x) for x in ("tokens", "seconds"))
+    assert by_tokens is not None
+    assert by_time is not None
+    assert "left out" not in by_tokens.note
+    assert "Runs on other devices, left out: 1." in by_time.note
+    here = records.on_one_device()
+    assert [run.seed for run in here.runs] == [0, 1]
+    table = comparison(records)
+    details = {
+        column.title: cell[0].detail
+        for column, cell in zip(table.columns, table.rows[0].cells, strict=True)
+    }
+    assert details["training speed"].startswith("2 seeds")
+    assert details["1 ×"].startswith("3 seeds")
 
 
 def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> None:

@@ -67,7 +67,13 @@ def new(x: str, y: str, **layout: Any) -> "go.Figure":
 
 
 def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) -> Panel | None:
-    """Training loss against tokens or time: mean over seeds, band of ± 1 standard deviation."""
+    """Training loss against tokens or time: mean over seeds, band of ± 1 standard deviation.
+
+    By time only the runs of one device are drawn.
+    """
+    shown = records.on_one_device() if against == "seconds" else records
+    others = len(records.runs) - len(shown.runs)
+    records = shown
     last = max((run.steps[-1]["step"] for run in records.runs if run.steps), default=0)
     if not last:
         return None
@@ -87,8 +93,11 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
     smoothing = "none" if width == 1 else f"each point is the mean over {width} steps"
     start = _crop_start(figure, [[y for _, y, _ in curve] for curve in curves.values()])
     title = "by tokens read" if against == "tokens" else "by time on this machine"
+    left_out = f" Runs on other devices, left out: {others}." if others else ""
     return Panel(
-        title=f"Training loss {title}", figure=figure, note=f"Smoothing: {smoothing}.{start}"
+        title=f"Training loss {title}",
+        figure=figure,
+        note=f"Smoothing: {smoothing}.{start}{left_out}",
     )
 
 

@@ -10,10 +10,12 @@
   window.addEventListener("unhandledrejection", (event) => report(event.reason));
   document.addEventListener("securitypolicyviolation", (event) => report(event.violatedDirective));
 
-  const { figures, attention, dark } = JSON.parse(document.getElementById("data").textContent);
+  const { figures, key, attention, dark } = JSON.parse(document.getElementById("data").textContent);
   const night = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { responsive: true, displayModeBar: false, displaylogo: false };
   const RESOLUTION = 10000;
+  const SAVED = 900; // pixels that a curve's file is wide
+  const HEADING = 44; // pixels above the axes of a file
   const TICK = 11; // pixels that a token's name takes along an axis
 
   // The figures come in the colours of a light page. Only values of colour attributes are
@@ -39,12 +41,57 @@
       data.map((trace) => themed(trace)),
       {
         ...themed(layout),
+        showlegend: layout.showlegend && !key,
         dragmode,
         shapes: (layout.shapes ?? []).map((shape) => themed(shape)),
         annotations: (layout.annotations ?? []).map((note) => themed(note)),
       },
       config,
     );
+  }
+
+  const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
+  // A file stands alone: light on white whatever the page's colours, under its heading, with a
+  // legend of its own at the right, where it takes its room from the axes.
+  async function save(name) {
+    const element = document.getElementById(name);
+    const { data, layout } = figures[name];
+    const set = element.closest(".panel").querySelector(".tag b");
+    const heading = [element.getAttribute("aria-label"), set?.textContent].filter(Boolean).join(", ");
+    const square = element.classList.contains("map");
+    const address = await Plotly.toImage(
+      {
+        data,
+        layout: {
+          ...layout,
+          paper_bgcolor: "#ffffff",
+          margin: { ...layout.margin, t: HEADING },
+          legend: { x: 1.02, y: 1, tracegroupgap: 0 },
+          title: { text: escaped(heading), font: { size: 15 }, x: 0.02, y: 0.98, yanchor: "top" },
+        },
+      },
+      {
+        format: "svg",
+        width: square ? element.clientWidth : SAVED,
+        height: element.clientHeight + HEADING,
+      },
+    );
+    const text = decodeURIComponent(address.slice(address.indexOf(",") + 1));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    link.download = `${heading.replace(/[^\p{L}\p{N}]+/gu, "-").toLowerCase()}.svg`;
+    link.click();
+  }
+
+  for (const name of Object.keys(figures)) {
+    const plot = document.getElementById(name);
+    const button = document.createElement("button");
+    button.className = "save";
+    button.textContent = "save as SVG";
+    button.setAttribute("aria-label", `save as SVG: ${plot.getAttribute("aria-label")}`);
+    button.addEventListener("click", () => save(name));
+    plot.after(button);
   }
 
   function unpack(text, size, causal) {

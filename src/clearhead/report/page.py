@@ -64,6 +64,7 @@ def shell(page: sections.Page, *, title: str, lead: str, body: str) -> str:
 
     data = {
         "figures": page.figures,
+        "key": page.key,
         "attention": page.attention,
         "dark": style.LIGHT_TO_DARK,
     }

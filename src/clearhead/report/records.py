@@ -8,6 +8,7 @@ names the run within its own file.
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,14 @@ class Records:
 
     def labelled(self, label: str) -> "Records":
         return Records(runs=tuple(run for run in self.runs if run.label == label))
+
+    def on_one_device(self) -> "Records":
+        """The runs of the device that most were made on: times and memory of others do not compare
+        with theirs."""
+        devices = [str(run.header.get("device")) for run in self.runs]
+        most = Counter(devices).most_common(1)
+        here = zip(self.runs, devices, strict=True)
+        return Records(runs=tuple(run for run, device in here if device == most[0][0]))
 
     def arms(self) -> list[str]:
         """The reference first: the first arm of the baseline, if it was compared; the others as

@@ -35,13 +35,16 @@ class Page:
     figures: dict[str, Any] = field(default_factory=dict)
     attention: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def key(self) -> bool:
+        """Whether arms are told apart once for all figures, instead of by a legend in each."""
+        return len(self.looks) > LEGEND
+
     def sets(self) -> Iterable[tuple[str, Records]]:
         return [(label, self.records.labelled(label)) for label in self.records.labels()]
 
     def place(self, figure: "go.Figure", description: str, shape: str) -> str:
         """Take up a figure; returns the element that will hold it."""
-        if len(self.looks) > LEGEND:
-            figure.update_layout(showlegend=False)
         name = f"figure-{len(self.figures) + 1}"
         self.figures[name] = json.loads(figure.to_json())
         return (
@@ -107,7 +110,7 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
 
 def _key(page: Page) -> str:
     """Which colour and symbol is which arm, where figures have no legend of their own."""
-    if len(page.looks) <= LEGEND:
+    if not page.key:
         return ""
     items = "".join(
         f'<li><i style="--light:{look.colour};--dark:{look.dark}">{look.glyph}</i> '

@@ -35,7 +35,7 @@ _SYMBOLS = (
     ("triangle-right", "▶"),
     ("triangle-left", "◀"),
     ("pentagon", "⬟"),
-    ("hourglass", "⧗"),
+    ("star-diamond", "✦"),
 )
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 

@@ -12,6 +12,7 @@ from clearhead.report.statistics import Difference, Verdict, compare, summarize
 if TYPE_CHECKING:
     from rich.console import Group
 
+_COST = "Cost"
 _FIRST_TOKEN = "First token’s attention"
 
 
@@ -164,9 +165,9 @@ def _columns(records: Records) -> Iterator[Column]:
     ):
         for tokens, title in (("first", "first token"), ("rest", "other tokens")):
             yield Column(group=group, title=title, metric=metric, dimensions={"tokens": tokens})
-    yield Column(group="Cost", title="training speed", unit="tokens/s", metric="tokens_per_second")
+    yield Column(group=_COST, title="training speed", unit="tokens/s", metric="tokens_per_second")
     yield Column(
-        group="Cost",
+        group=_COST,
         title="peak memory",
         unit="MiB",
         metric="peak_memory_bytes",
@@ -229,7 +230,8 @@ def _values(
     if column.header:
         found = {run.seed: run.header.get(column.header) for run in records.of(arm)}
         return {seed: value * column.scale for seed, value in found.items() if value is not None}
-    values = records.values(arm, column.metric, **dimensions)
+    alike = records.on_one_device() if column.group == _COST else records
+    values = alike.values(arm, column.metric, **dimensions)
     return {seed: value * column.scale for seed, value in values.items()}
 
 
