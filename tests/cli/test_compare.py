@@ -10,7 +10,9 @@ import torch
 
 from clearhead.cli import main
 from clearhead.data import Batches
+from clearhead.eval import perplexity
 from clearhead.experiments import compare as job
+from clearhead.experiments import milestones
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 
@@ -119,6 +121,29 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
     assert steps == [1, 2, 3]
     losses = [x for x in map(json.loads, lines) if x.get("metric") == "loss" and "step" in x]
     assert [x["step"] for x in losses] == [1, 2, 3]
+
+
+def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, monkeypatch):
+    notes = [json.dumps({"text": f"a note, the {number}th"}) for number in range(300)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(notes), "utf-8")
+    words = ["transformer", *words, "--train.document-masks", "--measure-every", "1"]
+    read = []
+
+    def spy(*given, **options):
+        read.append((options, perplexity(*given, **options)))
+        return read[-1][1]
+
+    monkeypatch.setattr(milestones, "perplexity", spy)
+    assert _call(*words, "--data.data", str(tmp_path / "notes.jsonl")) == 0
+    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    losses = [x for x in lines if x.get("metric") == "loss"]
+    assert [x["value"] for x in losses if "step" in x] == [found.loss for _, found in read]
+    assert all(found.tokens < 15 * milestones.WINDOWS for _, found in read)
+    for line in losses:
+        if "step" not in line:
+            assert line["documents"] == "apart"
+            assert line["predicted_tokens"] < 64 // line["length"] * (line["length"] - 1)
+    assert "documents of a window were kept apart" in (tmp_path / "out/report.html").read_text()
 
 
 def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch):

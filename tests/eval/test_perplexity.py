@@ -1,7 +1,9 @@
 """Perplexity against the cross-entropy of whole logits, and at lengths that do not fit."""
 
+import itertools
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -215,6 +217,39 @@ def test_the_budget_of_tokens(tokens, windows):
     lines = lengths(_make("Llama"), _corpus(500, 90), lengths=(16, 64), tokens=tokens)
     assert lines[0]["predicted_tokens"] == 4 * windows * 15
     assert lines[2]["predicted_tokens"] == windows * 63
+
+
+@pytest.mark.parametrize("name", ["transformer", "differential", "alibi", "sas"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_documents_kept_apart_are_read_each_by_itself(small_parts, name, batch_size):
+    """As each document's part of a window alone, whose first token nothing predicts."""
+    model, windows, end = _make(name), _windows(4, 29), 3
+    windows[0][[0, 4, 5, 28]] = end  # one of a single token, and one that a window's end cuts off
+    windows[1][:] = torch.where(windows[1] == end, 0, windows[1])  # a window within one document
+    total = count = 0.0
+    for window in windows:
+        closes = [-1, *(window == end).nonzero().flatten().tolist(), len(window) - 1]
+        for before, last in itertools.pairwise(closes):
+            part = window[before + 1 : last + 1]
+            if len(part) > 1:
+                total += _by_hand(model, [part]) * (len(part) - 1)
+                count += len(part) - 1
+    found = perplexity(model, windows, length=29, batch_size=batch_size, end=end)
+    assert found.tokens == count
+    assert found.loss == pytest.approx(total / count, rel=1e-5)
+    assert found.loss != perplexity(model, windows, length=29, batch_size=batch_size).loss
+
+
+def test_lengths_of_documents_kept_apart():
+    model, corpus = _make("transformer"), _corpus(205)
+    corpus.tokenizer = SimpleNamespace(eos_token_id=3)
+    for line in lengths(model, corpus, lengths=(16, 64), tokens=999, documents_apart=True):
+        size = line["length"]
+        cut = list(_cut(corpus, size, 192 // size))
+        expected = perplexity(model, cut, length=size, batch_size=2, end=3)
+        assert line["documents"] == "apart"
+        assert line["predicted_tokens"] == expected.tokens < 192 // size * (size - 1)
+        assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
 
 
 def test_lengths_that_cannot_be_measured():

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from clearhead.data.corpus import Corpus, TokenStream
 from clearhead.errors import ClearheadError
@@ -106,16 +107,11 @@ class Batches:
         ids_BT = np.stack(
             [self._streams[stream].tokens[start : start + length] for stream, start in places]
         ).astype(np.int64)
-        labels_BT = ids_BT.copy()
-        batch = {"input_ids": ids_BT, "labels": labels_BT}
-        if self.document_masks:
-            opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
-            labels_BT[opens_BT] = IGNORED
-            index_T = np.arange(length)
-            began_BT = np.maximum.accumulate(np.where(opens_BT, index_T, 0), axis=1)
-            batch["position_ids"] = index_T - began_BT
-            batch["document_ids"] = opens_BT.cumsum(axis=1) - opens_BT[:, :1]
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        input_ids = torch.from_numpy(ids_BT)
+        if not self.document_masks:
+            return {"input_ids": input_ids, "labels": input_ids.clone()}
+        opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
+        return {"input_ids": input_ids, **told_apart(input_ids, torch.from_numpy(opens_BT))}
 
     def _count(self, stream: TokenStream) -> int:
         return max(len(stream) - 1, 0) // (self.sequence_length - 1)
@@ -184,6 +180,33 @@ class Batches:
         opens_T = np.zeros(self.sequence_length, dtype=bool)
         opens_T[starts[low:high] - start] = True
         return opens_T
+
+
+def told_apart(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a model takes so that no token sees another document than its own.
+
+    Args:
+        ids_BT: the windows, int64.
+        opens_BT: where documents begin, bool.
+
+    Returns:
+        "labels", "position_ids" and "document_ids", int64 [B, T], as `Batches.batch` has them.
+    """
+    index_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+    began_BT = torch.where(opens_BT, index_T, 0).cummax(dim=1).values
+    return {
+        "labels": ids_BT.masked_fill(opens_BT, IGNORED),
+        "position_ids": index_T - began_BT,
+        "document_ids": opens_BT.cumsum(dim=1) - opens_BT[:, :1].long(),
+    }
+
+
+def opens_after(ids_BT: torch.Tensor, end: int) -> torch.Tensor:
+    """Where documents begin in windows, bool [B, T]: after the token that closes one.
+
+    A window's first token counts as a beginning for no one: nothing stands before it.
+    """
+    return F.pad(ids_BT[:, :-1] == end, (1, 0))
 
 
 def windows(

@@ -24,14 +24,15 @@ class Losses:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._logits: Callable[[Tensor, int], Iterable[Tensor]] | None = None
+        self._logits: Callable[[Tensor, int, dict[str, Tensor]], Iterable[Tensor]] | None = None
 
-    def __call__(self, ids_BT: Tensor, first: int = 1) -> Tensor:
+    def __call__(self, ids_BT: Tensor, first: int = 1, **inputs: Tensor) -> Tensor:
         """The loss of the tokens from `first` on, given all before them in their row.
 
         Args:
             ids_BT: int64, on the model's device.
             first: from 1 to T − 1.
+            inputs: what else the model takes, such as position_ids.
 
         Returns:
             Float32 (float64 for such a model), [B, T − first], nats.
@@ -42,21 +43,21 @@ class Losses:
         forget(self._model)
         target_N = ids_BT[:, first:].flatten()
         found, start = [], 0
-        for logits_NV in self._logits(ids_BT, first):
+        for logits_NV in self._logits(ids_BT, first, inputs):
             wide = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
             target = target_N[start : start + len(wide)]
             found.append(F.cross_entropy(wide, target, reduction="none"))
             start += len(wide)
         return torch.cat(found).view(len(ids_BT), -1)
 
-    def _by_parts(self, ids_BT: Tensor, first: int) -> Iterable[Tensor]:
+    def _by_parts(self, ids_BT: Tensor, first: int, inputs: dict[str, Tensor]) -> Iterable[Tensor]:
         head = self._model.get_output_embeddings()
-        hidden = backbone(self._model)(input_ids=ids_BT, use_cache=False)[0]
+        hidden = backbone(self._model)(input_ids=ids_BT, use_cache=False, **inputs)[0]
         asked = hidden[:, first - 1 : -1].flatten(0, 1)
         return (head(part) for part in asked.split(max(1, LOGITS // len(head.weight))))
 
-    def _whole(self, ids_BT: Tensor, first: int) -> Iterable[Tensor]:
-        logits = self._model(input_ids=ids_BT, use_cache=False).logits
+    def _whole(self, ids_BT: Tensor, first: int, inputs: dict[str, Tensor]) -> Iterable[Tensor]:
+        logits = self._model(input_ids=ids_BT, use_cache=False, **inputs).logits
         return chain.from_iterable(
             row[first - 1 : -1].split(max(1, LOGITS // row.shape[-1])) for row in logits
         )

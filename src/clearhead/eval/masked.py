@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows
-from clearhead.data.batches import IGNORED
+from clearhead.data.batches import IGNORED, opens_after, told_apart
 from clearhead.data.masking import SHARE
 from clearhead.diagnose.running import batches, evaluating, longest_text
 
@@ -14,7 +14,13 @@ BATCH = 4096  # tokens run together
 
 
 def masked_loss(
-    model: Any, corpus: Corpus, *, length: int, tokens: int, share: float = SHARE
+    model: Any,
+    corpus: Corpus,
+    *,
+    length: int,
+    tokens: int,
+    share: float = SHARE,
+    documents_apart: bool = False,
 ) -> list[dict[str, Any]]:
     """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
 
@@ -26,6 +32,8 @@ def masked_loss(
         length: tokens of a window.
         tokens: validation tokens read, or what there is.
         share: of the tokens hidden.
+        documents_apart: whether windows are read as training with document masks reads them: no
+            document sees another, and positions begin again in each.
 
     Returns:
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
@@ -33,6 +41,8 @@ def masked_loss(
     """
     masking = Masking(corpus.tokenizer, share)
     told: dict[str, Any] = {"split": "validation", "length": length}
+    if documents_apart:
+        told["documents"] = "apart"
     limit = longest_text(model)
     if limit is not None and length > limit:
         return _cannot(told, f"the model has {limit} learned positions, too few for {length}")
@@ -45,7 +55,11 @@ def masked_loss(
             made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
             shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
             hidden_BT = labels_BT != IGNORED
-            logits_NV = model(input_ids=shown_BT).logits[hidden_BT].float()
+            inputs = {"input_ids": shown_BT}
+            if documents_apart:
+                apart = told_apart(ids_BT, opens_after(ids_BT, corpus.tokenizer.eos_token_id))
+                inputs |= {name: apart[name] for name in ("position_ids", "document_ids")}
+            logits_NV = model(**inputs).logits[hidden_BT].float()
             target_N = labels_BT[hidden_BT]
             loss += float(F.cross_entropy(logits_NV, target_N, reduction="none").double().sum())
             right += int((logits_NV.argmax(-1) == target_N).sum())

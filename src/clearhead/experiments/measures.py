@@ -29,15 +29,24 @@ def measure(
     training length.
 
     Args:
-        settings: those of the training.
+        settings: those of the training; what it kept apart, documents, is kept apart in the
+            perplexities too.
         lengths: window lengths of the perplexities.
         tokens: validation tokens read at each length.
     """
     if model.objective == "mlm":
         for size in lengths:
-            yield from masked_loss(model, corpus, length=size, tokens=tokens)
+            yield from masked_loss(
+                model, corpus, length=size, tokens=tokens, documents_apart=settings.document_masks
+            )
     else:
-        yield from perplexity_by_length(model, corpus, lengths=lengths, tokens=tokens)
+        yield from perplexity_by_length(
+            model,
+            corpus,
+            lengths=lengths,
+            tokens=tokens,
+            documents_apart=settings.document_masks,
+        )
     length = settings.sequence_length
     texts = list(windows(corpus, length=length, count=DIAGNOSED_WINDOWS))
     yield from states(model, texts, settings, batch_size=max(1, TOKENS_IN_A_BATCH // length))

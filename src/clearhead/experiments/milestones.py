@@ -71,6 +71,7 @@ class Milestones(LinesFile):
         self.settings = settings
         self.every = every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
+        self._end = corpus.tokenizer.eos_token_id if settings.document_masks else None
 
     def start(self, run: Run) -> None:
         """Open the file."""
@@ -88,7 +89,7 @@ class Milestones(LinesFile):
     def _measured(self, model: Any) -> list[dict[str, Any]]:
         length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
-            read = perplexity(model, self._texts, length=length, batch_size=size)
+            read = perplexity(model, self._texts, length=length, batch_size=size, end=self._end)
             found = list(states(model, self._texts, self.settings, batch_size=size))
         pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
         return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]
