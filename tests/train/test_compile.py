@@ -3,7 +3,9 @@ import shutil
 import pytest
 import torch
 
+from clearhead import preset
 from clearhead.errors import ClearheadError
+from clearhead.nn import REGISTRY
 from clearhead.train import train
 from clearhead.train.compiling import compiled, decoder_layers
 
@@ -27,6 +29,32 @@ def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
         assert list(result.model.state_dict()) == names
         assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
     assert losses["blocks"] == pytest.approx(losses["none"], rel=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_compiled_relu_keeps_no_signs():
+    layer = preset("transformer", hidden_size=16, num_attention_heads=2, mlp="relu").layer(0)
+    mlp = REGISTRY.find("mlp", "relu").build(layer)
+    x_BTC = torch.randn(2, 5, 16, requires_grad=True)
+    kept: list[torch.dtype] = []
+
+    def keep(tensor):
+        kept.append(tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        got = torch.compile(mlp)(x_BTC)
+    assert set(kept) == {torch.float32}  # a mask is stored one number at a time on a CPU
+    up, down = mlp.up_proj.weight, mlp.down_proj.weight
+    want = (x_BTC @ up.T).clamp(min=0) @ down.T
+    torch.testing.assert_close(got, want)
+    seed = torch.randn_like(want)
+    leaves = (x_BTC, up, down)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, leaves, seed), torch.autograd.grad(want, leaves, seed), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+    torch.compiler.reset()
 
 
 def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
