@@ -212,6 +212,40 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(quick, tmp_path):
     assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
 
 
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(quick, tmp_path, jobs):
+    done = tmp_path / "done"
+
+    def command(name: str, script: str, model: str = "") -> Command:
+        return Command(
+            name=name,
+            words=(f"{script} && echo {name} >> {done}",),
+            records=tmp_path / name / "records.jsonl",
+            model=tmp_path / model if model else None,
+            arm="",
+            label="",
+        )
+
+    commands = [
+        command("a", f"sleep 0.5; mkdir -p {tmp_path}/a/final"),
+        command("of-a", f"test -d {tmp_path}/a/final", "a/final"),
+        command("b", f"mkdir -p {tmp_path}/b/final; sleep 1.5"),  # there, but not yet whole
+        command("of-b", f"grep -qx b {done}", "b/final"),
+        command("c", "exit 3"),
+        command("of-c", "true", "c/final"),
+    ]
+    said: list[str] = []
+    failed = runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=said.append)
+    assert [one.name for one in failed] == ["c"]
+    assert sum("of-c: left out, for want of its model" in line for line in said) == 1
+    assert len(said) == 6
+    assert {line.split("/")[0] for line in said} == {f"[{n}" for n in range(1, 7)}
+    order = done.read_text().split()
+    assert order == ["a", "of-a", "b", "of-b"]  # of a before b has ended, with any number of jobs
+    runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
+    assert done.read_text().split() == order
+
+
 def _record(*, diverged: str | None = None, loss: float | None = None, of: str = "loss") -> str:
     """A run of 8 tokens a window, its loss there and at another length."""
     train = {"sequence_length": 8}

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -96,10 +97,11 @@ def _changed(study: Study, command: Command) -> Study:
 
 def _print(series: list[Series], output: Path) -> None:
     rates = stages.rates(series, output)
+    runs = stages.runs(series, rates)
     known = {
         "rates": stages.sweeps(series),
-        "runs": stages.trainings(series, rates),
-        "evaluations": stages.evaluations(series, rates),
+        "runs": runs,
+        "evaluations": chain.from_iterable(runs.values()),
     }
     for name, commands in known.items():
         print(f"# {name}", *commands, sep="\n")

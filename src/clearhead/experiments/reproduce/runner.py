@@ -32,6 +32,8 @@ class Command:
     arm: str
     """The arm of these records, and below their label."""
     label: str
+    model: Path | None = None
+    """The folder that it reads, where another command writes it."""
 
     def __str__(self) -> str:
         return shlex.join(["clearhead", *self.words])
@@ -50,8 +52,10 @@ def run(
 ) -> list[Command]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
-    Each has its share of the CPU's threads and its output in a log of its own. A failed one is told
-    in a line, and the others go on. One whose training diverged has not failed: that is a result.
+    They start in their order, but for those whose model is still to come; without a model at the
+    end of the training that should have left it they are left out. Each has its share of the CPU's
+    threads and its output in a log of its own. A failed one is told in a line, and the others go
+    on. One whose training diverged has not failed: that is a result.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every command has saved and ended. A second Ctrl-C
@@ -63,8 +67,16 @@ def run(
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
-                while waiting and len(running) < jobs and not stop.received:
-                    running.append(_Running(waiting.pop(0), logs, jobs))
+                while len(running) < jobs and not stop.received:
+                    command = _next(waiting, [one.command for one in running])
+                    if command is None:
+                        break
+                    waiting.remove(command)
+                    if command.model is None or command.model.is_dir():
+                        running.append(_Running(command, logs, jobs))
+                    else:
+                        done += 1
+                        say(f"[{done}/{total}] {command.name}: left out, for want of its model")
                 time.sleep(_POLL_SECONDS)
                 ended = [one for one in running if one.process.poll() is not None]
                 running = [one for one in running if one not in ended]
@@ -88,6 +100,16 @@ def run(
     if stop.received:
         raise Stopped(stop.received)
     return failed
+
+
+def _next(waiting: Sequence[Command], running: Sequence[Command]) -> Command | None:
+    """The first that waits for no other's model."""
+    writers = [one.records.parent for one in (*waiting, *running) if one.model is None]
+    for command in waiting:
+        model = command.model
+        if model is None or not any(model.is_relative_to(folder) for folder in writers):
+            return command
+    return None
 
 
 class _Running:

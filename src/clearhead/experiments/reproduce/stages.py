@@ -1,7 +1,8 @@
-"""The stages of an experiment: rates swept, the best of each arm, seeds at it, evaluations."""
+"""The stages of an experiment: rates swept; seeds at each arm's best; what these are asked."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from clearhead.data import prepare
@@ -29,19 +30,16 @@ def rates(series: Iterable[Series], output: Path) -> dict[str, str]:
     return found
 
 
-def trainings(series: Sequence[Series], rates: dict[str, str]) -> list[Command]:
-    """Every arm whose rate is known, with every seed; a seed of all arms before the next."""
-    return [one.training(rates[one.key], seed) for one, seed in _seeds(series) if one.key in rates]
-
-
-def evaluations(series: Sequence[Series], rates: dict[str, str]) -> list[Command]:
-    """What the models of `trainings` are asked."""
-    return [
-        command
-        for one, seed in _seeds(series)
-        if one.key in rates
-        for command in one.evaluations(seed)
-    ]
+def runs(series: Sequence[Series], rates: dict[str, str]) -> dict[Command, list[Command]]:
+    """{training: what its model is asked}, of every arm whose rate is known, with every seed; a
+    seed of all arms before the next."""
+    seeds = sorted({seed for one in series for seed in one.study.seeds})
+    return {
+        one.training(rates[one.key], seed): one.evaluations(seed)
+        for seed in seeds
+        for one in series
+        if seed in one.study.seeds and one.key in rates
+    }
 
 
 def reproduce(
@@ -72,11 +70,10 @@ def reproduce(
     for one in series:
         if one.key not in chosen:
             say(f"{one.key}: left out, since its sweep gave no rate")
-    trained = trainings(series, chosen)
-    stage("runs", trained)
-    asked = evaluations(series, chosen)
-    stage("evaluations", [command for command in asked if Path(command.words[1]).is_dir()])
-    return collect([*asked, *trained], output / RECORDS), failed
+    asked = runs(series, chosen)
+    each = [command for trained, questions in asked.items() for command in (trained, *questions)]
+    stage("runs and evaluations", each)
+    return collect([*chain.from_iterable(asked.values()), *asked], output / RECORDS), failed
 
 
 def collect(commands: Iterable[Command], target: Path) -> Path:
@@ -101,8 +98,3 @@ def collect(commands: Iterable[Command], target: Path) -> Path:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))
     return target
-
-
-def _seeds(series: Sequence[Series]) -> list[tuple[Series, int]]:
-    seeds = sorted({seed for one in series for seed in one.study.seeds})
-    return [(one, seed) for seed in seeds for one in series if seed in one.study.seeds]

@@ -107,13 +107,11 @@ class Series:
     ) -> Command:
         """`clearhead VERB MODEL …`; `on` sets the arm of its records apart from the training's."""
         folder = f"{self.arm.compared.folder}-seed{seed}"
+        model = self.output / f"runs/{self._place}-seed{seed}/{folder}/final"
         return Command(
             name=f"evaluations/{self._place}-seed{seed}/{name}",
-            words=(
-                verb,
-                str(self.output / f"runs/{self._place}-seed{seed}/{folder}/final"),
-                *words,
-            ),
+            words=(verb, str(model), *words),
+            model=model,
             records=records,
             arm=self.arm.compared.name + on,
             label=self.study.name,
