@@ -222,6 +222,28 @@ def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
     assert "dense products in Python" in capsys.readouterr().out
 
 
+def test_bench_of_blocks(capsys, tmp_path, monkeypatch):
+    from clearhead.experiments.bench import blocks as bench
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    changes = bench.CPU.changes | small | {"num_attention_heads": 2}
+    tiny = dataclasses.replace(bench.CPU, changes=changes, batch=1, length=16)
+    monkeypatch.setattr(bench, "_setting", lambda: tiny)
+    monkeypatch.setattr(bench, "PROMPT", 4)
+    monkeypatch.setattr(bench, "DECODED", 2)
+    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "blocks", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert len(lines) == 3 * 5
+    assert all(line["ratio"] > 0 for line in lines)
+    ours = {line["ours"].split(",")[0]: line["bound"] for line in lines}
+    assert list(ours) == ["parallel", "sas", "sas-p", "skipless", "sas-p-nonorm"]
+    assert [bound is None for bound in ours.values()] == [False] * 3 + [True] * 2
+    told = capsys.readouterr().out.splitlines()
+    assert sum("aim" in line for line in told) == 3 * 3
+
+
 def test_module_runs_as_a_program():
     ran = subprocess.run([sys.executable, "-m", "clearhead", "--help"], capture_output=True)
     assert ran.returncode == 0

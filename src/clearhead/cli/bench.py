@@ -50,12 +50,12 @@ def run(words: list[str]) -> int:
         raise ClearheadError(f"rounds must be at least 1; found {command.rounds}")
     for name in command.names:
         for found in BENCHES[name](command.rounds):
-            verdict = "reached" if found.ratio <= found.bound else "NOT reached"
-            print(
-                f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer} "
-                f"(aim: at most {found.bound:.3g} ×: {verdict})",
-                flush=True,
-            )
+            aim = ""
+            if found.bound is not None:
+                verdict = "reached" if found.ratio <= found.bound else "NOT reached"
+                aim = f" (aim: at most {found.bound:.3g} ×: {verdict})"
+            told = f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer}{aim}"
+            print(told, flush=True)
             if command.output is not None:
                 with command.output.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found.record()) + "\n")

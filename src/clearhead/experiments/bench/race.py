@@ -15,13 +15,14 @@ from clearhead.versions import versions
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ours against a peer: the faster path of each, and what was promised of the quotient."""
+    """Ours against a peer: the faster path of each, and what was promised of the quotient, if
+    anything was."""
 
     name: str
     ours: str
     peer: str
     ratio: float
-    bound: float
+    bound: float | None
     seconds: dict[str, list[float]]
 
     def record(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def take_turns(
 
 
 def faster_paths(
-    name: str, ours: str, peer: str, bound: float, seconds: dict[str, list[float]]
+    name: str, ours: str, peer: str, bound: float | None, seconds: dict[str, list[float]]
 ) -> Ratio:
     """Ours against the peer, each by the faster of its sides named "NAME, path"."""
     medians = {side: statistics.median(times) for side, times in seconds.items()}
@@ -74,7 +75,7 @@ def faster_paths(
 
 
 def ratio_of(
-    name: str, ours: str, peer: str, bound: float, seconds: dict[str, list[float]]
+    name: str, ours: str, peer: str, bound: float | None, seconds: dict[str, list[float]]
 ) -> Ratio:
     """Ours against the peer, by the medians of their rounds."""
     ratio = statistics.median(seconds[ours]) / statistics.median(seconds[peer])
