@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from clearhead import preset
 from clearhead.errors import ClearheadError
@@ -29,6 +30,20 @@ def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
         assert list(result.model.state_dict()) == names
         assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
     assert losses["blocks"] == pytest.approx(losses["none"], rel=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_every_model_of_a_process_is_compiled(tiny):
+    torch.compiler.reset()
+    before = counters["stats"]["unique_graphs"]
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for made, layer in enumerate(({}, {"num_key_value_heads": 1}), start=1):
+            model = tiny.make_model(hidden_size=16, num_hidden_layers=1, **layer)
+            with compiled(model, "blocks"):
+                model(torch.zeros(1, 4, dtype=torch.int64))
+            assert counters["stats"]["unique_graphs"] == before + made
+        assert torch._dynamo.config.recompile_limit == 1
+    torch.compiler.reset()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

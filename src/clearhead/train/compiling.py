@@ -5,9 +5,14 @@ from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._dynamo.exc import TorchDynamoException
 
 from clearhead.errors import ClearheadError
+
+# Models of one process share the code of their layers, and PyTorch leaves what comes after its
+# limit of eight graphs of one code eager, with a warning in its log.
+GRAPHS = 128
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -46,7 +51,8 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     for layer in layers:
         layer.compile()
     try:
-        yield
+        with dynamo.patch(recompile_limit=max(GRAPHS, dynamo.recompile_limit)):
+            yield
     except TorchDynamoException as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise ClearheadError(
