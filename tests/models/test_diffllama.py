@@ -69,6 +69,8 @@ def test_to_diffllama_folds_the_gain_of_the_norm(groups):
             "no rope_type='dynamic-causal'",
         ),
         ({"normalizer": "softmax1"}, "only normalizer='softmax'"),
+        ({"order": "parallel"}, "only order='sequential'"),
+        ({"mlp_skip": "none"}, "only mlp_skip='identity'"),
     ],
 )
 def test_what_diffllama_does_not_have_is_refused(change, message):

@@ -5,44 +5,15 @@ neighbours are a pair. DiffLlama's per-head norm has no gain; on the way there a
 into the output projection, which reads the normed heads.
 """
 
-from typing import Any
-
 from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.llama import check_export, copied, filled, require_settings
 
-_SAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rope_parameters",
-    "initializer_range",
-    "tie_word_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-)
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
-
-# What DiffLlama is, on our axes; anything else has no place in it.
-_DIFFLLAMA: dict[str, Any] = {
-    "scores": "dot",
-    "normalizer": "softmax",
-    "maps": "differential",
-    "position": "rope",
-    "norm": "rmsnorm",
-    "mlp": "swiglu",
-    "bias": False,
-    "lambda_init": None,
-}
 
 
 def from_diffllama(model: DiffLlamaForCausalLM) -> ClearheadForCausalLM:
@@ -51,21 +22,14 @@ def from_diffllama(model: DiffLlamaForCausalLM) -> ClearheadForCausalLM:
     Raises:
         ClearheadError: where the model has attention biases or another activation than silu.
     """
-    theirs = model.config
-    for key, wanted in (("attention_bias", False), ("hidden_act", "silu")):
-        if (found := getattr(theirs, key)) != wanted:
-            raise ClearheadError(
-                f"a DiffLlama with {key}={found!r} has no place in clearhead: it needs {wanted!r}"
-            )
-    config = ClearheadConfig(
-        **_copied(theirs), **_DIFFLLAMA, norm_eps=theirs.rms_norm_eps, head_norm="plain"
-    )
+    require_settings("DiffLlama", model.config, attention_bias=False, hidden_act="silu")
+    config = _imported(model.config)
     state = {}
     for name, weight in model.state_dict().items():
         if name.endswith(_PROJECTIONS):
             weight = _neighbours(weight, config.head_dim)  # type: ignore[arg-type]
         state[name.replace(".lambda_", ".maps.lambda_")] = weight
-    return _filled(ClearheadForCausalLM, config, state)
+    return filled(ClearheadForCausalLM, config, state, model)
 
 
 def to_diffllama(model: ClearheadForCausalLM) -> DiffLlamaForCausalLM:
@@ -75,16 +39,10 @@ def to_diffllama(model: ClearheadForCausalLM) -> DiffLlamaForCausalLM:
         ClearheadError: where the model is on another point of the axes, naming the first.
     """
     ours = model.config
-    for key, wanted in _DIFFLLAMA.items():
-        if (found := getattr(ours, key)) != wanted:
-            raise ClearheadError(
-                f"DiffLlama has no {key}={found!r}: only {key}={wanted!r} can be exported"
-            )
-    if ours.rope_parameters["rope_type"] == "dynamic-causal":
-        raise ClearheadError("DiffLlama has no rope_type='dynamic-causal': export it as 'dynamic'")
     if ours.head_norm == "none":
         raise ClearheadError("DiffLlama has no head_norm='none': only a normed head is exported")
-    config = DiffLlamaConfig(**_copied(ours), rms_norm_eps=ours.norm_eps)
+    config = DiffLlamaConfig(**copied(ours, "DiffLlama"), rms_norm_eps=ours.norm_eps)
+    check_export("DiffLlama", ours, _imported(config), but=("head_norm",))
     state = model.state_dict()
     for name in list(state):
         if name.endswith(_PROJECTIONS):
@@ -95,11 +53,13 @@ def to_diffllama(model: ClearheadForCausalLM) -> DiffLlamaForCausalLM:
             heads = state[output].unflatten(1, (-1, len(gain)))
             state[output] = (heads * gain).flatten(1)
     state = {name.replace(".maps.lambda_", ".lambda_"): weight for name, weight in state.items()}
-    return _filled(DiffLlamaForCausalLM, config, state)
+    return filled(DiffLlamaForCausalLM, config, state, model)
 
 
-def _copied(config: Any) -> dict[str, Any]:
-    return {key: getattr(config, key) for key in _SAME}
+def _imported(theirs: DiffLlamaConfig) -> ClearheadConfig:
+    return ClearheadConfig(
+        **copied(theirs), norm_eps=theirs.rms_norm_eps, maps="differential", head_norm="plain"
+    )
 
 
 def _neighbours(weight: Tensor, head_dim: int) -> Tensor:
@@ -109,10 +69,3 @@ def _neighbours(weight: Tensor, head_dim: int) -> Tensor:
 
 def _halves(weight: Tensor, head_dim: int) -> Tensor:
     return weight.unflatten(0, (-1, 2, head_dim)).transpose(0, 1).reshape(weight.shape)
-
-
-def _filled(kind: Any, config: Any, state: dict[str, Tensor]) -> Any:
-    first = next(iter(state.values()))
-    model = kind(config).to(first.device, first.dtype)
-    model.load_state_dict(state)
-    return model.eval()

@@ -1,0 +1,112 @@
+"""Weights to and from transformers' Llama: the same logits in both directions."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import PRESETS
+from clearhead.models.conversion import converted
+from clearhead.models.llama import from_llama, to_llama
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_there_and_back(groups, tied, dtype):
+    config = LlamaConfig(
+        **SHAPE,
+        num_key_value_heads=groups,
+        tie_word_embeddings=tied,
+        rms_norm_eps=1e-3,
+        head_dim=12,
+        eos_token_id=[1, 2],
+    )
+    theirs = LlamaForCausalLM(config).to(dtype).eval()
+    theirs.generation_config.max_new_tokens = 7
+    ours = converted(theirs)
+    assert ours.dtype is dtype
+    with torch.no_grad():
+        assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=5e-5)
+    back = converted(ours)
+    assert back.generation_config.max_new_tokens == 7
+    assert back.config.eos_token_id == [1, 2]
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3"])
+def test_rotary_scaling_comes_along(kind):
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 500.0}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = 8
+    shape = SHAPE | {"max_position_embeddings": 8}
+    theirs = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope)).eval()
+    with torch.no_grad():
+        ours = from_llama(theirs)
+        assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
+        assert torch.allclose(to_llama(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
+
+
+def test_generation_and_padding_agree():
+    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, pad_token_id=0)).eval()
+    ours = from_llama(theirs)
+    ids, mask = IDS.clone(), torch.ones_like(IDS)
+    ids[0, :4], mask[0, :4] = 0, 0
+    settings = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False}
+    assert torch.equal(ours.generate(ids, **settings), theirs.generate(ids, **settings))
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n != "transformer" and "bert" not in n])
+def test_every_other_preset_is_refused(name):
+    config = preset(name, "tiny", num_hidden_layers=1, vocab_size=61)
+    with pytest.raises(ClearheadError, match=r"Llama has no \w+=.*: only .* can be exported"):
+        to_llama(ClearheadForCausalLM(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"order": "parallel"}, "no order='parallel': only order='sequential'"),
+        ({"mlp_skip": "none"}, "only mlp_skip='identity'"),
+        ({"embedding_norm": "rmsnorm"}, "only embedding_norm='none'"),
+        ({"first_values": "reparametrised"}, "only values='linear'"),
+        ({"rope_parameters": {"rope_type": "dynamic-causal", "factor": 2.0}}, "as 'dynamic'"),
+    ],
+)
+def test_what_llama_does_not_have_is_refused(change, said):
+    with pytest.raises(ClearheadError, match=said):
+        to_llama(ClearheadForCausalLM(preset("transformer", **SHAPE, **change)))
+
+
+@pytest.mark.parametrize(
+    "key", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}]
+)
+def test_what_clearhead_does_not_have_is_refused(key):
+    with pytest.raises(ClearheadError, match=f"a Llama with {next(iter(key))}="):
+        from_llama(LlamaForCausalLM(LlamaConfig(**SHAPE, **key)))
+
+
+def test_what_starts_or_trains_a_layer_does_not_matter():
+    changes = {"query_range": 0.0, "dropout": 0.1, "initializer_range": 0.05}
+    ours = ClearheadForCausalLM(preset("transformer", **SHAPE | changes)).eval()
+    with torch.no_grad():
+        assert torch.allclose(to_llama(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
+
+
+def test_other_models_are_named():
+    other = MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2))
+    with pytest.raises(ClearheadError, match="a MistralForCausalLM cannot be converted"):
+        converted(other)
