@@ -123,7 +123,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
     assert [x["step"] for x in losses] == [1, 2, 3]
 
 
-def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, monkeypatch):
+def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, capsys, monkeypatch):
     notes = [json.dumps({"text": f"a note, the {number}th"}) for number in range(300)]
     (tmp_path / "notes.jsonl").write_text("\n".join(notes), "utf-8")
     words = ["transformer", *words, "--train.document-masks", "--measure-every", "1"]
@@ -134,16 +134,41 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, m
         return read[-1][1]
 
     monkeypatch.setattr(milestones, "perplexity", spy)
-    assert _call(*words, "--data.data", str(tmp_path / "notes.jsonl")) == 0
+    words += ["--data.data", str(tmp_path / "notes.jsonl")]
+    assert _call(*words) == 0
     lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     losses = [x for x in lines if x.get("metric") == "loss"]
     assert [x["value"] for x in losses if "step" in x] == [found.loss for _, found in read]
     assert all(found.tokens < 15 * milestones.WINDOWS for _, found in read)
     for line in losses:
         if "step" not in line:
-            assert line["documents"] == "apart"
             assert line["predicted_tokens"] < 64 // line["length"] * (line["length"] - 1)
-    assert "documents of a window were kept apart" in (tmp_path / "out/report.html").read_text()
+    assert lines[0]["documents"] == "apart"
+    assert "Documents were kept apart, as in" in (tmp_path / "out/report.html").read_text("utf-8")
+    older = tmp_path / "out/transformer-seed0/records.jsonl"
+    older.write_text(older.read_text("utf-8").replace(', "documents": "apart"', ""), "utf-8")
+    assert _call(*words) == 2
+    assert "holds a run of other settings (documents)" in capsys.readouterr().err
+
+
+def test_arms_are_validated_alike(words, tmp_path):
+    both = ["transformer", *words, "--vary", "train.document_masks=false,true"]
+    assert _call(*both) == 0
+    lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    assert [x["documents"] for x in lines if x["kind"] == "run"] == ["together"] * 2
+
+
+def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys):
+    lone = []
+    for name in "abcdefgh":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "only.txt").write_text(f"a lone text, {name}", "utf-8")
+        lone.append(str(tmp_path / name))
+    text = words[words.index("--data.data") + 1]
+    assert _call("transformer", *words, "--data.data", text, *lone) == 0
+    said = capsys.readouterr().err
+    assert "nothing is held out of " in said
+    assert " more: validation text has none of it" in said
 
 
 def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch):

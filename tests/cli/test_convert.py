@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaForCausalLM, LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM
-from clearhead.cli import convert, main
+from clearhead.cli import main
+from clearhead.models import conversion
 from clearhead.models.llama import to_llama
 
 
@@ -25,7 +26,7 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
     capsys.readouterr()
     assert _call("convert", run, there) == 0
     told = capsys.readouterr().out
-    assert f"ClearheadForCausalLM → {kind.__name__}: logits of 64 tokens differ by " in told
+    assert f"ClearheadForCausalLM → {kind.__name__}, with equal logits: {there}" in told
     theirs = AutoModelForCausalLM.from_pretrained(there)
     ours = AutoModelForCausalLM.from_pretrained(f"{run}/final")
     assert type(theirs) is kind
@@ -62,9 +63,9 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
         torch.nn.init.zeros_(broken.model.norm.weight)
         return broken
 
-    monkeypatch.setattr(convert, "converted", wrong)
+    monkeypatch.setattr(conversion, "to_llama", wrong)
     assert _call("convert", str(plain), str(made)) == 2
-    assert "gives other logits, by 1 of the largest: nothing is written" in _error(capsys)
+    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
 

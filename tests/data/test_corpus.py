@@ -92,22 +92,6 @@ def test_the_smallest_corpus_has_two_sides(tmp_path, configure):
         prepare(configure(root))
 
 
-def test_sources_of_which_nothing_is_held_out_are_named(folder, tmp_path, configure):
-    for name in "abcdefgh":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "only.txt").write_text(f"a lone text, {name}", "utf-8")
-    said: list[str] = []
-    lone = [tmp_path / name for name in "abcdefgh"]
-    corpus = prepare(configure(folder, *lone), progress=said.append)
-    unseen = [s.spec for s in corpus.split("validation") if not len(s.starts)]
-    assert len(unseen) > 3
-    (line,) = [line for line in said if line.startswith("nothing is held out of")]
-    assert ", ".join(unseen[:3]) in line
-    assert f"and {len(unseen) - 3} more: validation text has none" in line
-    prepare(configure(folder), progress=said.append)
-    assert sum("nothing is held out" in line for line in said) == 1
-
-
 def test_one_text_file_is_split_by_pieces(tmp_path, configure, lines):
     path = tmp_path / "book.txt"
     path.write_text("".join(lines(number) for number in range(20)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clearhead.data import Batches, MaskedBatches, Masking, prepare, with_mask_token
+from clearhead.data.batches import opens, told_apart
 from clearhead.errors import ClearheadError
 
 SPECIAL, SIZE = [0, 1, 2, 299], 300
@@ -119,6 +120,25 @@ def test_a_tokenizer_with_a_mask_token_keeps_it(folder, configure, tmp_path):
     again = prepare(configure(folder, tokenizer=str(tmp_path / "own")))
     assert with_mask_token(again) is again
     assert Masking(again.tokenizer).mask_id == own.mask_token_id
+
+
+@pytest.mark.parametrize("begin", ["own", "the end's", "none"])
+def test_documents_are_found_in_windows_as_training_knows_them(begin, folder, configure, tmp_path):
+    tokenizer = prepare(configure(folder)).tokenizer
+    if begin != "own":  # as in GPT-2, and in T5
+        tokenizer.bos_token = tokenizer.eos_token if begin == "the end's" else None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    corpus = prepare(configure(folder, tokenizer=str(tmp_path / "tokenizer")))
+    assert (corpus.tokenizer.bos_token_id is None) == (begin == "none")
+    batches = Batches(corpus, sequence_length=3000, batch_size=3, seed=5, document_masks=True)
+    for step in range(2):
+        batch = batches.batch(step)
+        ids = batch["input_ids"]
+        found = told_apart(ids, opens(ids, corpus.tokenizer))
+        assert int(found["document_ids"].max()) > 0
+        assert torch.equal(found["document_ids"], batch["document_ids"])
+        assert torch.equal(found["position_ids"], batch["position_ids"])
+        assert torch.equal(found["labels"][:, 1:], batch["labels"][:, 1:])
 
 
 def test_documents_keep_their_masks_and_positions(folder, configure):

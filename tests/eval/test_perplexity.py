@@ -226,6 +226,7 @@ def test_documents_kept_apart_are_read_each_by_itself(small_parts, name, batch_s
     model, windows, end = _make(name), _windows(4, 29), 3
     windows[0][[0, 4, 5, 28]] = end  # one of a single token, and one that a window's end cuts off
     windows[1][:] = torch.where(windows[1] == end, 0, windows[1])  # a window within one document
+    tokenizer = SimpleNamespace(eos_token_id=end, bos_token_id=None)
     total = count = 0.0
     for window in windows:
         closes = [-1, *(window == end).nonzero().flatten().tolist(), len(window) - 1]
@@ -234,20 +235,32 @@ def test_documents_kept_apart_are_read_each_by_itself(small_parts, name, batch_s
             if len(part) > 1:
                 total += _by_hand(model, [part]) * (len(part) - 1)
                 count += len(part) - 1
-    found = perplexity(model, windows, length=29, batch_size=batch_size, end=end)
+    found = perplexity(model, windows, length=29, batch_size=batch_size, tokenizer=tokenizer)
     assert found.tokens == count
     assert found.loss == pytest.approx(total / count, rel=1e-5)
     assert found.loss != perplexity(model, windows, length=29, batch_size=batch_size).loss
 
 
+def test_windows_that_foretell_nothing_have_a_reason():
+    tokenizer = SimpleNamespace(eos_token_id=3, bos_token_id=None)
+    found = perplexity(
+        _make("transformer"),
+        [torch.tensor([3, 5]), torch.tensor([3, 3])],
+        length=2,
+        batch_size=2,
+        tokenizer=tokenizer,
+    )
+    assert found.loss is None
+    assert found.reason == "no window holds a token that another of its document foretells"
+
+
 def test_lengths_of_documents_kept_apart():
     model, corpus = _make("transformer"), _corpus(205)
-    corpus.tokenizer = SimpleNamespace(eos_token_id=3)
+    corpus.tokenizer = SimpleNamespace(eos_token_id=3, bos_token_id=None)
     for line in lengths(model, corpus, lengths=(16, 64), tokens=999, documents_apart=True):
         size = line["length"]
         cut = list(_cut(corpus, size, 192 // size))
-        expected = perplexity(model, cut, length=size, batch_size=2, end=3)
-        assert line["documents"] == "apart"
+        expected = perplexity(model, cut, length=size, batch_size=2, tokenizer=corpus.tokenizer)
         assert line["predicted_tokens"] == expected.tokens < 192 // size * (size - 1)
         assert line["value"] == pytest.approx(getattr(expected, line["metric"]), rel=1e-6)
 

@@ -106,6 +106,19 @@ def test_what_starts_or_trains_a_layer_does_not_matter():
         assert torch.allclose(to_llama(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
 
 
+def test_widths_that_transformers_refuses_are_refused_in_a_line():
+    odd = preset("transformer", **SHAPE | {"num_attention_heads": 5, "head_dim": 8})
+    with pytest.raises(ClearheadError, match="no hidden_size=32 with 5 heads"):
+        to_llama(ClearheadForCausalLM(odd))
+
+
+def test_a_quantised_model_is_refused():
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(ClearheadError, match="convert the one that it was made from"):
+        converted(model)
+
+
 def test_other_models_are_named():
     other = MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2))
     with pytest.raises(ClearheadError, match="a MistralForCausalLM cannot be converted"):

@@ -143,11 +143,13 @@ def test_everything_is_drawn_and_fits(
     assert seen["which"] == "layer 0, head 0 (of 4)"
     assert re.search(r"\(1\) → <\|begin\|> \(0\)", seen["hover"])
     assert re.search(r"weight 0\.\d{4}", seen["hover"])
-    curve, name, chart, _ = seen["saved"]
+    curve, name, chart, other = seen["saved"]
     assert name == "training-loss-by-tokens-read-this-run.svg"
     assert "Training loss by tokens read, This run" in curve
     assert all(arm in curve for arm in ("transformer", "differential", "softmax1"))
-    assert "attention map of" in chart
+    assert re.search(r"attention map of transformer, layer \d, head 0 \(of 4\), This run", chart)
+    assert re.fullmatch(r"attention-map-of-transformer-layer-\d-head-0-of-4-this-run.svg", other)
+    assert re.search(r"colorbar.*>0\.25<", chart, re.DOTALL)
     assert "data:image/png" in chart
 
 

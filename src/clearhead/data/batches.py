@@ -6,7 +6,7 @@ entering an epoch, of its permutation); resuming a run needs only the number of 
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -201,12 +201,16 @@ def told_apart(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.
     }
 
 
-def opens_after(ids_BT: torch.Tensor, end: int) -> torch.Tensor:
-    """Where documents begin in windows, bool [B, T]: after the token that closes one.
+def opens(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
+    """Where documents begin in windows, bool [B, T]: after the token that closes one, with the one
+    that opens one, where the tokenizer has it. Both may be the same, as in GPT-2.
 
-    A window's first token counts as a beginning for no one: nothing stands before it.
+    A window's first token is no beginning to anyone: nothing stands before it.
     """
-    return F.pad(ids_BT[:, :-1] == end, (1, 0))
+    opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
+    if tokenizer.bos_token_id is not None:
+        opens_BT &= ids_BT == tokenizer.bos_token_id
+    return opens_BT
 
 
 def windows(

@@ -55,17 +55,14 @@ def survey(
     """Read every document once and place the split.
 
     A share `validation` of the key range is held out. Where that leaves a side empty, as it may
-    with a few dozen documents, the split moves just far enough to give that side one document. A
-    source of which nothing is held out is named to `progress`, since validation says nothing of it.
+    with a few dozen documents, the split moves just far enough to give that side one document.
 
     Raises:
         ClearheadError: for a source without text, or a corpus with fewer than two different
             documents; and whatever reading raises.
     """
-    found, highest = [], -1
-    lowest: list[int] = []  # of each source
+    found, lowest, highest = [], 1 << 64, -1
     for source in sources:
-        least = 1 << 64
         skipped: Counter[str] = Counter()
         digest = hashlib.sha256()
         documents = size = 0
@@ -73,8 +70,7 @@ def survey(
             documents += 1
             size += document.size
             digest.update(document.digest)
-            least, highest = min(least, key(document)), max(highest, key(document))
-        lowest.append(least)
+            lowest, highest = min(lowest, key(document)), max(highest, key(document))
         left_out = ", ".join(f"{number} {reason}" for reason, number in sorted(skipped.items()))
         if not documents:
             raise ClearheadError(
@@ -93,18 +89,14 @@ def survey(
                 skipped=dict(sorted(skipped.items())),
             )
         )
-    if min(lowest) == highest:
+    if lowest == highest:
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(
             f"data {names}: too small to split, {sum(s.documents for s in found)} document(s) and "
             "all alike; give two different ones at least, or name one text file of several KB "
             "itself, which is cut into pieces"
         )
-    threshold = min(max(int(validation * (1 << 64)), min(lowest) + 1), highest)
-    beside = zip(sources, lowest, strict=True)
-    if unseen := [source.spec for source, least in beside if least >= threshold]:
-        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
-        progress(f"nothing is held out of {named}: validation text has none of it")
+    threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
     return Survey(sources=tuple(found), threshold=threshold)
 
 

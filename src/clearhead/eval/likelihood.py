@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data import Corpus, windows
-from clearhead.data.batches import IGNORED, opens_after, told_apart
+from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.losses import Losses
@@ -42,7 +42,7 @@ def perplexity(
     *,
     length: int,
     batch_size: int,
-    end: int | None = None,
+    tokenizer: Any = None,
 ) -> Perplexity:
     """Mean loss over windows of text: every token but a window's first is predicted once.
 
@@ -56,8 +56,8 @@ def perplexity(
         length: 2 or more. Beyond the learned positions of a model the result has a reason instead
             of a value.
         batch_size: windows run together; it changes speed and memory, not the result.
-        end: the id that closes a document. Where it is given, the documents of a window are read
-            as training with document masks reads them: none sees another, positions begin again in
+        tokenizer: tells where documents begin. Where it is given, those of a window are read as
+            training with document masks reads them: none sees another, positions begin again in
             each, and its first token is not predicted. For models that take document_ids.
 
     Raises:
@@ -76,7 +76,7 @@ def perplexity(
         for ids_BT in batches(model, windows, batch_size):
             if ids_BT.shape[1] != length:
                 raise ClearheadError(f"length is {length}, but the windows have {ids_BT.shape[1]}")
-            inputs = {} if end is None else told_apart(ids_BT, opens_after(ids_BT, end))
+            inputs = {} if tokenizer is None else told_apart(ids_BT, opens(ids_BT, tokenizer))
             counted_BT = inputs.pop("labels", ids_BT)[:, 1:] != IGNORED
             try:
                 total += float(losses(ids_BT, 1, **inputs).double()[counted_BT].sum())
@@ -85,6 +85,8 @@ def perplexity(
                     raise
                 return _cannot(length, str(error))
             count += int(counted_BT.sum())
+    if not count:
+        return _cannot(length, "no window holds a token that another of its document foretells")
     loss = total / count
     return Perplexity(
         length=length,
@@ -107,12 +109,11 @@ def lengths(
     All lengths read the same number of tokens: `tokens`, or what the corpus has, rounded down to a
     whole number of the longest windows. Where each length divides the longest and there is one
     source, it is the same text. With `documents_apart` windows are read as by a model that was
-    trained with document masks (`end` of `perplexity`).
+    trained with document masks (`tokenizer` of `perplexity`).
 
     Returns:
         Payloads of "measure" records: "loss" and "perplexity" with "length", "split" and
-        "predicted_tokens" (and "documents": "apart"); the value None with a "reason" where the
-        model or the text is too short.
+        "predicted_tokens"; the value None with a "reason" where the model or the text is too short.
     """
     held = [len(stream) for stream in corpus.split("validation")]
     available = {
@@ -121,25 +122,25 @@ def lengths(
     fitting = [length for length in lengths if available[length] >= length]
     budget = min((available[length] for length in fitting), default=0)
     budget -= budget % max(fitting, default=1)
-    end = corpus.tokenizer.eos_token_id if documents_apart else None
+    tokenizer = corpus.tokenizer if documents_apart else None
     out: list[dict[str, Any]] = []
     for length in lengths:
         if length in fitting:
             text = windows(corpus, length=length, count=budget // length)
             size = max(1, BATCH // length)
-            result = perplexity(model, text, length=length, batch_size=size, end=end)
+            result = perplexity(model, text, length=length, batch_size=size, tokenizer=tokenizer)
         else:
             result = _cannot(
                 length,
                 f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
                 f"{length:,}",
             )
-        out += _measures(result, {"documents": "apart"} if documents_apart else {})
+        out += _measures(result)
     return out
 
 
-def _measures(result: Perplexity, how: dict[str, Any]) -> list[dict[str, Any]]:
-    dimensions: dict[str, Any] = {"split": "validation", "length": result.length, **how}
+def _measures(result: Perplexity) -> list[dict[str, Any]]:
+    dimensions: dict[str, Any] = {"split": "validation", "length": result.length}
     dimensions["predicted_tokens"] = result.tokens
     if result.reason is not None:
         dimensions["reason"] = result.reason

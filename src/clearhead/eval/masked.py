@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows
-from clearhead.data.batches import IGNORED, opens_after, told_apart
+from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.data.masking import SHARE
 from clearhead.diagnose.running import batches, evaluating, longest_text
 
@@ -41,8 +41,6 @@ def masked_loss(
     """
     masking = Masking(corpus.tokenizer, share)
     told: dict[str, Any] = {"split": "validation", "length": length}
-    if documents_apart:
-        told["documents"] = "apart"
     limit = longest_text(model)
     if limit is not None and length > limit:
         return _cannot(told, f"the model has {limit} learned positions, too few for {length}")
@@ -57,7 +55,7 @@ def masked_loss(
             hidden_BT = labels_BT != IGNORED
             inputs = {"input_ids": shown_BT}
             if documents_apart:
-                apart = told_apart(ids_BT, opens_after(ids_BT, corpus.tokenizer.eos_token_id))
+                apart = told_apart(ids_BT, opens(ids_BT, corpus.tokenizer))
                 inputs |= {name: apart[name] for name in ("position_ids", "document_ids")}
             logits_NV = model(**inputs).logits[hidden_BT].float()
             target_N = labels_BT[hidden_BT]

@@ -112,6 +112,12 @@ class CompareConfig:
             )
         return next(iter(learnt))
 
+    @cached_property
+    def documents(self) -> str:
+        """How validation reads the documents of a window: "apart" where all training does."""
+        apart = all(arm.train.document_masks for arm in self.arms)
+        return "apart" if apart else "together"
+
 
 class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
     """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
@@ -142,6 +148,9 @@ def compare(
     corpus = prepare(config.data, progress=say)
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
+    if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
+        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
+        say(f"nothing is held out of {named}: validation text has none of it")
     jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
     for job in jobs:  # all before the first, which may take hours
         if job.records.exists():
@@ -206,6 +215,7 @@ class _Job:
             "lengths": [multiple * length for multiple in self.config.lengths],
             "evaluation_tokens": self.config.evaluation_tokens,
             "measure_every": milestone_steps(self.config.measure_every, self.settings),
+            "documents": self.config.documents,
         }
 
 
@@ -226,11 +236,10 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     device = best_device()
     torch.manual_seed(job.seed)
     model = OBJECTIVES[job.config.objective](job.model).to(device)
+    apart = job.config.documents == "apart"
     if every:
-        callbacks = [
-            *callbacks,
-            Milestones(corpus, settings, every=every),
-        ]
+        followed = Milestones(corpus, settings, every=every, documents_apart=apart)
+        callbacks = [*callbacks, followed]
     measures: dict[str, Any] = {}
     diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
@@ -281,6 +290,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
         settings,
         lengths=job.header["lengths"],
         tokens=job.config.evaluation_tokens,
+        documents_apart=apart,
     ):
         yield {"kind": "measure", "run": name, **found}
     if job.seed == job.config.seeds[0]:
@@ -292,8 +302,9 @@ def _check_same(path: Path, header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
     found = json.loads(path.read_text("utf-8").splitlines()[0])
     wanted = json.loads(json.dumps(header))
-    found.setdefault("measure_every", 0)  # in the records of version 0.1
-    for key in ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every"):
+    found = {"measure_every": 0, "documents": "together", **found}  # of older records
+    settings = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every")
+    for key in (*settings, "documents"):
         if found[key] != wanted[key]:
             different = key
             if isinstance(wanted[key], dict):

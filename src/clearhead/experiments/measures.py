@@ -24,20 +24,21 @@ def measure(
     *,
     lengths: Sequence[int],
     tokens: int,
+    documents_apart: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Perplexity by length, or the loss at hidden tokens; attention and hidden states at the
     training length.
 
     Args:
-        settings: those of the training; what it kept apart, documents, is kept apart in the
-            perplexities too.
+        settings: those of the training.
         lengths: window lengths of the perplexities.
         tokens: validation tokens read at each length.
+        documents_apart: whether these losses keep the documents of a window apart.
     """
     if model.objective == "mlm":
         for size in lengths:
             yield from masked_loss(
-                model, corpus, length=size, tokens=tokens, documents_apart=settings.document_masks
+                model, corpus, length=size, tokens=tokens, documents_apart=documents_apart
             )
     else:
         yield from perplexity_by_length(
@@ -45,7 +46,7 @@ def measure(
             corpus,
             lengths=lengths,
             tokens=tokens,
-            documents_apart=settings.document_masks,
+            documents_apart=documents_apart,
         )
     length = settings.sequence_length
     texts = list(windows(corpus, length=length, count=DIAGNOSED_WINDOWS))

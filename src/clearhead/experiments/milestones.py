@@ -61,17 +61,20 @@ class Milestones(LinesFile):
     Args:
         settings: those of the training: windows and batches are of its sizes.
         every: steps between measurements, a multiple of the steps between logged ones.
+        documents_apart: whether the loss keeps the documents of a window apart.
     """
 
     file = FILE
     afterwards = "go on"
 
-    def __init__(self, corpus: Corpus, settings: TrainConfig, *, every: int) -> None:
+    def __init__(
+        self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool = False
+    ) -> None:
         super().__init__()
         self.settings = settings
         self.every = every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
-        self._end = corpus.tokenizer.eos_token_id if settings.document_masks else None
+        self._tokenizer = corpus.tokenizer if documents_apart else None
 
     def start(self, run: Run) -> None:
         """Open the file."""
@@ -89,7 +92,9 @@ class Milestones(LinesFile):
     def _measured(self, model: Any) -> list[dict[str, Any]]:
         length, size = self.settings.sequence_length, self.settings.batch_size
         with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
-            read = perplexity(model, self._texts, length=length, batch_size=size, end=self._end)
+            read = perplexity(
+                model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
+            )
             found = list(states(model, self._texts, self.settings, batch_size=size))
         pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
         return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]

@@ -74,6 +74,11 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     rope = found["rope_parameters"] or {}
     if target and rope.get("rope_type") == "dynamic-causal":
         raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
+    if target and config.hidden_size % config.num_attention_heads:
+        raise ClearheadError(
+            f"{target} has no hidden_size={config.hidden_size} with {config.num_attention_heads} "
+            "heads: only a number of heads that divides it can be exported"
+        )
     return found
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
 from clearhead.quantize.linear import linear_layers
-from clearhead.train.atomic import publish_folder
+from clearhead.train.atomic import publish_folder, require_new
 
 GROUP = 128  # inputs that share a scale in int4
 INT4_INPUTS = 1024  # of which torchao's tiles of 4-bit weights hold a multiple, by padding
@@ -92,8 +92,7 @@ def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> D
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
     config = KINDS[choose("form", kind, KINDS)]()
-    if output.exists():
-        raise ClearheadError(f"{output} exists: give the folder of a model not made yet")
+    require_new(output)
     layers = linear_layers(peer)
     known = tuple(name for name, module in layers.items() if isinstance(module, nn.Linear))
     if not known:

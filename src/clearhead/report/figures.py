@@ -202,8 +202,6 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
         # On a log axis shapes take the value itself, annotations its logarithm.
         mark_length(figure, trained, "trained at this length", at=math.log10(trained))
     note = "Bars: ± 1 standard deviation over seeds. " if _has_bars(figure) else ""
-    if records.dimension("perplexity", "documents"):
-        note += "The documents of a window were kept apart, as in training. "
     reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     return Panel(
         title="Perplexity by length of text", figure=figure, note=(note + " ".join(reasons)).strip()

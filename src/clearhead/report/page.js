@@ -14,7 +14,9 @@
   const night = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { responsive: true, displayModeBar: false, displaylogo: false };
   const RESOLUTION = 10000;
-  const SAVED = 900; // pixels that a curve's file is wide
+  const SAVED = 900; // pixels that a file is wide
+  // The colours of attention maps follow the signed square root of the weight.
+  const ROOTS = { tickvals: [-1, -0.5, 0, 0.5, 1], ticktext: ["−1", "−0.25", "0", "0.25", "1"] };
   const HEADING = 44; // pixels above the axes of a file
   const TICK = 11; // pixels that a token's name takes along an axis
 
@@ -52,17 +54,25 @@
 
   const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
-  // A file stands alone: light on white whatever the page's colours, under its heading, with a
-  // legend of its own at the right, where it takes its room from the axes.
+  // A file stands alone: light on white whatever the page's colours, under a heading that says all
+  // that the page says around the figure, with a legend or colour scale of its own at the right.
   async function save(name) {
     const element = document.getElementById(name);
     const { data, layout } = figures[name];
-    const set = element.closest(".panel").querySelector(".tag b");
-    const heading = [element.getAttribute("aria-label"), set?.textContent].filter(Boolean).join(", ");
+    const before = [...element.closest("section").querySelectorAll(".tag b")].filter(
+      (tag) => tag.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING,
+    );
+    const which = element.parentElement.querySelector(".which");
+    const heading = [element.getAttribute("aria-label"), which?.textContent, before.at(-1)?.textContent]
+      .filter(Boolean)
+      .join(", ");
     const square = element.classList.contains("map");
+    const colorbar = { thickness: 12, ...(square ? ROOTS : {}) };
     const address = await Plotly.toImage(
       {
-        data,
+        data: data.map((trace) =>
+          trace.type === "heatmap" ? { ...trace, showscale: true, colorbar } : trace,
+        ),
         layout: {
           ...layout,
           paper_bgcolor: "#ffffff",
@@ -73,8 +83,8 @@
       },
       {
         format: "svg",
-        width: square ? element.clientWidth : SAVED,
-        height: element.clientHeight + HEADING,
+        width: SAVED,
+        height: square ? SAVED - HEADING : element.clientHeight + HEADING,
       },
     );
     const text = decodeURIComponent(address.slice(address.indexOf(",") + 1));

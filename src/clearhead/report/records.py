@@ -51,6 +51,11 @@ class Run:
         return self.measures.get(_key(metric, dimensions))
 
     @property
+    def trained_somewhere(self) -> bool:
+        """Whether the run was trained, and says on which device; some were only evaluated."""
+        return bool(self.steps and self.header.get("device"))
+
+    @property
     def sequence_length(self) -> int | None:
         """Training length in tokens, where the header names it."""
         length = (self.header.get("train") or {}).get("sequence_length")
@@ -72,12 +77,14 @@ class Records:
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
     def on_one_device(self) -> "Records":
-        """The runs of the device that most were made on: times and memory of others do not compare
-        with theirs."""
-        devices = [str(run.header.get("device")) for run in self.runs]
-        most = Counter(devices).most_common(1)
-        here = zip(self.runs, devices, strict=True)
-        return Records(runs=tuple(run for run, device in here if device == most[0][0]))
+        """Without the runs that were trained on another device than most were: times and memory do
+        not compare between them. A device is known by its kind and its number of threads."""
+        trained = Counter(run.header["device"] for run in self.runs if run.trained_somewhere)
+        most = [device for device, _ in trained.most_common(1)]
+        alike = (
+            run for run in self.runs if not run.trained_somewhere or run.header["device"] in most
+        )
+        return Records(runs=tuple(alike))
 
     def arms(self) -> list[str]:
         """The reference first: the first arm of the baseline, if it was compared; the others as

@@ -91,8 +91,8 @@ def _tag(label: str, records: Records) -> str:
     )
 
 
-def _panel(page: Page, tag: str, panel: figures.Panel, shape: str) -> str:
-    plot = page.place(panel.figure, panel.title, shape)
+def _panel(page: Page, tag: str, panel: figures.Panel, shape: str, of: str = "") -> str:
+    plot = page.place(panel.figure, of + panel.title, shape)
     note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
     return f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{tag}{plot}{note}</figure>'
 
@@ -180,12 +180,15 @@ def _lengths(page: Page) -> str:
     content = _side_by_side(
         page, (lambda records: figures.perplexity_by_length(records, page.looks),)
     )
+    apart = any(run.header.get("documents") == "apart" for run in page.records.runs)
     return content and _section(
         "lengths",
         "Texts longer than in training",
         "Perplexity is the number of equally likely next tokens that would surprise as much. A "
         "line that stays flat or falls to the right of the mark copes with texts longer than it "
-        "was trained on; one that rises does not.",
+        "was trained on; one that rises does not."
+        + " Documents were kept apart, as in training: a longer window is a longer text only where "
+        "documents are as long." * apart,
         content,
     )
 
@@ -276,11 +279,13 @@ def _first_token(page: Page) -> str:
         floor = tables.chance_floor(records)
         chance = "" if floor is None else f"Chance: {style.percent(floor)}. "
         seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
-        of = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
-        cells = "".join(_panel(page, "", panel, "cells") for panel in panels)
+        which = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
+        of = "first token’s share in "
+        cells = "".join(_panel(page, "", panel, "cells", of) for panel in panels)
+        note = html.escape(chance + which)
         content += (
             _tag(label, records)
-            + f'<p class="note">{html.escape(chance + of)}</p><div class="maps small">{cells}</div>'
+            + f'<p class="note">{note}</p><div class="maps small">{cells}</div>'
         )
     if not content:
         return ""

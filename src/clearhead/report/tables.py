@@ -197,6 +197,8 @@ def _entry(
     summary = summarize(list(values.values()))
     if summary is None:
         reason = records.reason(arm, column.metric, **dimensions)
+        if column.group == _COST and records.values(arm, column.metric, **dimensions):
+            reason = "trained on another device"
         if reason is not None:
             yield Entry(name=name, text="none", detail=reason, difference=None)
         return

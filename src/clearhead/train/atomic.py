@@ -8,14 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clearhead.errors import ClearheadError
+
 _PREFIX = ".writing-"
+
+
+def require_new(target: Path) -> None:
+    """Raise a ClearheadError where a folder exists: before work that `publish_folder` publishes."""
+    if target.exists():
+        raise ClearheadError(f"{target} exists: give the folder of a model not made yet")
 
 
 @contextmanager
 def publish_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside `target`; give it that name once all it holds is on the disk.
 
-    If the body fails the folder is removed and nothing else changes. `target` must not exist.
+    If the body fails the folder is removed and nothing else changes. `target` must not exist
+    (`require_new`).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(_PREFIX + target.name)
