@@ -17,6 +17,16 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 24,
     "initializer_range": 0.3,
 }
+# Of models that are converted to and from transformers' own.
+CONVERTED: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
 ATTENTION = ("scores", "normalizer", "maps", "position")
 
 

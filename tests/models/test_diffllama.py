@@ -2,20 +2,11 @@
 
 import pytest
 import torch
+from tests_models_space import CONVERTED as SHAPE
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.diffllama import from_diffllama, to_diffllama
-
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 
 
 @pytest.mark.parametrize("groups", [2, 4])

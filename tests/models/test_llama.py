@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests_models_space import CONVERTED as SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
@@ -9,15 +10,6 @@ from clearhead.models import PRESETS
 from clearhead.models.conversion import converted
 from clearhead.models.llama import from_llama, to_llama
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
 
 

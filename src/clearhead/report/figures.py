@@ -71,9 +71,10 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
 
     By time only the runs of one device are drawn.
     """
-    shown = records.on_one_device() if against == "seconds" else records
-    others = len(records.runs) - len(shown.runs)
-    records = shown
+    runs = len(records.runs)
+    if against == "seconds":
+        records = records.on_one_device()
+    others = runs - len(records.runs)
     last = max((run.steps[-1]["step"] for run in records.runs if run.steps), default=0)
     if not last:
         return None
