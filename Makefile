@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench gpu clean
+.PHONY: demo test kernels lint bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
@@ -12,6 +12,12 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
+# so that everything else meets what a CPU build of PyTorch has.
+kernels: $(VENV)/triton
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py
+	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py
 
 lint: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files
@@ -30,6 +36,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/triton: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --upgrade --target $@ triton
 	@touch $@
 
 clean:
