@@ -28,7 +28,7 @@ bench: $(VENV)/.installed
 # On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
 gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
-	PYTHONPATH=src $(PYTHON) -m clearhead bench kernel blocks training-step attention memory --rounds 5 --output results/gpu.jsonl
+	PYTHONPATH=src $(PYTHON) -m clearhead bench kernel blocks encoders training-step attention memory --rounds 5 --output results/gpu.jsonl
 
 # torch first and by its exact version: a range would let pip take a newer build.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -244,6 +244,30 @@ def test_bench_of_blocks(capsys, tmp_path, monkeypatch):
     assert sum("aim" in line for line in told) == 3 * 3
 
 
+def test_bench_of_encoders(tmp_path, monkeypatch):
+    from clearhead.experiments.bench import blocks, encoders
+    from clearhead.experiments.bench.training import optimizer_step
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    changes = encoders.CPU.changes | small | {"num_attention_heads": 2}
+    tiny = dataclasses.replace(encoders.CPU, changes=changes, batch=8, length=16)
+    asked = []
+    monkeypatch.setattr(encoders, "_setting", lambda: tiny)
+    monkeypatch.setattr(blocks, "compiled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(
+        encoders, "optimizer_step", lambda *given: asked.append(given) or optimizer_step(*given)
+    )
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "encoders", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["ours"].split(",")[0] for line in lines] == ["bert-sas", "bert-sas-p"]
+    assert all(line["ratio"] > 0 and line["bound"] is None for line in lines)
+    for _model, _optimizer, ids, labels in asked:
+        hidden = labels != -100
+        assert 0 < hidden.sum() < ids.numel() / 2, "a quarter is predicted, by chance"
+        assert (labels[hidden] == ids[hidden]).all()
+
+
 def test_module_runs_as_a_program():
     ran = subprocess.run([sys.executable, "-m", "clearhead", "--help"], capture_output=True)
     assert ran.returncode == 0

@@ -17,6 +17,7 @@ Bench = Literal[
     "attention",
     "memory",
     "blocks",
+    "encoders",
     "orthoadam",
     "diagnose",
     "quantize",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
@@ -10,10 +10,12 @@ from transformers import DynamicCache
 from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
 from clearhead.experiments.bench.training import FOR_LIFE, optimizer_step
 from clearhead.experiments.building import best_device
-from clearhead.models import BASELINE, ClearheadForCausalLM, preset
+from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled
+
+Model = TypeVar("Model", ClearheadForCausalLM, ClearheadForMaskedLM)
 
 # A decoded text's prompt, the tokens that are decoded after it in one turn, and the texts.
 PROMPT, DECODED, DECODED_ROWS = 128, 32, 8
@@ -27,14 +29,14 @@ class Setting:
         size, changes: of every preset. Equal width and depth: the simplified blocks have fewer
             parameters, which is their claim.
         batch, length: of a step.
-        bounds: the time that each block may take of the baseline's; `MEASURED` have none.
+        bounds: the time that each block may take of the baseline's; None where nothing was said.
     """
 
     size: str
     changes: dict[str, Any]
     batch: int
     length: int
-    bounds: dict[str, float]
+    bounds: dict[str, float | None]
 
 
 CPU = Setting(
@@ -90,10 +92,10 @@ def _setting() -> Setting:
     return GPU if best_device().type == "cuda" else CPU
 
 
-def _model(name: str, path: str) -> ClearheadForCausalLM:
-    setting = _setting()
+def built(kind: type[Model], setting: Setting, name: str, path: str) -> Model:
+    """A preset at its start, W_Q drawn; `path` is "eager" or "compiled"."""
     config = preset(name, setting.size, **setting.changes, query_range=0.02)
-    model = ClearheadForCausalLM(config).to(best_device())
+    model = kind(config).to(best_device())
     if path == "compiled":
         FOR_LIFE.enter_context(compiled(model, "blocks"))
     return model
@@ -104,14 +106,15 @@ def _ids(model: ClearheadForCausalLM, rows: int, length: int) -> torch.Tensor:
 
 
 def _training(name: str, path: str) -> Callable[[], None]:
-    model = _model(name, path).train()
-    optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
     setting = _setting()
+    model = built(ClearheadForCausalLM, setting, name, path).train()
+    optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-4))
     return optimizer_step(model, optimizer, _ids(model, setting.batch, setting.length))
 
 
 def _forward(name: str, path: str) -> Callable[[], None]:
-    model, setting = _model(name, path).eval(), _setting()
+    setting = _setting()
+    model = built(ClearheadForCausalLM, setting, name, path).eval()
     ids = _ids(model, setting.batch, setting.length)
 
     def step() -> None:
@@ -123,7 +126,7 @@ def _forward(name: str, path: str) -> Callable[[], None]:
 
 def _decoding(name: str, path: str) -> Callable[[], None]:
     """One token at a time after a prompt, which is not read anew in each turn: cropped back to."""
-    model = _model(name, path).eval()
+    model = built(ClearheadForCausalLM, _setting(), name, path).eval()
     ids = _ids(model, DECODED_ROWS, PROMPT + DECODED)
     cache = DynamicCache()
     with torch.no_grad():

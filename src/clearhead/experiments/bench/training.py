@@ -83,13 +83,17 @@ def _prepared(model: nn.Module, path: str) -> Callable[[], None]:
 
 
 def optimizer_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ids: torch.Tensor,
+    labels: torch.Tensor | None = None,
 ) -> Callable[[], None]:
-    """A whole step under bf16 autocast."""
+    """A whole step under bf16 autocast; the labels are the tokens themselves unless given."""
+    labels = ids if labels is None else labels
 
     def step() -> None:
         with precision.autocast("bf16", ids.device):
-            loss = model(input_ids=ids, labels=ids).loss
+            loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
