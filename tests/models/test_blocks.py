@@ -148,47 +148,84 @@ def _mlp(x: Tensor, mlp: nn.Module) -> Tensor:
     return (gate * gate.sigmoid() * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
 
 
-def _dense(model: ClearheadForCausalLM, ids: Tensor, order: str, slopes: list[float]) -> Tensor:
-    """The paper's equations 5 to 8 with T × T matrices, for SAS and SAS-P of 4 heads of width 4."""
+def _product(x: Tensor, module: nn.Module) -> Tensor:
+    """Values or a projection: a matrix, none, or eq. 6 with whatever it starts from."""
+    if isinstance(module, nn.Identity):
+        return x
+    if isinstance(module, nn.Linear):
+        return x @ module.weight.T
+    start = dict(module.named_buffers()).get("initial", torch.eye(x.shape[-1], dtype=x.dtype))
+    return x @ (module.alpha * start + module.beta * module.delta).T
+
+
+def _matrix(shaping: nn.Module, weights: Tensor, mean: Tensor, head: int) -> Tensor:
+    """Eqs. 4 and 5, and the annealed form, of one head."""
+    own = torch.eye(len(mean), dtype=mean.dtype)
+    if hasattr(shaping, "gamma"):
+        shaped = shaping.alpha[head] * own + shaping.beta[head] * weights
+        return shaped - shaping.gamma[head] * mean
+    if hasattr(shaping, "alpha"):
+        return shaping.alpha[head] * own + shaping.beta[head] * weights
+    if hasattr(shaping, "identity"):
+        return shaping.identity * own + (1 - shaping.identity) * weights
+    return weights
+
+
+def _dense(model: ClearheadForCausalLM, ids: Tensor, slopes: list[float]) -> Tensor:
+    """The paper's equations 1 to 8 with T × T matrices, for 4 heads of width 4."""
+    config = model.config
     x, length = model.model.embed_tokens(ids), ids.shape[1]
     at = torch.arange(length, dtype=x.dtype)
     hidden = torch.ones(length, length).triu(1).bool()
-    for index, layer in enumerate(model.model.layers):
+    for layer in model.model.layers:
         attention, z = layer.self_attn, _norm(x, layer.input_layernorm)
-        value = z
-        if index == 0:
-            own = attention.v_proj
-            value = own.alpha * z + own.beta * (z @ own.delta.T)
+        value = _product(z, attention.v_proj)
         heads = []
         for h in range(4):
             rows = slice(4 * h, 4 * h + 4)
             q, k = (z @ p.weight[rows].T for p in (attention.q_proj, attention.k_proj))
             bias = (-slopes[h] * (at[:, None] - at)).masked_fill(hidden, -torch.inf)
-            scores, mean = q @ k.mT / 2 + bias, bias.softmax(-1)
-            gains = attention.shaping
-            matrix = gains.alpha[h] * torch.eye(length, dtype=x.dtype)
-            matrix = matrix + gains.beta[h] * scores.softmax(-1) - gains.gamma[h] * mean
-            heads.append(matrix @ value[..., rows])
-        attended = layer.attention_gain.gain * torch.cat(heads, -1)
-        if order == "parallel":
-            x = attended + layer.mlp_gain.gain * _mlp(z, layer.mlp)
-        else:
-            normed = _norm(attended, layer.post_attention_layernorm)
-            x = attended + layer.mlp_gain.gain * _mlp(normed, layer.mlp)
+            weights = (q @ k.mT / 2 + bias).softmax(-1)
+            heads.append(
+                _matrix(attention.shaping, weights, bias.softmax(-1), h) @ value[..., rows]
+            )
+        attended = _product(torch.cat(heads, -1), attention.o_proj)
+        attended = attended * getattr(layer.attention_gain, "gain", 1)
+        skipped = attended + (x if config.attention_skip == "identity" else 0)
+        normed = z if config.order == "parallel" else _norm(skipped, layer.post_attention_layernorm)
+        x = skipped + getattr(layer.mlp_gain, "gain", 1) * _mlp(normed, layer.mlp)
     return _norm(x, model.model.norm) @ model.lm_head.weight.T
 
 
-@pytest.mark.parametrize(
-    ("name", "order"), [("sas", "sequential"), ("sas-p", "parallel"), ("sas-p-nonorm", "parallel")]
-)
+REPARAMETRISED = {"values": "reparametrised", "projections": "reparametrised", "value_gain": 0.2}
+# Every block of the papers, and the forms that are options of one.
+FORMS = {
+    **{name: (name, {}) for name in BLOCKS},
+    "skipless-2023": ("skipless", {"shaping": "skipinit"}),
+    "annealed": ("skipless", {"shaping": "annealed", "attention_skip": "identity"}),
+    "pre-ln-reparametrised": ("transformer", REPARAMETRISED | {"value_init": "orthogonal"}),
+    "sas-reparametrised": ("sas", REPARAMETRISED | {"first_values": None}),
+}
+
+
+def _form(form: str, **keys: object) -> ClearheadForCausalLM:
+    """With every number stirred, and an annealed identity a quarter of the way."""
+    name, changes = FORMS[form]
+    model = _stirred(ClearheadForCausalLM(_config(name, **changes | keys)))
+    for module in model.modules():
+        if hasattr(module, "follow"):
+            module.follow(0.25, 3.0)
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("position", "slopes"), [("none", [0.0] * 4), ("alibi", [0.25, 0.0625, 2**-6, 2**-8])]
 )
-def test_the_paper_s_equations_in_float64(name, order, position, slopes):
-    model = _stirred(ClearheadForCausalLM(_config(name, position=position, num_key_value_heads=4)))
-    model.double()
+def test_the_paper_s_equations_in_float64(form, position, slopes):
+    model = _form(form, position=position, num_key_value_heads=4).double()
     ids = _ids()
-    got, want = model(ids, use_cache=False).logits, _dense(model, ids, order, slopes)
+    got, want = model(ids, use_cache=False).logits, _dense(model, ids, slopes)
     assert torch.allclose(got, want, atol=1e-9 * want.abs().max().item())
     parameters = list(model.parameters())
     ours, theirs = (torch.autograd.grad(y.square().mean(), parameters) for y in (got, want))
@@ -196,15 +233,35 @@ def test_the_paper_s_equations_in_float64(name, order, position, slopes):
         assert torch.allclose(a, b, atol=1e-8 * b.abs().max().item())
 
 
+DECODED = [
+    *(
+        (form, {"position": position, **keys})
+        for form, position in (
+            ("skipless", "rope"),
+            ("sas", "rope"),
+            ("sas-p", "rope"),
+            ("sas", "alibi"),
+        )
+        for keys in COMBINATIONS
+    ),
+    *((form, {"position": "rope"}) for form in FORMS),
+    *(
+        (form, {"scores": scores, "query_range": 0.3, "num_key_value_heads": 4})
+        for form in ("skipless", "sas", "sas-p")
+        for scores in ("collinear", "collinear-strict", "collinear-slack")
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "position"),
-    [("skipless", "rope"), ("sas", "rope"), ("sas-p", "rope"), ("sas", "alibi")],
+    ("form", "keys"),
+    DECODED,
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())),
 )
-@pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
 @torch.no_grad()
-def test_cached_decoding_is_the_full_forward(name, position, keys):
+def test_cached_decoding_is_the_full_forward(form, keys):
     """By steps and chunks, after a crop, with padding on the left, in either cache."""
-    model = _stirred(ClearheadForCausalLM(_config(name, position=position, **keys)))
+    model = _form(form, **keys)
     ids = _ids()
     whole = model(ids, use_cache=False).logits
 

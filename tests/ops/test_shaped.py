@@ -94,6 +94,24 @@ def test_sums_are_float32_and_the_same_every_time():
     _against_the_oracle(_fused, [x, o, *gains])
 
 
+@pytest.mark.parametrize("lacking", ["a compiler", "Python's headers", "Triton", "nothing"])
+def test_where_no_kernel_can_start_the_plain_path_serves(lacking, monkeypatch, tmp_path):
+    """As in slim images: Triton is there, and what it starts a kernel with is not."""
+    (tmp_path / "Python.h").touch()
+    found = {
+        "a compiler": (shaped_fused.shutil, "which", lambda _name: None),
+        "Python's headers": (shaped_fused.sysconfig, "get_config_var", lambda _name: None),
+        "Triton": (shaped_fused.importlib.util, "find_spec", lambda _name: None),
+    }
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shaped_fused.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shaped_fused.sysconfig, "get_config_var", lambda _name: str(tmp_path))
+    monkeypatch.setattr(shaped_fused.importlib.util, "find_spec", lambda name: name)
+    if lacking in found:
+        monkeypatch.setattr(*found[lacking])
+    assert shaped_fused._startable() == (lacking == "nothing")
+
+
 @interpreted
 def test_no_texts():
     x, o, *gains = (tensor.detach() for tensor in _inputs(5, 8, FP32, FP32))

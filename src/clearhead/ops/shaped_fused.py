@@ -5,23 +5,40 @@ makes several kernels of them, each of which reads it all (docs/performance.md).
 """
 
 import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# CPU builds of PyTorch come without it.
-TRITON = importlib.util.find_spec("triton") is not None
-# Tokens and channels of a program's tile, and its warps. 32 numbers of float32 are a line of the
-# cache. Four numbers a thread keep the registers few (64 and 80 on sm_90), so that several programs
-# share a processor and hide each other's waiting; tiles that are twice as large take twice of them.
+# Tokens and channels of a program's tile, and its warps (docs/performance.md has others). 32 numbers
+# of float32 are a line of the cache; four numbers a thread keep the registers few, 64 and 80 on
+# sm_90, so that several programs share a processor and hide each other's waiting.
 BLOCK_T, BLOCK_C, WARPS = 32, 32, 8
+
+
+def _startable() -> bool:
+    """Whether Triton is here (CPU builds of PyTorch lack it) and can start a kernel.
+
+    It does so through a small library that it has a C compiler make, which slim images lack.
+    """
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_config_var("INCLUDEPY") or "", "Python.h")
+    triton = importlib.util.find_spec("triton")
+    return triton is not None and compiler is not None and headers.exists()
+
+
+# Once, for nothing that is compiled may meet this question.
+STARTABLE = _startable()
 
 
 def takes(x_BTHD: Tensor, o_BTHD: Tensor) -> bool:
     """Whether the kernels are there for these."""
-    return TRITON and x_BTHD.is_cuda and x_BTHD.dtype in DTYPES and o_BTHD.dtype in DTYPES
+    return STARTABLE and x_BTHD.is_cuda and x_BTHD.dtype in DTYPES and o_BTHD.dtype in DTYPES
 
 
 @torch.library.custom_op("clearhead::shaped_causal", mutates_args=())
@@ -30,7 +47,7 @@ def forward(
 ) -> Tensor:
     """`ops.shaped_causal` with the heads side by side; x, o of DTYPES, gains of any float dtype.
 
-    Sums run in float32, and in an order that depends on the shape alone. No second derivative:
+    Sums run in float32, in an order that shape, dtypes and device fix. No second derivative:
     asking for it is a RuntimeError.
     """
     # Here, for nothing that is compiled or has no Triton may meet this import.

@@ -178,7 +178,7 @@ def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | No
 
 
 def spectrum(model: Diagnosed) -> Panel | None:
-    """Singular values of attention's matrix: low layers against the last, and equal weights."""
+    """Singular values of attention's matrix: low layers against the last, and the first's C."""
     lines = model.found("spectrum")
     if not lines:
         return None
@@ -186,7 +186,7 @@ def spectrum(model: Diagnosed) -> Panel | None:
     looks = style.looks([f"layer {line['layer']}" for line in lines if "layer" in line])
     shown: list[float] = []
     for line in lines:
-        name = f"layer {line['layer']}" if "layer" in line else "equal weights (C)"
+        name = f"layer {line['layer']}" if "layer" in line else "C: the first layer at W_Q = 0"
         look = looks.get(name) or next(iter(looks.values()))
         y = [value if value > 1e-6 else None for value in line["y"]]
         trace(
