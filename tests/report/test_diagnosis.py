@@ -111,6 +111,22 @@ def test_records_come_back(two):
     assert len(plain.found("decay")) == 2
 
 
+def test_many_models_are_told_apart(tmp_path):
+    """Once above the figures; where the lines are layers, and not models, the legend stays."""
+    path = tmp_path / "many.jsonl"
+    path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
+    page = render(load_diagnoses([path]), title="t")
+    stream = page.split('id="stream"')[1].split("</section>")[0]
+    key = stream.split('<ul class="key">')[1].split("</ul>")[0]
+    assert [f"model {n}" in key for n in range(6)] == [True] * 6
+    assert "Solid: first token; dotted: others." in stream
+    assert '<ul class="key">' not in page.split('id="longer"')[1].split("</section>")[0]
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    own = [figure["ownLegend"] for figure in data["figures"].values()]
+    assert data["key"]
+    assert own.count(True) == 6 * 3, "a spectrum and two curves by position each"
+
+
 def test_bad_records_are_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     for text, message in (

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from clearhead.report import style
@@ -11,7 +12,8 @@ from clearhead.report.figures import Looks, Panel, log_axis, mark_length, new
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_DASHES = ("solid", "dot", "dash", "longdash")
+# By the names of plotly, and by those of people.
+_DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +37,20 @@ def by_layer(
 ) -> Panel | None:
     """A line a model and `Line`: colour says which model, dash which line."""
     figure = new("layer", axis)
+    dashes = dict(zip((line.name for line in lines), cycle(_DASHES), strict=False))
+    told: set[str] = set()
     shown: list[float] = []
     layers: set[int] = set()
     for model in models:
         found = [(line, model.by_layer(line.metric, **line.dimensions)) for line in lines]
         found = [(line, points) for line, points in found if points]
         for line, points in found:
-            dash = _DASHES[list(lines).index(line) % len(_DASHES)]
+            dash = dashes[line.name]
             name = f"{model.name} · {line.name}" if line.name else model.name
             trace(figure, list(points), list(points.values()), name, looks[model.name], dash)
             shown += points.values()
             layers |= points.keys()
+            told.add(line.name)
     if not shown:
         return None
     places = sorted(layers)
@@ -57,6 +62,11 @@ def by_layer(
         log_axis(figure, axis, shown)
     elif min(shown) >= 0:
         figure.update_yaxes(rangemode="nonnegative")
+    if len(told) > 1:
+        ways = "; ".join(
+            f"{_DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items() if name in told
+        )
+        note = f"{note} {ways[:1].upper()}{ways[1:]}.".strip()
     if INPUT in layers:
         note = f"{note} “in” is the stream before the first layer.".strip()
     return Panel(title=title, figure=figure, note=note)
@@ -99,11 +109,11 @@ def distances(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
     for model in models:
         whole = [line for line in model.found("share_by_distance") if "layer" not in line]
         names = {line["map"] for line in whole}
-        for index, line in enumerate(whole):
+        for line in whole:
             if "difference" in names and line["map"] != "difference":
                 continue
             name = model.name if line["map"] == "softmax" else f"{model.name} · {line['map']}"
-            trace(figure, line["x"], line["y"], name, looks[model.name], _DASHES[index % 2 * 0])
+            trace(figure, line["x"], line["y"], name, looks[model.name])
             longest = max(longest, line["x"], key=len)
     if not longest:
         return None
@@ -174,7 +184,7 @@ def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | No
     trained = model.value("trained_length")
     if trained is not None:
         mark_length(figure, trained, "training length", at=trained)
-    return Panel(title=f"{title}: {model.name}", figure=figure)
+    return Panel(title=f"{title}: {model.name}", figure=figure, own_legend=True)
 
 
 def spectrum(model: Diagnosed) -> Panel | None:
@@ -198,6 +208,7 @@ def spectrum(model: Diagnosed) -> Panel | None:
         title=f"Spectrum of attention: {model.name}",
         figure=figure,
         note="Mean over heads, first tokens of one text. The flatter, the more directions survive.",
+        own_legend=True,
     )
 
 

@@ -12,6 +12,7 @@ from clearhead.report import sections, style
 from clearhead.report.diagnosis import Diagnosed
 from clearhead.report.diagnosis_figures import Line
 from clearhead.report.figures import Panel
+from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import shell, write_whole
 from clearhead.report.records import Records
 
@@ -39,7 +40,7 @@ def _lead(models: Sequence[Diagnosed]) -> str:
     first = models[0].header
     text = (
         f"{first.get('windows', 0):,} texts of {first.get('length', 0):,} tokens through "
-        + " and ".join(model.name for model in models)
+        + enumerate_words([model.name for model in models])
         + ": where attention goes, how activations spread, whether order and signals hold."
     )
     cells = "".join(
@@ -72,15 +73,17 @@ def _section(name: str, title: str, caption: str, content: str) -> str:
 
 
 def _pair(page: sections.Page, panels: Iterable[Panel | None], shape: str = "curve") -> str:
-    cells = []
+    cells, told = [], ""
     for panel in filter(None, panels):
-        plot = page.place(panel.figure, panel.title, shape)
+        plot = page.place(panel.figure, panel.title, shape, own_legend=panel.own_legend)
+        if shape == "curve" and not panel.own_legend:
+            told = page.key_list()
         note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
         cells.append(
             f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{plot}{note}</figure>'
         )
     kind = "maps small" if shape == "cells" else "pair"
-    return f'<div class="{kind}">{"".join(cells)}</div>' if cells else ""
+    return f'{told}<div class="{kind}">{"".join(cells)}</div>' if cells else ""
 
 
 def _numbers(page: sections.Page, models: Sequence[Diagnosed]) -> str:

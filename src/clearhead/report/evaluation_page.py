@@ -186,7 +186,8 @@ def _by_position(page: "Page", records: Records, task: str) -> str:
     plot = page.place(figure, "cumulative loss by position", "curve")
     note = "Without scaling; every position counts alike, whatever the number of tokens there."
     return (
-        '<div class="pair"><figure class="panel"><h4>Loss of growing contexts</h4>'
+        f'{page.key_list()}<div class="pair"><figure class="panel">'
+        "<h4>Loss of growing contexts</h4>"
         f"{plot}<figcaption>{note}</figcaption></figure></div>"
     )
 

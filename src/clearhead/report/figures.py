@@ -23,11 +23,16 @@ Looks = dict[str, style.Look]
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A figure under a heading of its own; `note` says what the reader could not see from it."""
+    """A figure under a heading of its own; `note` says what the reader could not see from it.
+
+    Attributes:
+        own_legend: its lines are not the page's arms or models, whose key does not tell them apart.
+    """
 
     title: str
     figure: "go.Figure"
     note: str = ""
+    own_legend: bool = False
 
 
 def new(x: str, y: str, **layout: Any) -> "go.Figure":

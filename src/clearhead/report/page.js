@@ -36,14 +36,14 @@
 
   // Traces are objects in an array: each is themed on its own.
   function draw(name) {
-    const { data, layout } = figures[name];
+    const { data, layout, ownLegend } = figures[name];
     const dragmode = window.matchMedia("(pointer: fine)").matches ? "zoom" : false;
     return Plotly.react(
       name,
       data.map((trace) => themed(trace)),
       {
         ...themed(layout),
-        showlegend: layout.showlegend && !key,
+        showlegend: layout.showlegend && (ownLegend || !key),
         dragmode,
         shapes: (layout.shapes ?? []).map((shape) => themed(shape)),
         annotations: (layout.annotations ?? []).map((note) => themed(note)),

@@ -40,13 +40,26 @@ class Page:
         """Whether arms are told apart once for all figures, instead of by a legend in each."""
         return len(self.looks) > LEGEND
 
+    def key_list(self) -> str:
+        """Which colour and symbol is which arm, where figures have no legend of their own."""
+        if not self.key:
+            return ""
+        items = "".join(
+            f'<li><i style="--light:{look.colour};--dark:{look.dark}">{look.glyph}</i> '
+            f"{html.escape(arm)}</li>"
+            for arm, look in self.looks.items()
+        )
+        return f'<ul class="key">{items}</ul>'
+
     def sets(self) -> Iterable[tuple[str, Records]]:
         return [(label, self.records.labelled(label)) for label in self.records.labels()]
 
-    def place(self, figure: "go.Figure", description: str, shape: str) -> str:
+    def place(
+        self, figure: "go.Figure", description: str, shape: str, *, own_legend: bool = False
+    ) -> str:
         """Take up a figure; returns the element that will hold it."""
         name = f"figure-{len(self.figures) + 1}"
-        self.figures[name] = json.loads(figure.to_json())
+        self.figures[name] = {**json.loads(figure.to_json()), "ownLegend": own_legend}
         return (
             f'<div class="plot {shape}" id="{name}" role="img" '
             f'aria-label="{html.escape(description)}"></div>'
@@ -92,7 +105,7 @@ def _tag(label: str, records: Records) -> str:
 
 
 def _panel(page: Page, tag: str, panel: figures.Panel, shape: str, of: str = "") -> str:
-    plot = page.place(panel.figure, of + panel.title, shape)
+    plot = page.place(panel.figure, of + panel.title, shape, own_legend=panel.own_legend)
     note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
     return f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{tag}{plot}{note}</figure>'
 
@@ -105,19 +118,7 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
             panel = maker(records)
             if panel is not None:
                 cells.append(_panel(page, _tag(label, records), panel, "curve"))
-    return f'{_key(page)}<div class="pair">{"".join(cells)}</div>' if cells else ""
-
-
-def _key(page: Page) -> str:
-    """Which colour and symbol is which arm, where figures have no legend of their own."""
-    if not page.key:
-        return ""
-    items = "".join(
-        f'<li><i style="--light:{look.colour};--dark:{look.dark}">{look.glyph}</i> '
-        f"{html.escape(arm)}</li>"
-        for arm, look in page.looks.items()
-    )
-    return f'<ul class="key">{items}</ul>'
+    return f'{page.key_list()}<div class="pair">{"".join(cells)}</div>' if cells else ""
 
 
 def _comparison(page: Page) -> str:
