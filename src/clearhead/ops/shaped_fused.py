@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Tokens and channels of a program's tile, and its warps (others: docs/performance.md). 32 numbers of
-# float32 are a line of the cache; four numbers a thread keep the registers few, 64 and 80 on sm_90,
-# so that several programs share a processor and hide each other's waiting.
+# Tokens and channels of a program's tile, and its warps (others: docs/performance.md). 32 numbers
+# of float32 are a line of the cache; four numbers a thread keep the registers few, 64 and 80 on
+# sm_90, so that several programs share a processor and hide each other's waiting.
 BLOCK_T, BLOCK_C, WARPS = 32, 32, 8
 
 
