@@ -70,6 +70,22 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
 
 
+@pytest.mark.parametrize("arms", [4, 5])
+def test_the_curves_of_many_models_have_a_key(arms, tmp_path):
+    """Where a figure's own legend has no room for them."""
+    path, result = tmp_path / "records.jsonl", {"perplexity": 9.0}
+    result["positions"] = [{"to": 1, "cumulative": 4.0}, {"to": 2, "cumulative": 3.0}]
+    lines = []
+    for n in range(arms):
+        header = {"kind": "run", "run": f"r{n}", "preset": f"model {n}", "seed": 0, "size": ""}
+        lines += [header, _cell(f"r{n}", "perplexity", {"length": 128}, result, "perplexity")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    records = load(path)
+    text = section(Page(records=records, looks=looks(records.arms())))
+    assert ('<ul class="key">' in text) == (arms > 4)
+    assert text.count("</i> model ") == (5 if arms > 4 else 0)
+
+
 def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
     write_page(load(path), tmp_path / "page.html", title="x")
     text = (tmp_path / "page.html").read_text("utf-8")
