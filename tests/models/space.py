@@ -17,8 +17,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 24,
     "initializer_range": 0.3,
 }
-# Of models that are converted to and from transformers' own.
-CONVERTED: dict[str, Any] = {
+# Of whole models, beside transformers' own.
+WHOLE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

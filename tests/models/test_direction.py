@@ -1,6 +1,7 @@
 """Bidirectional models: every token sees the whole text, and nothing else changes."""
 
 import pytest
+import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -11,16 +12,7 @@ from clearhead.models import ClearheadModel, plan
 from clearhead.nn import REGISTRY
 from clearhead.ops import oracles
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "direction": "bidirectional",
-}
+SHAPE = space.WHOLE | {"direction": "bidirectional"}
 NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2", "alibi", "xpos"),
     *("coca", "coca-strict", "coca-slack", "softmax1", "sink"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests_models_space import WHOLE as SHAPE
 from torch import Tensor
 from transformers import (
     AutoModelForMaskedLM,
@@ -29,15 +30,6 @@ from clearhead.models.trunk import ClearheadModel
 from clearhead.nn.mlps import GatedMLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 PAD = 60
 
 

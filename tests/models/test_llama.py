@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests_models_space import CONVERTED as SHAPE
+from tests_models_space import WHOLE as SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset

@@ -75,13 +75,9 @@ def _section(name: str, title: str, caption: str, content: str) -> str:
 def _pair(page: sections.Page, panels: Iterable[Panel | None], shape: str = "curve") -> str:
     cells, told = [], ""
     for panel in filter(None, panels):
-        plot = page.place(panel.figure, panel.title, shape, own_legend=panel.own_legend)
+        cells.append(sections.framed(page, "", panel, shape))
         if shape == "curve" and not panel.own_legend:
             told = page.key_list()
-        note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
-        cells.append(
-            f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{plot}{note}</figure>'
-        )
     kind = "maps small" if shape == "cells" else "pair"
     return f'{told}<div class="{kind}">{"".join(cells)}</div>' if cells else ""
 

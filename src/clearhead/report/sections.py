@@ -104,7 +104,8 @@ def _tag(label: str, records: Records) -> str:
     )
 
 
-def _panel(page: Page, tag: str, panel: figures.Panel, shape: str, of: str = "") -> str:
+def framed(page: Page, tag: str, panel: figures.Panel, shape: str, of: str = "") -> str:
+    """A panel as HTML: its title, `tag` (HTML), the place of the figure, its note."""
     plot = page.place(panel.figure, of + panel.title, shape, own_legend=panel.own_legend)
     note = f"<figcaption>{html.escape(panel.note)}</figcaption>" if panel.note else ""
     return f'<figure class="panel"><h3>{html.escape(panel.title)}</h3>{tag}{plot}{note}</figure>'
@@ -117,7 +118,7 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
         for label, records in page.sets():
             panel = maker(records)
             if panel is not None:
-                cells.append(_panel(page, _tag(label, records), panel, "curve"))
+                cells.append(framed(page, _tag(label, records), panel, "curve"))
     return f'{page.key_list()}<div class="pair">{"".join(cells)}</div>' if cells else ""
 
 
@@ -282,7 +283,7 @@ def _first_token(page: Page) -> str:
         seeds = sorted({records.of(arm)[0].seed for arm in records.arms()})
         which = f"Seed {', '.join(map(str, seeds))}." if seeds else ""
         of = "first token’s share in "
-        cells = "".join(_panel(page, "", panel, "cells", of) for panel in panels)
+        cells = "".join(framed(page, "", panel, "cells", of) for panel in panels)
         note = html.escape(chance + which)
         content += (
             _tag(label, records)
