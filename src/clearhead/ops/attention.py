@@ -5,7 +5,8 @@ takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output i
 o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
 exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
 rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
-instead is silently wrong, as the kernels' lse carries no gradient.
+instead is silently wrong, as the kernels' lse carries no gradient. Under create_graph=True the
+gradient comes from the oracle instead, T × T and float64, so that it can be differentiated again.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.ops import higher_order, oracles
 from clearhead.ops.kernels import Options, chosen, sink_gradient
 from clearhead.ops.sides import AttendBySide
 
@@ -94,6 +96,13 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, o, lse, sink, key_mask, query_segments, key_segments = ctx.saved_tensors
         options = Options(ctx.causal, ctx.scale, key_mask, query_segments, key_segments)
+        if higher_order.requested():
+
+            def plain(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
+                return oracles.attend(q, k, v, sink=sink, **options.of_oracle())
+
+            inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
+            return *higher_order.gradients(plain, inputs, needed, grad), None
         dsink = None
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = ctx.kernel.backward(grad, q, k, v, o, lse, **options._asdict())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.ops import higher_order, oracles
 from clearhead.ops.kernels import Options, chosen, sink_gradient
 
 
@@ -64,6 +65,15 @@ class AttendBySide(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *tensors, o, lse, sink, key_mask, query_segments, key_segments = ctx.saved_tensors
         options = Options(ctx.causal, ctx.scale, key_mask, query_segments, key_segments)
+        if higher_order.requested():
+
+            def plain(*inputs: Any) -> Tensor:
+                earlier_q, later_q, earlier_k, later_k, v, sink = inputs
+                q, k = torch.cat([earlier_q, later_q], -1), torch.cat([earlier_k, later_k], -1)
+                return oracles.attend(q, k, v, sink=sink, by_side=True, **options.of_oracle())
+
+            inputs, needed = (*tensors, sink), ctx.needs_input_grad[:6]
+            return *higher_order.gradients(plain, inputs, needed, grad), None
         with torch.autocast(grad.device.type, enabled=False):
             earlier, later = _passes(options, *tensors)
             dq, dk, dv = _differentiate(earlier, grad, o, lse)
