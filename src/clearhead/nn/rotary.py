@@ -90,10 +90,7 @@ class Rotary(NoPosition):
 
 
 class XPos(Rotary):
-    """Rotation whose scores fade with distance, ζ_j^(|m−n|/512); its centre never moves.
-
-    The paper has earlier keys alone: later ones would grow by its formula. Of a whole text they
-    fade as earlier ones do, from tables with the inverse factors.
+    """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
 
     The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
     """
@@ -110,11 +107,7 @@ class XPos(Rotary):
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
         centre = layer.max_position_embeddings // 2
         queries, keys = ops.xpos_tables(queries_BT, keys_BS, frequency, centre)
-        if layer.direction == "causal":
-            return (Part(queries, keys),)
-        # The roles exchanged: queries with ζ^−(m−c), keys with ζ^(n−c).
-        later_keys, later_queries = ops.xpos_tables(keys_BS, queries_BT, frequency, centre)
-        return (Part((queries, later_queries), (keys, later_keys), by_side=True),)
+        return (Part(queries, keys),)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -146,6 +139,11 @@ def _refuses(layer: LayerSpec) -> str | None:
 
 
 def _xpos_refuses(layer: LayerSpec) -> str | None:
+    if layer.direction != "causal":
+        return (
+            "its factor ζ^((m−n)/512) fades earlier keys and would let later ones grow: choose "
+            "direction='causal', or position='rope'"
+        )
     if layer.rope_parameters["rope_type"] != "default":
         return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
     if layer.max_position_embeddings > LONGEST_XPOS:
@@ -169,7 +167,7 @@ ROPE = Declaration(
 XPOS = Declaration(
     axis="position",
     name="xpos",
-    summary="rotary, with scores that fade with distance",
+    summary="rotary, with scores that fade with distance; causal",
     source="arXiv 2212.10554",
     build=XPos,
     refuses=_xpos_refuses,

@@ -17,7 +17,6 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
 from clearhead.ops.kernels import Options, chosen, sink_gradient
-from clearhead.ops.sides import AttendBySide
 
 
 def attend(
@@ -30,7 +29,6 @@ def attend(
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     scale: float | None = None,
-    by_side: bool = False,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
 
@@ -44,9 +42,6 @@ def attend(
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         scale: 1/√D unless given.
-        by_side: queries and keys are two of width D side by side, [B, H, T, 2D] and [B, G, T, 2D]:
-            the first halves score the keys up to a query's own, the second halves those after it.
-            Not causal, and T = S.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
@@ -54,25 +49,18 @@ def attend(
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit.
     """
-    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments, by_side)
+    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments)
     queries = q_BHTD.shape[2]
-    width = q_BHTD.shape[-1] // 2 if by_side else q_BHTD.shape[-1]
     options = Options(
         causal=causal and queries > 1,  # a single, last query sees every key
-        scale=width**-0.5 if scale is None else scale,
+        scale=q_BHTD.shape[-1] ** -0.5 if scale is None else scale,
         key_mask=key_mask,
         query_segments=None if segments is None else segments[:, -queries:],
         key_segments=segments,
     )
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    if not by_side:
-        return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
-    earlier_q, later_q = q_BHTD.chunk(2, -1)
-    earlier_k, later_k = k_BGSD.chunk(2, -1)
-    if queries == 1:  # nothing is later
-        return _Attend.apply(earlier_q, earlier_k, v_BGSV, sink, options)
-    return AttendBySide.apply(earlier_q, later_q, earlier_k, later_k, v_BGSV, sink, options)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
 
 
 class _Attend(torch.autograd.Function):
@@ -119,7 +107,6 @@ def _check(
     sink: float | Tensor | None,
     key_mask: Tensor | None,
     segments: Tensor | None,
-    by_side: bool,
 ) -> None:
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"
@@ -133,11 +120,6 @@ def _check(
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
-    if by_side and (causal or queries != keys or width % 2):
-        raise ClearheadError(
-            "by_side is of a whole text that is not causal, two widths side by side; found "
-            f"causal={causal}, {queries} queries, {keys} keys, width {width}"
-        )
     if isinstance(sink, Tensor) and sink.shape != (heads,):
         raise ClearheadError(
             f"sink must have one logit a head [{heads}]; found {tuple(sink.shape)}"
