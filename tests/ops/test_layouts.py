@@ -176,9 +176,6 @@ CASES = {
     "attend, width 2": Case(
         *_attending(), [(2, 4, LENGTH, 2), (2, 4, LENGTH, 2), (2, 4, LENGTH, 2)]
     ),
-    "attend, by side": Case(
-        *_masked("key_mask", by_side=True, causal=False), [Q, K, (*K[:3], 4), (4,)], [MASK]
-    ),
     "differential": Case(_differential(ops), _differential(oracles), [Q, K, K, (), (16,), (4,)]),
     "differential-v2": Case(
         ops.differential_v2, oracles.differential_v2, [Q, K, K, (2, 2, LENGTH, 1)]

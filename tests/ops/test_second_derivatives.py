@@ -23,10 +23,8 @@ def _numbers(*shape: int) -> Tensor:
         {"causal": False},
         {"key_mask": MASK},
         {"segments": SEGMENTS, "key_mask": MASK},
-        {"by_side": True, "causal": False, "key_mask": MASK},
-        {"by_side": True, "causal": False, "segments": SEGMENTS},
     ],
-    ids=["stock", "full", "padded", "tiles", "by side", "by side, packed"],
+    ids=["stock", "full", "padded", "tiles"],
 )
 def test_attention_differentiates_twice(sink, options):
     inputs = [_numbers(2, 2, LENGTH, 4), _numbers(2, 1, LENGTH, 4), _numbers(2, 1, LENGTH, 3)]
