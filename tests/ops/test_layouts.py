@@ -155,7 +155,7 @@ def _fading(module: Any) -> Callable[..., Tensor]:
 
     def run(x: Tensor, positions: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
         masks = {"key_mask": mask, "segments": segments}
-        return module.fading_mean(x, LENGTH, positions, slopes, causal=False, **masks)[0]
+        return module.fading_mean(x, LENGTH, positions, slopes, **masks)[0]
 
     return run
 
