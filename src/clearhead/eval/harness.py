@@ -175,6 +175,7 @@ def _harness_model(subject: Subject, advanced: Advanced) -> Any:
         pretrained=subject.model,
         tokenizer=copy.deepcopy(subject.tokenizer),  # it is given a token for padding
         batch_size=1,
+        trust_remote_code=False,  # both are loaded
     )
     if not follow_length(subject.model):  # padding makes a text longer
         model.batch_size_per_gpu = max(1, subject.batch_tokens // model.max_length)
