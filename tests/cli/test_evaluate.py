@@ -293,9 +293,9 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     def leaving(prompt: str) -> served.Answer:
         if len(judge.prompts) > 4:
             raise ConnectionError
-        return served.completion(
-            "Conclusion: True" if "one.jsonl" in prompt else "Conclusion: False"
-        )
+        supported = "one.jsonl" in prompt
+        echo = "I was asked with Bearer sk-secret"
+        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
 
     judge.answer = leaving
     assert _call(*words) == 2
