@@ -1,7 +1,6 @@
 """clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -10,19 +9,20 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import parse
+from clearhead.cli.options import OpensModels, parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.terminal import console, say
 
 MASKED, HARNESS = "masked", "lm_eval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(OpensModels):
     """What to measure, on what text."""
 
     model: Positional[str]
@@ -81,14 +81,15 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.batch_tokens < 1:
         raise ClearheadError(f"batch-tokens is {command.batch_tokens}: at least 1")
-    model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
+    model, tokenizer = load_model(
+        command.model, kinds=("causal", "masked"), trust_remote_code=command.trust_remote_code
+    )
     tasks = _tasks(command, named, model)
-    data = replace(command.data, tokenizer=tokenizer.name_or_path)
     subject = Subject(
         model=model,
         tokenizer=tokenizer,
         texts=Texts(
-            lambda: prepare(data, progress=lambda line: print(line, file=sys.stderr)),
+            lambda: prepare(command.data, tokenizer=tokenizer, progress=say),
             ("train", "validation") if command.split == "all" else ("validation",),
         ),
         lengths=_lengths(command.lengths, model, tasks),
@@ -112,11 +113,9 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]], run: str) -> None:
-    from rich.console import Console
-
-    console = Console()
+    out = console()
     for grid in grids(lines):
-        console.print(to_console(grid, run))
+        out.print(to_console(grid, run))
 
 
 def _named(command: Any) -> tuple[list[str], Any]:
@@ -206,7 +205,6 @@ class _Bar(Watcher):
         self.lines = list[Mapping[str, Any]]()
 
     def __enter__(self) -> "_Bar":
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -219,8 +217,8 @@ class _Bar(Watcher):
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False),
+            console=console(stderr=True),
             transient=True,
         )
         self._progress.start()

@@ -1,7 +1,6 @@
 """Loading a checkpoint that the user names."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,27 @@ from clearhead.cli.options import overrides
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
-from clearhead.models.loading import auto_class, explained, kind_of, load, resolved
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load,
+    load_config,
+    load_tokenizer,
+    resolved,
+)
 from clearhead.train import TrainConfig
 
 
-def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
 
     Raises:
         ClearheadError: as `clearhead.models.loading.load`.
     """
-    model, tokenizer = load(name, kinds)
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
 
 
@@ -36,6 +45,7 @@ def untrained(
     changes: tuple[str, ...],
     data: DataConfig,
     *,
+    trust_remote_code: bool,
     say: Callable[[str], None],
 ) -> tuple[Any, Corpus]:
     """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
@@ -43,8 +53,6 @@ def untrained(
     Raises:
         ClearheadError: where there is neither a preset nor a checkpoint of that name.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     if not Path(name).is_dir():
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
@@ -53,9 +61,9 @@ def untrained(
             kind = clearhead.models.ClearheadForMaskedLM
         return kind(config).to(best_device()).eval(), corpus
     name = resolved(name)
-    auto = auto_class(kind_of(name))
+    auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
     with explained(name):
-        config = AutoConfig.from_pretrained(name, **overrides(changes))
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = auto.from_config(config).to(best_device()).eval()
-    return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
+        config = load_config(name, trust_remote_code=trust_remote_code, **overrides(changes))
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        model = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model.to(best_device()).eval(), prepare(data, tokenizer=tokenizer, progress=say)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 
 from clearhead.errors import ClearheadError
+from clearhead.terminal import echoing
 
 T = TypeVar("T")
 _NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -32,6 +34,14 @@ def _numbers(info: Any) -> Any:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpensModels:
+    """Of every verb that opens a model."""
+
+    trust_remote_code: bool = False
+    """Run Python code that the model's folder or repository brings. Read it first."""
+
+
 def parse(
     kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
 ) -> T:
@@ -46,7 +56,7 @@ def parse(
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    with _NUMBERS:
+    with _NUMBERS, echoing(words):
         return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 

@@ -41,6 +41,12 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     # can_compile_fullgraph (the bases of dynamic-causal depend on the positions' values).
     _supports_context_parallel = False  # it would shard the text below attention, unseen
 
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        config.settle()  # it may have been changed since it was made
+        for key in unknown:  # of from_pretrained, where no configuration took it
+            config.refuse(key)
+        super().__init__(config)
+
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
 
@@ -48,8 +54,8 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm."""
 
-    def __init__(self, config: ClearheadConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         own = replace(first, position=config.position)
