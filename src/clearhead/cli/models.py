@@ -26,8 +26,20 @@ def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, An
 
 def refuse_tokenizer(data: DataConfig) -> None:
     """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
-    if data.tokenizer is not None:
-        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
+    for name in ("tokenizer", "vocabulary"):
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect here: text is read by the model's own")
+
+
+def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
+    """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
+    data = replace(data, tokenizer=tokenizer.name_or_path, vocabulary=DataConfig.vocabulary)
+    return prepare(data, progress=progress, closed=False)
+
+
+def is_preset(name: str) -> bool:
+    """Whether an untrained model is a preset's, not one of a checkpoint's configuration."""
+    return not Path(name).is_dir()
 
 
 def untrained(
@@ -45,7 +57,7 @@ def untrained(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    if not Path(name).is_dir():
+    if is_preset(name):
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
         kind: Any = clearhead.models.ClearheadForCausalLM
@@ -58,4 +70,4 @@ def untrained(
         config = AutoConfig.from_pretrained(name, **overrides(changes))
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = auto.from_config(config).to(best_device()).eval()
-    return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
+    return model, own_text(data, tokenizer, progress=say)

@@ -28,7 +28,7 @@ _PIECE_CHARACTERS = 1 << 20
 Progress = Callable[[str], None]
 
 
-def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
+def prepare(config: DataConfig, *, progress: Progress | None = None, closed: bool = True) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. A build that was
@@ -38,6 +38,7 @@ def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
     Args:
         config: which text, and how it becomes tokens.
         progress: gets a line of text now and then.
+        closed: whether a tokenizer without an end token is refused; else documents have no END.
 
     Raises:
         ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
@@ -45,10 +46,9 @@ def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
     say = progress or _silent
     existing = None
     if config.tokenizer is None:
-        tokenizers.check_vocabulary(config.vocabulary)
         identity = tokenizers.trained_identity(config.vocabulary)
     else:
-        existing = tokenizers.load(config.tokenizer)
+        existing = tokenizers.load(config.tokenizer, closed=closed)
         identity = tokenizers.loaded_identity(existing)
     sources = find(config, say)
     found = survey(sources, config.validation, say)
@@ -112,7 +112,7 @@ def _build(
                     if encoder.begin is not None:
                         writer.write([encoder.begin])
                 writer.write(ids)
-                if piece.closes:
+                if piece.closes and encoder.end is not None:
                     writer.write([encoder.end])
         counts = [
             {
@@ -242,9 +242,11 @@ def _open(
 
 def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
     """How documents became one stream, in words for a report."""
-    rule = "each document is BEGIN + tokens + END, end to end"
-    if tokenizer.bos_token_id is None:
-        rule = "each document is tokens + END, end to end (the tokenizer has no begin token)"
+    marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
+    begin, end = (one is not None for one in marks.values())
+    rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"
+    if missing := [f"no {name} token" for name, one in marks.items() if one is None]:
+        rule += f" (the tokenizer has {' and '.join(missing)})"
     if cut := [source.spec for source in sources if source.in_pieces]:
         rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
     return rule

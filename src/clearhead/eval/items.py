@@ -8,15 +8,13 @@ The fields of a row tell which prompt it takes:
     boolq: passage, question, label (0 no, 1 yes)
 """
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.readers import json_rows
 from clearhead.errors import ClearheadError
 
 _FORMS = (
@@ -47,12 +45,12 @@ def load_items(path: Path, limit: int | None) -> list[Item]:
             forms, or none.
     """
     items: list[Item] = []
-    for number, row in _rows(path):
-        item = _item(row, f"{path}, line {number}")
+    for where, row in _rows(path):
+        item = _item(row, where)
         if items and item.form != items[0].form:
             raise ClearheadError(
-                f"{path} begins with items of {items[0].form}, and line {number} is one of "
-                f"{item.form}: give a file for each"
+                f"{where} is an item of {item.form}, and those before are of {items[0].form}: "
+                "give a file for each"
             )
         items.append(item)
         if len(items) == limit:
@@ -62,25 +60,16 @@ def load_items(path: Path, limit: int | None) -> list[Item]:
     return items
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The objects of a .jsonl or .jsonl.gz file, each with the number of its line.
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects of a .jsonl or .jsonl.gz file, each with its place.
 
     Raises:
         ClearheadError: a file of another kind.
     """
-    reader = gzip.open if path.suffix == ".gz" else open
-    try:
-        with reader(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ClearheadError(f"{path}, line {number} is no object of fields")
-                yield number, row
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reason = str(error).splitlines()[0]
-        raise ClearheadError(f"{path} is no .jsonl or .jsonl.gz file: {reason}") from error
+    for where, row in json_rows(path):
+        if not isinstance(row, dict):
+            raise ClearheadError(f"{where} is no object of fields")
+        yield where, row
 
 
 def _item(row: Mapping[str, Any], where: str) -> Item:
