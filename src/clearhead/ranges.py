@@ -13,9 +13,9 @@ WIDEST = 2**63  # integers below it, and above its negative, fit every library b
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a setting may be: `wanted` in words, after "give"; and a test of each."""
+    """The numbers that a setting may have, and their description for people."""
 
-    wanted: str
+    words: str
     holds: Callable[[Any], bool] = lambda number: True
 
 
@@ -87,7 +87,7 @@ def _wanted(hint: Any) -> str:
     """The words of the first range in a hint, or of its kind of number."""
     for one in getattr(hint, "__metadata__", ()):
         if isinstance(one, Range):
-            return one.wanted
+            return one.words
     found = (_wanted(one) for one in get_args(hint) if one is not NoneType)
     return _WANTED.get(hint, "") if not get_args(hint) else next(filter(None, found), "")
 

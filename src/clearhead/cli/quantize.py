@@ -11,8 +11,8 @@ from clearhead.cli.models import load_model, refuse_tokenizer
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
-from clearhead.errors import ClearheadError
-from clearhead.eval import load_items
+from clearhead.errors import ClearheadError, require
+from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
@@ -45,8 +45,8 @@ class Command:
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     choices: Path | None = None
-    """Questions to answer too, a .jsonl(.gz) file as for eval --tasks choices: HellaSwag, ARC,
-    PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
+    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
+    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
     questions: Count = 200
     """The first so many questions are asked."""
     records: Path | None = None
@@ -145,6 +145,8 @@ def _checked(command: Command) -> list[Scheme]:
     idle += [] if command.page else _given(command, "title")
     if idle:
         raise ClearheadError(f"{', '.join(idle)} would have no effect without --choices or --page")
+    if command.choices is not None:
+        require("lm_eval", "lm-eval")
     if command.records is not None and command.records.exists():
         load([command.records])  # refuses a file of something else before the work
     given = command.scheme or (ALL,)
@@ -161,13 +163,13 @@ def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> l
     corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=schemes)
     if command.choices is not None:
-        questions = load_items(command.choices, command.questions)
+        questions = load_questions(command.choices, command.questions)
         read = replace(read, questions=questions, tokenizer=tokenizer)
     found = list(quantization.measured(model, read, schemes, name=name, progress=_progress))
     described = {
         "data": corpus.describe(),
         "choices": None if command.choices is None else command.choices.name,
-        "questions": len(read.questions),
+        "questions": found[0]["questions"],
         "chance": found[0]["chance"],
     }
     return [quantization.header(model, read, name=name, path=path, **described), *found]

@@ -20,7 +20,7 @@ from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.briefs import Frame
 from clearhead.eval.cases import Case
 from clearhead.eval.endpoint import Endpoint
-from clearhead.eval.identity import weights_digest
+from clearhead.eval.fingerprints import weights_digest
 from clearhead.eval.prefill import Prompt
 from clearhead.models.loading import kind_of, load, resolved
 from clearhead.ranges import Count, Positive, check

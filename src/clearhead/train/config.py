@@ -24,6 +24,7 @@ PRECISIONS = ("auto", "bf16", "fp32")
 COMPILES = ("none", "blocks")
 ROTATIONS = ("hadamard", "haar")
 SIDES = ("left", "right", "both")
+SHARES = ("parameter", "size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,9 @@ class TrainConfig:
     """OrthoAdam's rotation; hadamard where not given."""
     rotation_sides: Literal["left", "right", "both"] | None = None
     """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
+    rotation_share: Literal["parameter", "size"] | None = None
+    """"parameter" gives each parameter a rotation of its own, as in OrthoAdam's paper; "size" one
+    to all axes of a size, as every record up to 2026-11 has it. A parameter where not given."""
     adamw_patterns: Annotated[tuple[str, ...], Range("patterns such as '*.o_proj.*'")] = ()
     """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: NotNegative = 1.0
@@ -102,6 +106,7 @@ class TrainConfig:
                 )
         choose("rotation", str(self.rotation or ROTATIONS[0]), ROTATIONS)
         choose("rotation_sides", str(self.rotation_sides or "right"), SIDES)
+        choose("rotation_share", str(self.rotation_share or "parameter"), SHARES)
         choose("schedule", str(self.schedule), SCHEDULES)
         choose("precision", str(self.precision), PRECISIONS)
         choose("compile", str(self.compile), COMPILES)
