@@ -1,6 +1,5 @@
 """clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
@@ -16,7 +15,9 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
+from clearhead.records.lock import hold_file
 from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.train.folder import RUN_FILE, read_record
 
 MASKED, HARNESS = "masked", "lm_eval"
 
@@ -81,6 +82,11 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.batch_tokens < 1:
         raise ClearheadError(f"batch-tokens is {command.batch_tokens}: at least 1")
+    with hold_file(command.records):
+        return _evaluate(command, named, variants)
+
+
+def _evaluate(command: Any, named: list[str], variants: list[Scaling]) -> int:
     model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
     tasks = _tasks(command, named, model)
     data = replace(command.data, tokenizer=tokenizer.name_or_path)
@@ -182,8 +188,8 @@ def _header(command: Any) -> dict[str, Any]:
     folder = Path(command.model)
     made: dict[str, Any] = {}
     for place in (folder, folder.parent):
-        if (place / "run.json").is_file():
-            made = json.loads((place / "run.json").read_text("utf-8"))
+        if (place / RUN_FILE).is_file():
+            made = read_record(place)
             break
     name = command.name or made.get("run") or folder.resolve().name
     settings = {key: value for key, value in asdict(command).items() if key != "data"}

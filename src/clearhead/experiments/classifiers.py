@@ -11,6 +11,7 @@ import clearhead.models  # registers our model type with transformers  # noqa: F
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
 from clearhead.models.loading import explained
+from clearhead.records.manifest import verify_model
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
@@ -58,6 +59,7 @@ def load_classifier(
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     path = checkpoint_path(name)
+    verify_model(Path(path))
     with _loading("classifier", name):
         config = AutoConfig.from_pretrained(path)
         _prepare(config, classes, tokenizer.pad_token_id, dropout)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
+from clearhead.records.manifest import verify_model
 
 
 def load(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
@@ -22,6 +23,7 @@ def load(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     name = resolved(name)
+    verify_model(Path(name))
     kind = kind_of(name)
     if kind == "masked" and kind not in kinds:
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
