@@ -17,9 +17,9 @@ from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.records.files import write_text
 from clearhead.report.diagnosis import encode
 from clearhead.terminal import printable, say
-from clearhead.train.atomic import write_text
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
@@ -61,7 +61,6 @@ def run(words: list[str]) -> int:
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    command.output.mkdir(parents=True, exist_ok=True)
     write_text(command.output / RECORDS, encode(records))
     publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
     return 0

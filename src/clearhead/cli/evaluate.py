@@ -1,6 +1,5 @@
 """clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -16,8 +15,10 @@ from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_na
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.ranges import Count, Length
+from clearhead.records.lock import hold_file
 from clearhead.report.evaluations import grids, scaling_name, to_console
 from clearhead.terminal import console, say
+from clearhead.train.folder import RUN_FILE, read_record
 
 MASKED, HARNESS = "masked", "lm_eval"
 
@@ -78,6 +79,11 @@ def run(words: list[str]) -> int:
     named, command = _named(command)
     variants = _variants(command)
     refuse_tokenizer(command.data)
+    with hold_file(command.records):
+        return _evaluate(command, named, variants)
+
+
+def _evaluate(command: Any, named: list[str], variants: list[Scaling]) -> int:
     model, tokenizer = load_model(
         command.model, kinds=("causal", "masked"), trust_remote_code=command.trust_remote_code
     )
@@ -178,8 +184,8 @@ def _header(command: Any) -> dict[str, Any]:
     folder = Path(command.model)
     made: dict[str, Any] = {}
     for place in (folder, folder.parent):
-        if (place / "run.json").is_file():
-            made = json.loads((place / "run.json").read_text("utf-8"))
+        if (place / RUN_FILE).is_file():
+            made = read_record(place)
             break
     name = command.name or made.get("run") or folder.resolve().name
     settings = {key: value for key, value in asdict(command).items() if key != "data"}

@@ -8,13 +8,13 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.records import jsonl
 from clearhead.report import at_equal_loss, comparison, load, to_console, write_page
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
 from clearhead.report.evaluation_values import summaries, tasks
 from clearhead.report.evaluations import to_console as grid_to_console
-from clearhead.report.lines import first_kind
 from clearhead.report.quantization import load as load_quantized
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console as quantized_to_console
@@ -42,7 +42,10 @@ def run(words: list[str]) -> int:
         description="Read records, print the comparison and write one page that opens offline.",
     )
     publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
-    kinds = {path: publishers.get(first_kind(path) or "", publish) for path in command.records}
+    kinds = {
+        path: publishers.get(str((jsonl.first(path) or {}).get("kind")), publish)
+        for path in command.records
+    }
     if len(set(kinds.values())) > 1:
         raise ClearheadError(
             f"records of runs, of diagnoses and of quantisations do not share a page: "
