@@ -8,11 +8,10 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.report import at_equal_loss, comparison, load, to_console, write_page
+from clearhead.report import contrasts, load, to_console, write_page
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
-from clearhead.report.evaluation_values import summaries, tasks
 from clearhead.report.evaluations import to_console as grid_to_console
 from clearhead.report.lines import first_kind
 from clearhead.report.quantization import load as load_quantized
@@ -81,15 +80,17 @@ def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
 
     records = load(paths)
     console = Console()
+    found = contrasts(records)
     for label in records.labels():
-        labelled = records.labelled(label)
-        if (compared := comparison(labelled)).columns:
-            console.print(to_console(compared))
-        if (table := at_equal_loss(labelled)) is not None:
+        if (compared := found.arms.get(label)) is not None:
+            console.print(to_console(compared, found.threshold))
+        if (table := found.equal_loss.get(label)) is not None:
             console.print(f"At equal loss, beside {escape(table.baseline)}:")
-            console.print(to_console(table))
-        for task in tasks(labelled):
-            for grid in summaries(labelled, task):
-                console.print(grid_to_console(grid, label))
+            console.print(to_console(table, found.threshold))
+        for (of, _), grids in found.evaluations.items():
+            for grid in grids if of == label else ():
+                console.print(grid_to_console(grid, label, found.threshold))
+    if found.account:
+        console.print(found.account)
     write_page(records, page, title=title)
     console.print(f"report: {page}")
