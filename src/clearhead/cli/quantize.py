@@ -16,12 +16,14 @@ from clearhead.experiments import deployment, quantization
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
+from clearhead.ranges import Count, Length
+from clearhead.records.files import write_json
+from clearhead.records.lock import hold_file
 from clearhead.report.quantization import load, write
 from clearhead.report.quantization import parse as parse_lines
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console
 from clearhead.terminal import console, say, show
-from clearhead.train.atomic import write_json
 
 ALL = "all"
 
@@ -39,14 +41,14 @@ class Command(OpensModels):
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
     """The folder of the saved model; it must not exist yet."""
-    length: int = 256
+    length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     choices: Path | None = None
     """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
     HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
-    questions: int = 200
+    questions: Count = 200
     """The first so many questions are asked."""
     records: Path | None = None
     """Add the results to this file; the page then shows all that it holds."""
@@ -69,6 +71,12 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
+    with hold_file(command.records):
+        return _simulate(command)
+
+
+def _simulate(command: Command) -> int:
+
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, quantization.distinct(command.models), strict=True):
@@ -136,14 +144,11 @@ def _given(command: Command, *names: str) -> list[str]:
 
 def _checked(command: Command) -> list[Scheme]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
-    if not command.models:
-        raise ClearheadError("nothing to quantise: give a checkpoint's folder or a hub name")
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
-    if command.length < 2 or command.tokens < command.length or command.questions < 1:
+    if command.tokens < command.length:
         raise ClearheadError(
-            "length must be at least 2, tokens at least one length, questions at least 1; found "
-            f"{command.length}, {command.tokens}, {command.questions}"
+            f"tokens is {command.tokens}: give one length, {command.length}, or more"
         )
     idle = [] if command.choices else _given(command, "questions")
     idle += [] if command.page else _given(command, "title")
