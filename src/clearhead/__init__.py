@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         ClearheadForSequenceClassification,
         preset,
         presets,
+        register_preset,
     )
+    from clearhead.nn.registry import register
 
 _HOME = {
     "ClearheadError": "clearhead.errors",
@@ -30,6 +32,8 @@ _HOME = {
     "ClearheadForSequenceClassification": "clearhead.models",
     "preset": "clearhead.models",
     "presets": "clearhead.models",
+    "register": "clearhead.nn.registry",
+    "register_preset": "clearhead.models",
 }
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
 
@@ -42,6 +46,8 @@ __all__ = [
     "__version__",
     "preset",
     "presets",
+    "register",
+    "register_preset",
 ]
 
 

@@ -169,10 +169,30 @@ class Registry:
 
     def __init__(self, declarations: Iterable[Declaration]) -> None:
         self._table: dict[str, dict[str, Declaration]] = {axis: {} for axis in AXES}
+        self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
         for declaration in declarations:
-            if declaration.name in self._table[declaration.axis]:
-                raise ValueError(f"{declaration.axis}={declaration.name} is declared twice")
-            self._table[declaration.axis][declaration.name] = declaration
+            self.add(declaration)
+
+    def add(self, declaration: Declaration, package: str = "clearhead") -> None:
+        """Add a mechanism; again from the same package, in place of the first.
+
+        Raises:
+            ClearheadError: an unknown axis, or a name that another package has taken.
+        """
+        axis, name = choose("axis", declaration.axis, self._table), declaration.name
+        owner = self._packages.get((axis, name), "clearhead")
+        if name in self._table[axis] and (owner != package or package == "clearhead"):
+            raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
+        self._table[axis][name] = declaration
+        if package != "clearhead":
+            self._packages[axis, name] = package
+
+    def packages(self, layers: Iterable[LayerSpec] | None = None) -> set[str]:
+        """Other packages whose mechanisms are in these layers; None: in the registry."""
+        if layers is None:
+            return set(self._packages.values())
+        used = {(axis, getattr(layer, axis)) for layer in layers for axis in AXES}
+        return {package for key, package in self._packages.items() if key in used}
 
     def names(self, axis: str) -> list[str]:
         """The values that the axis takes, in the order of declaration."""

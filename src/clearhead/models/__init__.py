@@ -11,7 +11,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
+from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets, register_preset
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
@@ -40,6 +40,7 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "register_preset",
     "scaled",
     "with_rope_scaling",
 ]

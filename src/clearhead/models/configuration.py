@@ -108,6 +108,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     adds to a stream that passes by it, and before a classification head's last matrix; attention
     maps keep theirs, and so does a branch that is the stream itself.
 
+    `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
+    none; it is found by itself, and a saved model is opened only where they have been imported.
+
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
             cannot be built or would have no effect, saying what to change.
@@ -126,6 +129,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     rope_parameters: dict[str, Any] | None = None
     layer_types: list[str] | None = None
     layer_overrides: list[dict[str, Any]] | None = None
+    requires: list[str] | None = None
     num_value_heads: int | None = None
     first_values: str | None = None
     mlp_gain: float | str | None = None
@@ -181,6 +185,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
+        self._check_packages()
         settle_layers(self)
         self._settle_rope()
         self._check()
@@ -256,6 +261,13 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
+    def _check_packages(self) -> None:
+        for package in self.requires or ():
+            if package not in REGISTRY.packages():
+                raise ClearheadError(
+                    f"this model has mechanisms of the package {package!r}: import {package} first"
+                )
+
     def _layers(self) -> list[LayerSpec]:
         """All layers that may differ: unless told otherwise, the others are as the second."""
         alike = self.layer_types is None and self.layer_overrides is None
@@ -290,8 +302,10 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
-        for layer in self._layers():
+        layers = self._layers()
+        for layer in layers:
             REGISTRY.check(layer)
+        self.requires = sorted(REGISTRY.packages(layers)) or None
 
     def _check_values(self) -> None:
         layers = self._layers()
