@@ -39,7 +39,7 @@ def forward(
     outputs, lses = [], []
     for start, stop, end in _tiles(length, keys, causal):
         q = _wide(q_BHTD[:, :, start:stop])
-        score = torch.matmul(q, k[:, :, :end].mT) * scale
+        score = torch.matmul(q, _up_to(end, k).mT) * scale
         segments = query_segments, key_segments
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         if hidden is not None:
@@ -49,7 +49,7 @@ def forward(
         weight = torch.exp(score - shift)
         total = weight.sum(-1, keepdim=True)
         weight = weight / torch.where(total == 0, 1.0, total)
-        outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, :end]))
+        outputs.append(torch.matmul(weight.to(v.dtype), _up_to(end, v)))
         lses.append((shift + torch.log(total)).squeeze(-1))
     return torch.cat(outputs, 2), torch.cat(lses, 2)
 
@@ -84,7 +84,7 @@ def backward(
         segments = query_segments, key_segments
         hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
         weight, dscore = _differentiate(
-            *(q, g, wide_k[:, :, :end], v[:, :, :end]),
+            *(q, g, _up_to(end, wide_k), _up_to(end, v)),
             row_BHT1[:, :, start:stop],
             lse_BHT[:, :, start:stop, None],
             hidden,
@@ -92,7 +92,7 @@ def backward(
         )
         _add(dvs, torch.matmul(weight.mT, g))
         _add(dks, torch.matmul(dscore.mT, q))
-        dqs.append(torch.matmul(dscore, k[:, :, :end]))
+        dqs.append(torch.matmul(dscore, _up_to(end, k)))
         del weight, dscore, hidden  # before the next, larger tile is made
     dk, dv = groups.add(torch.cat(dks, 2), shared), groups.add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
@@ -123,6 +123,11 @@ def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, in
     for start in range(0, queries, ROWS):
         stop = min(start + ROWS, queries)
         yield start, stop, keys - queries + stop if causal else keys
+
+
+def _up_to(end: int, x_BHSN: Tensor) -> Tensor:
+    """The first keys; uncut where these are all, as Inductor cannot slice to an unknown length."""
+    return x_BHSN if end == x_BHSN.shape[2] else x_BHSN[:, :, :end]
 
 
 def _add(blocks: list[Tensor], part: Tensor) -> None:
