@@ -1,6 +1,5 @@
 """clearhead bench: speed, as ratios."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,8 +7,9 @@ from typing import Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
+from clearhead.ranges import Count
+from clearhead.records import jsonl
 
 Bench = Literal[
     "training-step",
@@ -34,7 +34,7 @@ class Command:
 
     names: Positional[tuple[Bench, ...]] = ("training-step", "kernel")
     """Benchmarks."""
-    rounds: int = 9
+    rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None
     """Append the results to this file, one JSON line each."""
@@ -47,8 +47,6 @@ def run(words: list[str]) -> int:
         verb="bench",
         description="Measure in turns with a named peer, in one run; the ratio counts.",
     )
-    if command.rounds < 1:
-        raise ClearheadError(f"rounds must be at least 1; found {command.rounds}")
     for name in command.names:
         for found in BENCHES[name](command.rounds):
             aim = ""
@@ -58,6 +56,5 @@ def run(words: list[str]) -> int:
             told = f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer}{aim}"
             print(told, flush=True)
             if command.output is not None:
-                with command.output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.record()) + "\n")
+                jsonl.append(command.output, found.record())
     return 0

@@ -1,6 +1,5 @@
 """clearhead reproduce: a paper's experiment, at a scale."""
 
-import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -15,6 +14,8 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.reproduce import EXPERIMENTS, stages
 from clearhead.experiments.reproduce.runner import Stopped
 from clearhead.experiments.reproduce.study import Series, Study
+from clearhead.ranges import Count, Natural
+from clearhead.terminal import say, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class Command:
     recipe, for a cluster."""
     output: Path | None = None
     """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
-    jobs: int = 1
+    jobs: Count = 1
     """Commands that run at once, each with its share of the CPU's threads."""
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Natural, ...] = ()
     """Instead of the experiment's own."""
     only: tuple[str, ...] = ()
     """Arms, by name or pattern, such as "sas*"; all unless given."""
@@ -50,22 +51,20 @@ def run(words: list[str]) -> int:
         description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
         "the best, evaluate, report.",
     )
-    if command.jobs < 1:
-        raise ClearheadError(f"jobs is {command.jobs}: at least 1")
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
     series = _series(command, output)
     if command.dry_run:
         _print(series, output)
         return 0
     try:
-        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=_say)
+        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=say)
     except Stopped as stop:
-        _say("stopped: the same command goes on from here")
+        say("stopped: the same command goes on from here")
         return stop.code
     title = f"clearhead reproduce {command.experiment}, {command.scale}"
     publish([records], output / "report.html", title=title)
     if failed:
-        _say(f"{failed} commands failed: the same command tries them again")
+        say(f"{failed} commands failed: the same command tries them again")
     return 1 if failed else 0
 
 
@@ -104,10 +103,6 @@ def _print(series: list[Series], output: Path) -> None:
         "evaluations": chain.from_iterable(runs.values()),
     }
     for name, commands in known.items():
-        print(f"# {name}", *commands, sep="\n")
+        write("\n".join([f"# {name}", *map(str, commands)]))
     if later := [one.key for one in series if one.key not in rates]:
-        print(f"# not known yet, for want of a rate: {', '.join(later)}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        write(f"# not known yet, for want of a rate: {', '.join(later)}")

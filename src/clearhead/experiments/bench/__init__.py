@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from clearhead.experiments.bench import (
     attention,
     blocks,
-    choices,
     demo,
     diagnosis,
     encoders,
@@ -32,7 +31,6 @@ BENCHES: Mapping[str, Callable[[int], Iterator[Ratio]]] = {
     "quantize": quantize.quantize,
     "passkey": evaluation.passkey,
     "sliding": evaluation.sliding_windows,
-    "choices": choices.choices,
     "demo": demo.demo,
 }
 
