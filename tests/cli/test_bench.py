@@ -1,4 +1,4 @@
-"""`clearhead bench`: from a checkout each benchmark, at a size of no meaning; elsewhere one line."""
+"""`clearhead bench`: from a checkout each benchmark, at a size of no meaning; else one line."""
 
 import contextlib
 import dataclasses

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
+from clearhead.experiments.checkpoints import load_model
 from clearhead.models.conversion import converted
 from clearhead.train.atomic import publish_folder, require_new
 from clearhead.train.checkpoint import save_pretrained

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer, untrained
-from clearhead.cli.options import parse
+from clearhead.cli.options import overrides, parse
 from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import load_model, refuse_tokenizer, untrained
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
 from clearhead.report.diagnosis import encode
 from clearhead.train.atomic import write_text
@@ -69,7 +69,11 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
     if source.startswith("init:"):
         torch.manual_seed(0)
         return untrained(
-            source.removeprefix("init:"), command.size, command.set, command.data, say=_say
+            source.removeprefix("init:"),
+            command.size,
+            overrides(command.set),
+            command.data,
+            say=_say,
         )
     refuse_tokenizer(command.data)
     model, tokenizer = load_model(source, kinds=("causal", "masked", "bare"))

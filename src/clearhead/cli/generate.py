@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import load_model
 
 
 @dataclass(frozen=True, kw_only=True)

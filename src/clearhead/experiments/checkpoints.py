@@ -1,12 +1,11 @@
-"""Loading a checkpoint that the user names."""
+"""Models that a user names: checkpoints, and configurations with fresh weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import clearhead.models  # registers our model type with transformers
-from clearhead.cli.options import overrides
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
@@ -33,7 +32,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
 def untrained(
     name: str,
     size: str,
-    changes: tuple[str, ...],
+    changes: Mapping[str, Any],
     data: DataConfig,
     *,
     say: Callable[[str], None],
@@ -47,7 +46,7 @@ def untrained(
 
     if not Path(name).is_dir():
         corpus = prepare(data, progress=say)
-        config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
+        config = fitted(name, size, corpus, TrainConfig(), **changes)
         kind: Any = clearhead.models.ClearheadForCausalLM
         if config.direction != "causal":
             kind = clearhead.models.ClearheadForMaskedLM
@@ -55,7 +54,7 @@ def untrained(
     name = resolved(name)
     auto = auto_class(kind_of(name))
     with explained(name):
-        config = AutoConfig.from_pretrained(name, **overrides(changes))
+        config = AutoConfig.from_pretrained(name, **changes)
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = auto.from_config(config).to(best_device()).eval()
     return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
