@@ -7,7 +7,7 @@ table, `clearhead plan` and the documentation read them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError, choose
 
@@ -27,6 +27,53 @@ AXES: Mapping[str, str] = {
     "mlp_skip": "what of the stream passes by the MLP",
     "residual_scale": "what moves the gains of the two branches",
 }
+
+
+class Range(NamedTuple):
+    """The numbers that a field may have, and their description for people."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+# The smallest and the largest number that float32 holds in full, in which models are made.
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+_COUNT = Range("a whole number above 0", lambda x: isinstance(x, int) and x > 0)
+_POSITIVE = Range("a finite number above 0", lambda x: _SMALLEST <= x <= _LARGEST)
+_GAIN = Range("a finite number", lambda x: abs(x) <= _LARGEST)
+
+# Every number of a configuration and of a layer. NaN is in none of the ranges.
+RANGES: Mapping[str, Range] = {
+    "vocab_size": _COUNT,
+    "hidden_size": _COUNT,
+    "intermediate_size": _COUNT,
+    "num_hidden_layers": _COUNT,
+    "num_attention_heads": _COUNT,
+    "num_key_value_heads": _COUNT,
+    "num_value_heads": _COUNT,
+    "head_dim": _COUNT,
+    "max_position_embeddings": _COUNT,
+    "norm_eps": _POSITIVE,
+    "initializer_range": _POSITIVE,
+    "query_range": Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST),
+    "lambda_init": Range(
+        "a number between 0 and 1 (the paper has 0.2 to 0.8)", lambda x: 0 < x < 1
+    ),
+    "dropout": Range("a number from 0 to below 1", lambda x: 0 <= x < 1),
+    # From ΔW = 0 beside a β of 0 neither ever has a gradient.
+    "value_gain": Range("a finite number other than 0", lambda x: _SMALLEST <= abs(x) <= _LARGEST),
+    "attention_gain": _GAIN,
+    "mlp_gain": _GAIN,
+    "mlp_skip_gain": _GAIN,
+}
+
+
+def check_ranges(numbers: Any) -> None:
+    """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
+    for name, allowed in RANGES.items():
+        value = getattr(numbers, name, None)
+        if value is not None and not isinstance(value, str) and not allowed.holds(value):
+            raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,25 +200,14 @@ class Registry:
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
-        _check_widths(layer)
+        check_ranges(layer)
+        _check_heads(layer)
         for axis, declaration in self.of(layer).items():
             if reason := declaration.refuses(layer):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
 
 
-def _check_widths(layer: LayerSpec) -> None:
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "num_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-    ):
-        value = getattr(layer, name)
-        if not isinstance(value, int) or value < 1:
-            raise ClearheadError(f"{name} must be a whole number above 0; found {value!r}")
+def _check_heads(layer: LayerSpec) -> None:
     if layer.num_attention_heads % layer.num_key_value_heads:
         raise ClearheadError(
             f"num_key_value_heads={layer.num_key_value_heads} does not divide "
@@ -183,5 +219,3 @@ def _check_widths(layer: LayerSpec) -> None:
             f"{layer.num_key_value_heads} key heads nor one for each of the "
             f"{layer.num_attention_heads} heads: choose one of these, or leave it out"
         )
-    if layer.norm_eps <= 0:
-        raise ClearheadError(f"norm_eps must be above 0; found {layer.norm_eps!r}")

@@ -163,6 +163,7 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
 
 
 def test_choices_from_files(trained, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
     path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
     rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -292,9 +293,9 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     def leaving(prompt: str) -> served.Answer:
         if len(judge.prompts) > 4:
             raise ConnectionError
-        return served.completion(
-            "Conclusion: True" if "one.jsonl" in prompt else "Conclusion: False"
-        )
+        supported = "one.jsonl" in prompt
+        echo = "I was asked with Bearer sk-secret"
+        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
 
     judge.answer = leaving
     assert _call(*words) == 2

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.checkpoints import load_model, refuse_tokenizer, untrained
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.experiments.opening import OpensModels
 from clearhead.report.diagnosis import encode
+from clearhead.terminal import printable, say
 from clearhead.train.atomic import write_text
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(DiagnoseConfig):
+class Command(OpensModels, DiagnoseConfig):
     """Which models, on what text."""
 
     models: Positional[tuple[str, ...]]
@@ -55,7 +57,7 @@ def run(words: list[str]) -> int:
     for source, name in zip(command.models, _names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
             model, corpus = _loaded(source, command)
-        _say(f"{name}: {command.windows} windows")
+        say(f"{name}: {command.windows} windows")
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
@@ -73,12 +75,16 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
             command.size,
             overrides(command.set),
             command.data,
-            say=_say,
+            trust_remote_code=command.trust_remote_code,
+            say=say,
         )
     refuse_tokenizer(command.data)
-    model, tokenizer = load_model(source, kinds=("causal", "masked", "bare"))
-    data = replace(command.data, tokenizer=tokenizer.name_or_path)
-    return model, prepare(data, progress=_say)
+    model, tokenizer = load_model(
+        source,
+        kinds=("causal", "masked", "bare"),
+        trust_remote_code=command.trust_remote_code,
+    )
+    return model, prepare(command.data, tokenizer=tokenizer, progress=say)
 
 
 def _names(sources: tuple[str, ...]) -> list[str]:
@@ -103,16 +109,12 @@ def _progress(name: str, command: Command) -> Callable[[int], None]:
         done += windows
         if sys.stderr.isatty():
             print(
-                f"\r{name}: {min(done, command.windows)} of {command.windows} windows",
+                f"\r{printable(name)}: {min(done, command.windows)} of {command.windows} windows",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
             if done >= command.windows:
-                _say("")
+                say("")
 
     return show
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.evaluating import EvaluateConfig, run_evaluation
 from clearhead.experiments.evaluation import Watcher
 from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.terminal import console, say
 
 
 def run(words: list[str]) -> int:
@@ -22,7 +22,7 @@ def run(words: list[str]) -> int:
     bar = _Bar()
     try:
         with bar:
-            lines = run_evaluation(config, watcher=bar, say=_say)
+            lines = run_evaluation(config, watcher=bar, say=say)
     except ClearheadError:
         _print(bar.lines)  # what was measured before
         raise
@@ -31,11 +31,9 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-
-    console = Console()
+    out = console()
     for grid in grids(lines):
-        console.print(to_console(grid, lines[0]["run"]))
+        out.print(to_console(grid, lines[0]["run"]))
 
 
 class _Bar(Watcher):
@@ -45,7 +43,6 @@ class _Bar(Watcher):
         self.lines = list[Mapping[str, Any]]()
 
     def __enter__(self) -> "_Bar":
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -58,8 +55,8 @@ class _Bar(Watcher):
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False),
+            console=console(stderr=True),
             transient=True,
         )
         self._progress.start()
@@ -85,7 +82,3 @@ class _Bar(Watcher):
     def finished(self, line: Mapping[str, Any]) -> None:
         self.lines.append(line)
         self._progress.advance(self._task)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -10,10 +10,12 @@ from clearhead.cli.options import parse
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.opening import OpensModels
+from clearhead.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """What to continue, and how."""
 
     model: Positional[str]
@@ -37,7 +39,7 @@ def run(words: list[str]) -> int:
             "tokens must be at least 1, temperature at least 0, top_p above 0 and at most 1; found "
             f"{command.tokens}, {command.temperature}, {command.top_p}"
         )
-    model, tokenizer = load_model(command.model)
+    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]
@@ -68,5 +70,5 @@ def run(words: list[str]) -> int:
         pad_token_id=tokenizer.pad_token_id,
         **sampling,
     )
-    print(tokenizer.decode(out[0], skip_special_tokens=True))
+    write(tokenizer.decode(out[0], skip_special_tokens=True))
     return 0

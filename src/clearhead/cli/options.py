@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import tyro
 
 from clearhead.errors import ClearheadError
+from clearhead.terminal import echoing
 
 T = TypeVar("T")
 _NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -46,7 +47,7 @@ def parse(
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    with _NUMBERS:
+    with _NUMBERS, echoing(words):
         return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
 
 

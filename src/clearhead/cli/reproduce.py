@@ -1,6 +1,5 @@
 """clearhead reproduce: a paper's experiment, at a scale."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from clearhead.experiments.evaluating import EvaluateSettings
 from clearhead.reproduce import EXPERIMENTS, stages
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.trials import Table, Trial
+from clearhead.terminal import say, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def run(words: list[str]) -> int:
     )
     if command.list:
         for one in EXPERIMENTS.values():
-            print(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
+            write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
         return 0
     if command.jobs < 1:
         raise ClearheadError(f"jobs is {command.jobs}: at least 1")
@@ -66,14 +66,14 @@ def run(words: list[str]) -> int:
         _print(trials, output)
         return 0
     try:
-        records, failed = stages.reproduce(trials, output, jobs=command.jobs, say=_say)
+        records, failed = stages.reproduce(trials, output, jobs=command.jobs, say=say)
     except Stopped as stop:
-        _say("stopped: the same command goes on from here")
+        say("stopped: the same command goes on from here")
         return stop.code
     title = f"clearhead reproduce {command.experiment}, {command.scale}"
     publish([records], output / "report.html", title=title)
     if failed:
-        _say(f"{failed} jobs failed: the same command tries them again")
+        say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0
 
 
@@ -118,10 +118,6 @@ def _print(trials: Sequence[Trial], output: Path) -> None:
         "evaluations": chain.from_iterable(runs.values()),
     }
     for name, jobs in known.items():
-        print(f"# {name}", *jobs, sep="\n")
+        write("\n".join([f"# {name}", *map(str, jobs)]))
     if later := [one.key for one in trials if one.key not in rates]:
-        print(f"# not known yet, for want of a rate: {', '.join(later)}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        write(f"# not known yet, for want of a rate: {', '.join(later)}")

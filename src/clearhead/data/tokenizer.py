@@ -79,15 +79,26 @@ def load(name: str) -> Any:
     Raises:
         ClearheadError: where there is none, it has no fast (Rust) form, or no end token.
     """
-    from transformers import AutoTokenizer
+    from clearhead.models.loading import load_tokenizer, refuse_code
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = load_tokenizer(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
+        refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
         reason = " ".join(str(error).split())[:200]
         raise ClearheadError(
             f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
         ) from error
+    return checked(tokenizer)
+
+
+def checked(tokenizer: Any) -> Any:
+    """Return a tokenizer by which documents can be encoded.
+
+    Raises:
+        ClearheadError: where it has no fast (Rust) form, or no end token.
+    """
+    name = tokenizer.name_or_path
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
     if tokenizer.eos_token_id is None:

@@ -100,7 +100,7 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("causal", "sink", "key_mask", "segments", "coefficients", "by_side", "rows")
+        names = ("causal", "sink", "key_mask", "segments", "coefficients", "rows")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

@@ -83,10 +83,10 @@ def alone(call: AttentionCall, tile: Tile) -> Tensor:
     """The maps of a tile if its queries and keys had position alone in them, [B, H, R, S]."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
-    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows], call.by_side)
-    k = attention.alone(call.k[:batch, :, :keys], call.by_side)
+    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows])
+    k = attention.alone(call.k[:batch, :, :keys])
     q, k = (x.to(tile.weights.dtype) for x in (q, k))
-    score = call.score(q, k.repeat_interleave(heads // k.shape[1], dim=1), tile.start)
+    score = call.scale * q @ k.repeat_interleave(heads // k.shape[1], dim=1).mT
     return normalised(score.masked_fill(~tile.visible, -torch.inf), call.sink)[0]
 
 

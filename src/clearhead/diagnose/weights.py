@@ -63,7 +63,6 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
-        by_side: q and k are two of width D side by side; the second scores later keys.
         rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
             padded batch under dynamic-causal, a call has columns that are another base's in a row.)
         coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
@@ -83,7 +82,6 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     coefficients: Tensor | None = None
-    by_side: bool = False
     rows: Tensor | None = None
 
     def tiles(self) -> Iterator[Tile]:
@@ -104,7 +102,8 @@ class AttentionCall:
         for start in range(first, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
-            score = self.score(self.q[:, :, start:stop].to(wide), k[:, :, :end], start)
+            # The queries scaled rather than the scores: a pass less over the larger.
+            score = self.q[:, :, start:stop].to(wide) * self.scale @ k[:, :, :end].mT
             if self.softcap is not None:
                 score = self.softcap * torch.tanh(score / self.softcap)
             for added in (self.bias, self.mask):
@@ -112,16 +111,6 @@ class AttentionCall:
                     score = score + added[:, :, start:stop, :end]
             clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
             yield Scores(start, score, self._visible(start, stop, end), clear)
-
-    def score(self, q_BHRD: Tensor, k_BHSD: Tensor, start: int) -> Tensor:
-        """q · k times the scale, [B, H, R, S], where query `start` is the first."""
-        q_BHRD = q_BHRD * self.scale  # rather than the scores: a pass less over the larger
-        if not self.by_side:
-            return q_BHRD @ k_BHSD.mT
-        (earlier_q, later_q), (earlier_k, later_k) = q_BHRD.chunk(2, -1), k_BHSD.chunk(2, -1)
-        row = torch.arange(start, start + q_BHRD.shape[2], device=q_BHRD.device)[:, None]
-        later = torch.arange(k_BHSD.shape[2], device=q_BHRD.device) > row
-        return torch.where(later, later_q @ later_k.mT, earlier_q @ earlier_k.mT)
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
         device = self.q.device

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from clearhead.data.draws import Draws
 from clearhead.eval.briefs import Frame, stop_of
 from clearhead.eval.cases import Case, load_cases, local
-from clearhead.eval.identity import check_files, file_digest
+from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.judges import Judge, JudgeConfig, LocalJudge, RemoteJudge
 from clearhead.eval.kept import Kept
 from clearhead.eval.support import Said, words

@@ -11,8 +11,8 @@ from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.documents import Texts
-from clearhead.eval.frequencies import check_length
-from clearhead.eval.identity import weights_digest
+from clearhead.eval.fingerprints import weights_digest
+from clearhead.eval.rope_limits import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]

@@ -1,7 +1,6 @@
 """Models that a user names: checkpoints, and configurations with fresh weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,27 @@ import clearhead.models  # registers our model type with transformers
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
-from clearhead.models.loading import auto_class, explained, kind_of, load, resolved
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load,
+    load_config,
+    load_tokenizer,
+    resolved,
+)
 from clearhead.train import TrainConfig
 
 
-def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
 
     Raises:
         ClearheadError: as `clearhead.models.loading.load`.
     """
-    model, tokenizer = load(name, kinds)
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
 
 
@@ -35,6 +44,7 @@ def untrained(
     changes: Mapping[str, Any],
     data: DataConfig,
     *,
+    trust_remote_code: bool,
     say: Callable[[str], None],
 ) -> tuple[Any, Corpus]:
     """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
@@ -42,8 +52,6 @@ def untrained(
     Raises:
         ClearheadError: where there is neither a preset nor a checkpoint of that name.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     if not Path(name).is_dir():
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **changes)
@@ -52,9 +60,9 @@ def untrained(
             kind = clearhead.models.ClearheadForMaskedLM
         return kind(config).to(best_device()).eval(), corpus
     name = resolved(name)
-    auto = auto_class(kind_of(name))
+    auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
     with explained(name):
-        config = AutoConfig.from_pretrained(name, **changes)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = auto.from_config(config).to(best_device()).eval()
-    return model, prepare(replace(data, tokenizer=tokenizer.name_or_path), progress=say)
+        config = load_config(name, trust_remote_code=trust_remote_code, **changes)
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        model = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model.to(best_device()).eval(), prepare(data, tokenizer=tokenizer, progress=say)

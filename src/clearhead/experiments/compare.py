@@ -25,6 +25,7 @@ from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones, milestone_steps
 from clearhead.models import plan, preset
+from clearhead.models.loading import pretrained
 from clearhead.optim import build_optimizer
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
@@ -243,7 +244,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     measures: dict[str, Any] = {}
     diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
-        model = type(model).from_pretrained(folder / "final").to(device)
+        model = pretrained(type(model), folder / "final").to(device)
         measures = {"reason": "the process that trained it was stopped before the measurements"}
     else:
         try:

@@ -13,13 +13,14 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
+from clearhead.experiments.opening import OpensModels
 from clearhead.models import SCALINGS
 
 MASKED, HARNESS = "masked", "lm_eval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
+class EvaluateSettings(OpensModels):
     """What to measure, on what text."""
 
     model: Positional[str]
@@ -78,14 +79,15 @@ def run_evaluation(
     refuse_tokenizer(config.data)
     if config.batch_tokens < 1:
         raise ClearheadError(f"batch-tokens is {config.batch_tokens}: at least 1")
-    model, tokenizer = load_model(config.model, kinds=("causal", "masked"))
+    model, tokenizer = load_model(
+        config.model, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
+    )
     tasks = _tasks(config, named, model)
-    data = replace(config.data, tokenizer=tokenizer.name_or_path)
     subject = Subject(
         model=model,
         tokenizer=tokenizer,
         texts=Texts(
-            lambda: prepare(data, progress=say),
+            lambda: prepare(config.data, tokenizer=tokenizer, progress=say),
             ("train", "validation") if config.split == "all" else ("validation",),
         ),
         lengths=_lengths(config.lengths, model, tasks),

@@ -6,13 +6,13 @@ import types
 import typing
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.nn.registry import REGISTRY
-from clearhead.spec import AXES, LayerSpec
+from clearhead.spec import AXES, LayerSpec, check_ranges
 
 STUB = "modeling_clearhead.py"
 _AUTO = {
@@ -141,12 +141,31 @@ class ClearheadConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self.settle()
+        super().__post_init__(**kwargs)
+        if self.position not in _ROTARY:
+            self.rope_parameters = None  # transformers fills in a default of its own
+        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """A configuration from a dictionary; what else is given is checked as if it were in it.
+
+        transformers would set it afterwards, unchecked.
+        """
+        own = {key: kwargs.pop(key) for key in _fields().keys() & kwargs.keys()}
+        return super().from_dict(config_dict | own, **kwargs)
+
+    def settle(self) -> None:
+        """Derive what is None, and check everything; models do so again before they are built.
+
+        Raises:
+            ClearheadError: as for the class.
+        """
         self._check_types()
-        for name in ("hidden_size", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                found = getattr(self, name)
-                raise ClearheadError(f"{name} must be a whole number above 0; found {found!r}")
-        self._check_starts()
+        check_ranges(self)
+        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
+            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -160,10 +179,6 @@ class ClearheadConfig(PreTrainedConfig):
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
         self._settle_rope()
-        super().__post_init__(**kwargs)
-        if self.position not in _ROTARY:
-            self.rope_parameters = None  # transformers fills in a default of its own
-        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
         self._check()
 
     def layer(self, index: int) -> LayerSpec:
@@ -223,21 +238,26 @@ class ClearheadConfig(PreTrainedConfig):
         stub = resources.files("clearhead.models").joinpath("stub.py.txt").read_text("utf-8")
         Path(save_directory, STUB).write_text(stub, "utf-8")
 
+    def refuse(self, key: str) -> NoReturn:
+        """Raise a ClearheadError for a key that has no effect, naming the near misses."""
+        if key in _ABSENT:
+            raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
+        if key in _fields():
+            raise ClearheadError(f"{key} is of the configuration: set it there")
+        near = difflib.get_close_matches(key, _fields(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
+        raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
-            if key in _ABSENT:
-                raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
             if key not in known and not key.startswith("_"):
-                fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
-                near = difflib.get_close_matches(key, fields, n=3)
-                hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
-                raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+                self.refuse(key)
 
     def _check_types(self) -> None:
-        for key, hint in ClearheadConfig.__annotations__.items():
+        for key, hint in _fields().items():
             value = getattr(self, key)
-            if typing.get_origin(hint) is not ClassVar and not _accepts(hint, value):
+            if not _accepts(hint, value):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
@@ -253,24 +273,16 @@ class ClearheadConfig(PreTrainedConfig):
         if settled["rope_type"] in ("yarn", "llama3"):  # as transformers does
             settled.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         self.rope_parameters = settled
-        # Before transformers sees them: it warns of what is refused here.
-        for index in range(self.num_hidden_layers):
-            REGISTRY.check(self.layer(index))
 
     def _check(self) -> None:
-        if self.num_hidden_layers < 1 or self.vocab_size < 1:
-            found = f"num_hidden_layers={self.num_hidden_layers}, vocab_size={self.vocab_size}"
-            raise ClearheadError(f"a model needs at least one layer and one token; found {found}")
         for key, default in (("lambda_init", None), ("head_norm", "affine")):
             if getattr(self, key) != default and self.maps != "differential":
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
         self._check_values()
-        for index in range(self.num_hidden_layers):
+        for index in range(min(self.num_hidden_layers, 2)):  # the others are as the second
             REGISTRY.check(self.layer(index))
 
     def _check_values(self) -> None:
@@ -288,12 +300,6 @@ class ClearheadConfig(PreTrainedConfig):
                 "values='reparametrised', or leave it out"
             )
 
-    def _check_starts(self) -> None:
-        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
-            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
-        if self.query_range is not None and self.query_range < 0:
-            raise ClearheadError(f"query_range={self.query_range} is a spread: at least 0")
-
 
 _IN_WORDS = {
     int: "a whole number",
@@ -304,6 +310,12 @@ _IN_WORDS = {
     list: "a list",
     types.NoneType: "null",
 }
+
+
+def _fields() -> dict[str, Any]:
+    """The keys that clearhead itself declares, and their types."""
+    hints = ClearheadConfig.__annotations__.items()
+    return {key: hint for key, hint in hints if typing.get_origin(hint) is not ClassVar}
 
 
 def _kinds(hint: Any) -> list[Any]:

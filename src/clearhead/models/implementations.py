@@ -42,7 +42,7 @@ IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
 def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal, by_side (`ops.attend`
+    It gets ours beside the usual arguments: sink, key_mask, segments, causal (`ops.attend`
     says what they are), coefficients, by which `module.maps.effective` combines the maps, and rows,
     bool [B, T] or None for all: the queries whose output is used. For differential attention V1 it
     gets all first maps and then all second, with values of twice the width; for V2 the two maps of

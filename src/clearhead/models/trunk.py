@@ -31,10 +31,16 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
-    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ and two-sided scores
-    # are unknown to them), attention_backend (a backend's function would ignore those), and
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
+    # unknown to them), attention_backend (a backend's function would ignore those), and
     # can_compile_fullgraph (the bases of dynamic-causal depend on the positions' values).
     _supports_context_parallel = False  # it would shard the text below attention, unseen
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        config.settle()  # it may have been changed since it was made
+        for key in unknown:  # of from_pretrained, where no configuration took it
+            config.refuse(key)
+        super().__init__(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
@@ -43,8 +49,8 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm."""
 
-    def __init__(self, config: ClearheadConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         heads = REGISTRY.find("maps", config.maps).heads(first)
@@ -172,11 +178,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
-                by_side = options["by_side"]
 
                 def alone() -> Tensor:
-                    bare = (module.alone(x, by_side) for x in (q, k))
-                    return oracles.weights(*bare, **options)
+                    return oracles.weights(module.alone(q), module.alone(k), **options)
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]

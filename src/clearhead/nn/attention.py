@@ -82,7 +82,7 @@ class Attention(nn.Module):
         v_BTC = own_BTC.to(k.dtype)
         v = _heads(v_BTC, self.value_heads)
         if not self.late:
-            k = parts[0].prepared(self.scores.keys, k, parts[0].keys)
+            k = self.scores.keys(k, parts[0].keys)
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         coefficients = self.maps.coefficients(x_BTC)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
         if self.late:
-            k = part.prepared(self.scores.keys, k, part.keys)
+            k = self.scores.keys(k, part.keys)
         k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
         if part.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + part.stop
@@ -163,9 +163,8 @@ class Attention(nn.Module):
             return attend(self, *tensors, **used, **options)
 
         return self.maps(
-            *(part.prepared(self.scores.queries, q, part.queries), k, v, coefficients),
+            *(self.scores.queries(q, part.queries), k, v, coefficients),
             attend=bound,
-            by_side=part.by_side,
             sink=self.normalizer.sink(),
             causal=self.causal,
             key_mask=key_mask,

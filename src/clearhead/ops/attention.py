@@ -5,7 +5,8 @@ takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output i
 o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
 exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
 rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
-instead is silently wrong, as the kernels' lse carries no gradient.
+instead is silently wrong, as the kernels' lse carries no gradient. Under create_graph=True the
+gradient comes from the oracle instead, T × T and float64, so that it can be differentiated again.
 """
 
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.ops import higher_order, oracles
 from clearhead.ops.kernels import Options, chosen, sink_gradient
-from clearhead.ops.sides import AttendBySide
 
 
 def attend(
@@ -28,7 +29,6 @@ def attend(
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     scale: float | None = None,
-    by_side: bool = False,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
 
@@ -42,9 +42,6 @@ def attend(
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         scale: 1/√D unless given.
-        by_side: queries and keys are two of width D side by side, [B, H, T, 2D] and [B, G, T, 2D]:
-            the first halves score the keys up to a query's own, the second halves those after it.
-            Not causal, and T = S.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
@@ -52,25 +49,18 @@ def attend(
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit.
     """
-    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments, by_side)
+    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments)
     queries = q_BHTD.shape[2]
-    width = q_BHTD.shape[-1] // 2 if by_side else q_BHTD.shape[-1]
     options = Options(
         causal=causal and queries > 1,  # a single, last query sees every key
-        scale=width**-0.5 if scale is None else scale,
+        scale=q_BHTD.shape[-1] ** -0.5 if scale is None else scale,
         key_mask=key_mask,
         query_segments=None if segments is None else segments[:, -queries:],
         key_segments=segments,
     )
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    if not by_side:
-        return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
-    earlier_q, later_q = q_BHTD.chunk(2, -1)
-    earlier_k, later_k = k_BGSD.chunk(2, -1)
-    if queries == 1:  # nothing is later
-        return _Attend.apply(earlier_q, earlier_k, v_BGSV, sink, options)
-    return AttendBySide.apply(earlier_q, later_q, earlier_k, later_k, v_BGSV, sink, options)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
 
 
 class _Attend(torch.autograd.Function):
@@ -94,6 +84,13 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, o, lse, sink, key_mask, query_segments, key_segments = ctx.saved_tensors
         options = Options(ctx.causal, ctx.scale, key_mask, query_segments, key_segments)
+        if higher_order.requested():
+
+            def plain(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
+                return oracles.attend(q, k, v, sink=sink, **options.of_oracle())
+
+            inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
+            return *higher_order.gradients(plain, inputs, needed, grad), None
         dsink = None
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = ctx.kernel.backward(grad, q, k, v, o, lse, **options._asdict())
@@ -110,7 +107,6 @@ def _check(
     sink: float | Tensor | None,
     key_mask: Tensor | None,
     segments: Tensor | None,
-    by_side: bool,
 ) -> None:
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"
@@ -124,11 +120,6 @@ def _check(
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
-    if by_side and (causal or queries != keys or width % 2):
-        raise ClearheadError(
-            "by_side is of a whole text that is not causal, two widths side by side; found "
-            f"causal={causal}, {queries} queries, {keys} keys, width {width}"
-        )
     if isinstance(sink, Tensor) and sink.shape != (heads,):
         raise ClearheadError(
             f"sink must have one logit a head [{heads}]; found {tuple(sink.shape)}"

@@ -27,6 +27,11 @@ class Options(NamedTuple):
     query_segments: Tensor | None
     key_segments: Tensor | None
 
+    def of_oracle(self) -> dict[str, Any]:
+        """The same as `oracles.attend` takes it: queries are the last of the keys there."""
+        masks = {"key_mask": self.key_mask, "segments": self.key_segments}
+        return {"causal": self.causal, "scale": self.scale, **masks}
+
 
 def chosen(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Options) -> Any:
     """The module whose `forward` and `backward` compute this: `stock` or `tiles`."""

@@ -140,12 +140,17 @@ def _quicker_in_float32(q_BHTD: Tensor, k_BGSD: Tensor) -> bool:
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors, their last dimensions padded with zeros to the largest of them."""
+    """The same tensors, their last dimensions contiguous and as wide as the widest, by zeros.
+
+    The kernels read rows as if a row's numbers were neighbours, and check nothing when they are
+    called below `scaled_dot_product_attention`. Padding may keep a layout whose rows are not.
+    """
     width = max(x.shape[3] for x in tensors)
-    return [
+    padded = (
         x if x.shape[3] == width else torch.nn.functional.pad(x, (0, width - x.shape[3]))
         for x in tensors
-    ]
+    )
+    return [x if x.stride(3) == 1 else x.contiguous() for x in padded]
 
 
 def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:

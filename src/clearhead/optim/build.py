@@ -22,6 +22,7 @@ READERS = {
     "momentum": ("muon", "rmsprop", "sgd"),
     "rotation": ("orthoadam",),
     "rotation_sides": ("orthoadam",),
+    "rotation_share": ("orthoadam",),
     "adamw_patterns": ("muon", "orthoadam", "soap"),
 }
 
@@ -60,6 +61,10 @@ class OptimizerConfig(Protocol):
     @property
     def rotation_sides(self) -> str | None:
         """The sides that OrthoAdam rotates; None is its default."""
+
+    @property
+    def rotation_share(self) -> str | None:
+        """What has one of OrthoAdam's rotations: a parameter or a size; None is its default."""
 
     @property
     def adamw_patterns(self) -> tuple[str, ...]:
@@ -117,6 +122,7 @@ def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimiz
         eps=config.epsilon,
         rotation=config.rotation or "hadamard",
         sides=sides,
+        share=config.rotation_share or "parameter",
         seed=config.seed,
     )
 

@@ -10,16 +10,13 @@ from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.evaluation import Watcher
 from clearhead.experiments.finetune import FinetuneJob, InterruptedTask, run_finetune
 from clearhead.reproduce.jobs import command, from_json
+from clearhead.terminal import say
 from clearhead.train import Progress
 
 
 class _Log(Watcher):
     def cell(self, task: str, at: Mapping[str, Any]) -> None:
-        _say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
 
 
 def main() -> None:
@@ -28,11 +25,11 @@ def main() -> None:
     sys.argv = command(config)  # what records say that they were made by
     try:
         if isinstance(config, CompareConfig):
-            compare(config, say=_say, callbacks=lambda: [Progress()])
+            compare(config, say=say, callbacks=lambda: [Progress()])
         elif isinstance(config, FinetuneJob):
-            run_finetune(config, say=_say)
+            run_finetune(config, say=say)
         else:
-            run_evaluation(config, watcher=_Log(), say=_say)
+            run_evaluation(config, watcher=_Log(), say=say)
     except (InterruptedRun, InterruptedTask) as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:

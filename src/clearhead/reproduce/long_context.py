@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.allocation import AllocationTask
+from clearhead.eval.attention_to_answer import AllocationTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.perplexities import PerplexityTask
+from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.experiments.compare import CompareConfig
 from clearhead.experiments.evaluating import EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.trials import TRAINED, Table, Trial

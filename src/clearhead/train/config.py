@@ -13,6 +13,7 @@ PRECISIONS = ("auto", "bf16", "fp32")
 COMPILES = ("none", "blocks")
 ROTATIONS = ("hadamard", "haar")
 SIDES = ("left", "right", "both")
+SHARES = ("parameter", "size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,9 @@ class TrainConfig:
     """OrthoAdam's rotation; hadamard where not given."""
     rotation_sides: Literal["left", "right", "both"] | None = None
     """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
+    rotation_share: Literal["parameter", "size"] | None = None
+    """"parameter" gives each parameter a rotation of its own, as in OrthoAdam's paper; "size" one
+    to all axes of a size, as every record up to 2026-11 has it. A parameter where not given."""
     adamw_patterns: tuple[str, ...] = ()
     """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: float = 1.0
@@ -121,6 +125,7 @@ class TrainConfig:
             _check("momentum", self.momentum, momentum, "a number from 0 to below 1")
         choose("rotation", str(self.rotation or ROTATIONS[0]), ROTATIONS)
         choose("rotation_sides", str(self.rotation_sides or "right"), SIDES)
+        choose("rotation_share", str(self.rotation_share or "parameter"), SHARES)
         patterns = isinstance(self.adamw_patterns, (tuple, list))
         patterns = patterns and all(isinstance(word, str) for word in self.adamw_patterns)
         _check("adamw_patterns", self.adamw_patterns, patterns, "patterns such as '*.o_proj.*'")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.perplexities import PerplexityTask
+from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
 from clearhead.eval.task import Advanced, Cell, Subject
 

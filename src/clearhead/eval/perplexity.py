@@ -11,7 +11,7 @@ from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
-from clearhead.eval.losses import Losses
+from clearhead.eval.token_losses import Losses
 
 BATCH = 4096  # tokens run together by `lengths`
 

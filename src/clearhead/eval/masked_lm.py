@@ -1,16 +1,50 @@
-"""How well a masked language model predicts hidden tokens, on windows of any length."""
+"""Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from clearhead.data import Corpus, Masking, windows
+from clearhead.data import Corpus, Masking, windows, with_mask_token
 from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.data.masking import SHARE
 from clearhead.diagnose.running import batches, evaluating, longest_text
+from clearhead.errors import ClearheadError
+from clearhead.eval.task import Advanced, Cell, Subject
 
 BATCH = 4096  # tokens run together
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTask:
+    """Loss at hidden tokens of held-out text, and the share of them found."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
+
+    mask: float = SHARE
+    """Share of the tokens hidden."""
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        if not 0 < self.mask < 1:
+            raise ClearheadError(f"mask is {self.mask}: a share of the tokens, above 0 and below 1")
+        if subject.texts.splits != ("validation",):
+            raise ClearheadError("masked reads the held-out documents only: leave split out")
+        return [{"length": length} for length in subject.lengths]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        loss, accuracy = masked_loss(
+            subject.model,
+            with_mask_token(subject.texts.corpus),
+            length=cell["length"],
+            tokens=subject.tokens,
+            share=self.mask,
+        )
+        return {
+            "masked_loss": loss["value"],
+            "masked_accuracy": accuracy["value"],
+            "predicted_tokens": loss["predicted_tokens"],
+        }
 
 
 def masked_loss(
@@ -40,12 +74,16 @@ def masked_loss(
         the value None with a "reason" where the model or the text is too short.
     """
     masking = Masking(corpus.tokenizer, share)
-    told: dict[str, Any] = {"split": "validation", "length": length}
+    dimensions: dict[str, Any] = {"split": "validation", "length": length}
     limit = longest_text(model)
     if limit is not None and length > limit:
-        return _cannot(told, f"the model has {limit} learned positions, too few for {length}")
+        return _unavailable(
+            dimensions, f"the model has {limit} learned positions, too few for {length}"
+        )
     if not any(len(stream) >= length for stream in corpus.split("validation")):
-        return _cannot(told, f"the validation split holds no window of {length:,} tokens")
+        return _unavailable(
+            dimensions, f"the validation split holds no window of {length:,} tokens"
+        )
     texts = windows(corpus, length=length, count=max(1, tokens // length))
     loss, right, count = 0.0, 0, 0
     with evaluating(model):
@@ -63,16 +101,18 @@ def masked_loss(
             right += int((logits_NV.argmax(-1) == target_N).sum())
             count += len(target_N)
     if not count:
-        return _cannot(told, "the validation text has only special tokens: nothing was hidden")
-    told["predicted_tokens"] = count
+        return _unavailable(
+            dimensions, "the validation text has only special tokens: nothing was hidden"
+        )
+    dimensions["predicted_tokens"] = count
     return [
-        {"metric": "masked loss", "value": loss / count, **told},
-        {"metric": "masked accuracy", "value": right / count, **told},
+        {"metric": "masked loss", "value": loss / count, **dimensions},
+        {"metric": "masked accuracy", "value": right / count, **dimensions},
     ]
 
 
-def _cannot(told: dict[str, Any], reason: str) -> list[dict[str, Any]]:
+def _unavailable(dimensions: dict[str, Any], reason: str) -> list[dict[str, Any]]:
     return [
-        {"metric": metric, "value": None, **told, "reason": reason}
+        {"metric": metric, "value": None, **dimensions, "reason": reason}
         for metric in ("masked loss", "masked accuracy")
     ]

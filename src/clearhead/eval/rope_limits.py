@@ -24,7 +24,7 @@ def of_the_batch(model: Any) -> bool:
     return follow_length(model) and not isinstance(model.config, ClearheadConfig)
 
 
-def forget(model: Any) -> None:
+def reset_dynamic_rope(model: Any) -> None:
     """Make transformers drop the frequencies of the longest text so far, which it keeps.
 
     Only a text shorter than the trained length resets them, so the model is given one.

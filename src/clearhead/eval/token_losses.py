@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.diagnose.running import backbone
-from clearhead.eval.frequencies import forget
+from clearhead.eval.rope_limits import reset_dynamic_rope
 
 LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
 
@@ -40,7 +40,7 @@ class Losses:
         if self._logits is None:
             by_parts = head_makes_logits(self._model, ids_BT)
             self._logits = self._by_parts if by_parts else self._whole
-        forget(self._model)
+        reset_dynamic_rope(self._model)
         target_N = ids_BT[:, first:].flatten()
         found, start = [], 0
         for logits_NV in self._logits(ids_BT, first, inputs):
