@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
+from clearhead.ranges import Count
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -22,7 +23,7 @@ class Command:
     names: Positional[tuple[str, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, blocks, encoders, orthoadam, diagnose,
     quantize, passkey, sliding, demo."""
-    rounds: int = 9
+    rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None
     """Append the results to this file, one JSON line each."""
@@ -36,8 +37,6 @@ def run(words: list[str]) -> int:
         description="Measure in turns with a named peer, in one run; the ratio counts. From a "
         "checkout of the repository only.",
     )
-    if command.rounds < 1:
-        raise ClearheadError(f"rounds must be at least 1; found {command.rounds}")
     benchmarks = _benchmarks()
     for bench in [
         benchmarks.find(choose("benchmark", name, benchmarks.BENCHES)) for name in command.names

@@ -13,6 +13,7 @@ from clearhead.cli.options import parse
 from clearhead.cli.report import publish
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.evaluating import EvaluateSettings
+from clearhead.ranges import Count, Natural
 from clearhead.reproduce import EXPERIMENTS, stages
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.trials import Table, Trial
@@ -32,9 +33,9 @@ class Command:
     recipe, for a cluster."""
     output: Path | None = None
     """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
-    jobs: int = 1
+    jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads."""
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Natural, ...] = ()
     """Instead of the experiment's own."""
     only: tuple[str, ...] = ()
     """Arms, by name or pattern, such as "sas*"; all unless given."""
@@ -58,8 +59,6 @@ def run(words: list[str]) -> int:
         for one in EXPERIMENTS.values():
             write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
         return 0
-    if command.jobs < 1:
-        raise ClearheadError(f"jobs is {command.jobs}: at least 1")
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
     trials = _trials(command, output)
     if command.dry_run:

@@ -15,6 +15,7 @@ from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.experiments.opening import OpensModels
 from clearhead.models import SCALINGS
+from clearhead.ranges import Count, Length, check
 
 MASKED, HARNESS = "masked", "lm_eval"
 
@@ -29,9 +30,9 @@ class EvaluateSettings(OpensModels):
     """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
     masked for a masked one; any other name is a task of lm-eval. Unless given, perplexity or
     masked."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Length, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
-    tokens: int = 65_536
+    tokens: Length = 65_536
     """Tokens of text read at each length, about."""
     rope_scaling: tuple[str, ...] = (NONE,)
     """Of none, linear, ntk, dynamic, dynamic-causal, yarn: each task is measured under each."""
@@ -39,7 +40,7 @@ class EvaluateSettings(OpensModels):
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"
     """Documents that are read: the held-out ones, or all (for a file that no training saw)."""
-    batch_tokens: int = 8192
+    batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
     seed: int = 0
     """Of keys, needles, places and samples."""
@@ -52,6 +53,9 @@ class EvaluateSettings(OpensModels):
     Texts that a task has the model write are kept beside it, in FILE.texts."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is the model's own."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 EvaluateConfig = make_dataclass(
@@ -74,11 +78,7 @@ def run_evaluation(
     """
     named, config = _named(config)
     variants = _variants(config)
-    if any(length < 2 for length in config.lengths) or config.tokens < 2:
-        raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
     refuse_tokenizer(config.data)
-    if config.batch_tokens < 1:
-        raise ClearheadError(f"batch-tokens is {config.batch_tokens}: at least 1")
     model, tokenizer = load_model(
         config.model, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
     )
