@@ -1,7 +1,6 @@
 """clearhead bench: speed, as ratios."""
 
 import importlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.ranges import Count
+from clearhead.records import jsonl
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -49,8 +49,7 @@ def run(words: list[str]) -> int:
             told = f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer}{aim}"
             print(told, flush=True)
             if command.output is not None:
-                with command.output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.record()) + "\n")
+                jsonl.append(command.output, found.record())
     return 0
 
 

@@ -24,9 +24,9 @@ from clearhead.experiments.checkpoints import (
 )
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
 from clearhead.experiments.opening import OpensModels
+from clearhead.records.files import write_text
 from clearhead.report.diagnosis import encode
 from clearhead.terminal import printable, say
-from clearhead.train.atomic import write_text
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
@@ -68,7 +68,6 @@ def run(words: list[str]) -> int:
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    command.output.mkdir(parents=True, exist_ok=True)
     write_text(command.output / RECORDS, encode(records))
     publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
     return 0

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from clearhead.data.batches import IGNORED, Batches
+from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError

@@ -17,6 +17,7 @@ from clearhead.quantize.deploy import (
     continuation,
     continued_elsewhere,
 )
+from clearhead.records.provenance import provenance
 from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
@@ -82,7 +83,7 @@ def figures(
         "quantized_layers": len(deployed.layers),
         "narrowest_input": min(deployed.peer.get_submodule(n).in_features for n in deployed.layers),
         "other_linear_layers": list(deployed.others),
-        "device": str(deployed.model.device),
+        **provenance(deployed.model.device),
         "versions": versions("torchao"),
     }
 

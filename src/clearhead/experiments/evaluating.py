@@ -1,6 +1,5 @@
 """An evaluation as a value: which model, which tasks, on what text; and its run."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, s
 from clearhead.experiments.opening import OpensModels
 from clearhead.models import SCALINGS
 from clearhead.ranges import Count, Length, check
+from clearhead.records.lock import hold_file
+from clearhead.train.folder import RUN_FILE, read_record
 
 MASKED, HARNESS = "masked", "lm_eval"
 
@@ -79,6 +80,17 @@ def run_evaluation(
     named, config = _named(config)
     variants = _variants(config)
     refuse_tokenizer(config.data)
+    with hold_file(config.records):
+        return _evaluate(config, named, variants, watcher, say)
+
+
+def _evaluate(
+    config: Any,
+    named: list[str],
+    variants: list[Scaling],
+    watcher: Watcher,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
     model, tokenizer = load_model(
         config.model, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
     )
@@ -169,8 +181,8 @@ def _header(config: Any) -> dict[str, Any]:
     folder = Path(config.model)
     made: dict[str, Any] = {}
     for place in (folder, folder.parent):
-        if (place / "run.json").is_file():
-            made = json.loads((place / "run.json").read_text("utf-8"))
+        if (place / RUN_FILE).is_file():
+            made = read_record(place)
             break
     name = config.name or made.get("run") or folder.resolve().name
     settings = {key: value for key, value in asdict(config).items() if key != "data"}

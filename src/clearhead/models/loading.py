@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError
+from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
@@ -31,6 +32,7 @@ def load(
             another kind, or it needs code of its own without `trust_remote_code`.
     """
     name = resolved(name)
+    verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
     if kind == "masked" and kind not in kinds:
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
@@ -65,7 +67,7 @@ def pretrained(
     Raises:
         ClearheadError: naming the weights that are missing, left over or of another size.
     """
-    with _without_report():
+    with _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -75,6 +77,12 @@ def pretrained(
             **options,
         )
     kind = type(model).__name__
+    # Where the folder has an adapter, `found` tells of the adapter alone, and a table of the model.
+    adapted = getattr(model, "_hf_peft_config_loaded", False)
+    if adapted and any("MISSING" in table or "MISMATCH" in table for table in tables):
+        raise ClearheadError(
+            f"{str(name)!r} lacks weights of a {kind} beside its adapter's: {_MENDS}"
+        )
     trunk = model.base_model_prefix and f"{model.base_model_prefix}."
     # A checkpoint of another class has another head, and may lack what only this one's reads.
     another = head != "saved" and kind not in (model.config.architectures or ())
@@ -190,16 +198,20 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights, of which `pretrained` says what matters."""
+def _without_tables() -> Iterator[list[str]]:
+    """Hide, and collect, transformers' tables of weights: `pretrained` says what matters."""
     logger = logging.getLogger("transformers.modeling_utils")
+    tables = list[str]()
 
     def other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
+        is_table = "LOAD REPORT" in record.getMessage()
+        if is_table:
+            tables.append(record.getMessage())
+        return not is_table
 
     logger.addFilter(other)
     try:
-        yield
+        yield tables
     finally:
         logger.removeFilter(other)
 

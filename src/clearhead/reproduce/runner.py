@@ -10,9 +10,9 @@ from tempfile import TemporaryFile
 
 import torch
 
+from clearhead.records.files import write_text
 from clearhead.report.records import load
 from clearhead.reproduce.jobs import Job
-from clearhead.train.atomic import write_text
 from clearhead.train.interrupt import StopSignals
 
 _POLL_SECONDS = 0.2

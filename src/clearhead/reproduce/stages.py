@@ -1,17 +1,18 @@
 """The stages of an experiment: rates swept; seeds at each arm's best; what these are asked."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import RECORDS
+from clearhead.experiments.compare import RECORDS, SEAL
+from clearhead.records import jsonl
+from clearhead.records.files import read_json, write_json, write_text
+from clearhead.records.lock import hold_folder
 from clearhead.reproduce.jobs import Job
 from clearhead.reproduce.runner import run
 from clearhead.reproduce.trials import Trial, written
-from clearhead.train.atomic import write_json, write_text
 
 RATES = "rates.json"
 
@@ -33,7 +34,9 @@ def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
 def settled(output: Path) -> dict[str, float]:
     """{table/arm: rate} of rates.json: of these arms no rate is tried again."""
     path = output / RATES
-    chosen: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    chosen: dict[str, str] = {}
+    if path.exists():
+        chosen = read_json(path, "delete it to choose the rates from the sweeps again")
     return {key: float(rate) for key, rate in chosen.items()}
 
 
@@ -63,7 +66,13 @@ def reproduce(
     """
     for text in {one.config.data: None for one in trials}:
         prepare(text, progress=say)  # once, before the jobs would each
-    output.mkdir(parents=True, exist_ok=True)
+    with hold_folder(output):
+        return _reproduce(trials, output, jobs, say)
+
+
+def _reproduce(
+    trials: Sequence[Trial], output: Path, jobs: int, say: Callable[[str], None]
+) -> tuple[Path, int]:
     failed = 0
 
     def stage(name: str, listed: list[Job]) -> None:
@@ -96,12 +105,12 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
     for job in jobs:
         if not job.records.exists():
             continue
-        whole, _, _ = job.records.read_text("utf-8").rpartition("\n")  # the last may be torn
-        for line in map(json.loads, whole.splitlines()):
+        for line in jsonl.read(job.records):
             line["run"] = f"{job.label}/{line['run']}"
             if line["kind"] == "run":
                 line |= {"arm": job.arm, "label": job.label}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+                line.pop(SEAL, None)  # of these lines by their own names
+            lines.append(jsonl.encode(line))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))

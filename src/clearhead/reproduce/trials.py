@@ -17,6 +17,8 @@ from clearhead.report.records import load
 from clearhead.reproduce.jobs import Job
 
 Question = EvaluateSettings | FinetuneJob
+# A seed that chose a rate does not count again: its best rate is best partly by luck.
+SWEEP_SEED = 1000
 TRAINED = ""
 """The model of a question: the one that the trial trains."""
 
@@ -67,13 +69,13 @@ class Trial:
         return f"{self.config.label}/{self.arm.name}"
 
     def sweep(self) -> dict[float, Job]:
-        """{rate: the run that tries it}, with seed 0; none where there is no choice."""
+        """{rate: the run that tries it}, with a seed of its own; none where there is no choice."""
         if len(self.rates) == 1:
             return {}
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train)
         return {
-            rate: self._run(f"rates/{self._place}-{written(rate)}", short, rate, seed=0)
+            rate: self._run(f"rates/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
             for rate in self.rates
         }
 

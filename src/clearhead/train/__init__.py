@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
     from clearhead.train.config import FinetuneConfig, TrainConfig
     from clearhead.train.finetuning import Finetuned, finetune
-    from clearhead.train.folder import is_finished
+    from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
     from clearhead.train.result import DivergedError, TrainResult
 
@@ -36,6 +36,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "finetune",
+    "holds_run",
     "is_finished",
     "train",
 ]
