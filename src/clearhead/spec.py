@@ -97,6 +97,7 @@ class LayerSpec:
         default_factory=lambda: {"rope_type": "default", "rope_theta": 10_000.0}
     )
     max_position_embeddings: int = 2048
+    sliding_window: int | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
     query_range: float | None = None

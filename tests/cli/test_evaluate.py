@@ -89,7 +89,8 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         assert made["batch_tokens"] == 8192
         assert made["seed"] == 0
         assert made["data"] is None  # a passkey's filler needs no text, and none was read
-        assert set(made["versions"]) == {"clearhead", "torch", "transformers"}
+        assert {"clearhead", "torch", "transformers", "numpy"} <= set(made["versions"])
+        assert made["command"]
         assert made["seconds"] > 0
         assert cell["options"]["trials"] == 2
         assert cell["result"]["low"] <= cell["result"]["accuracy"] <= cell["result"]["high"]
@@ -293,9 +294,9 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     def leaving(prompt: str) -> served.Answer:
         if len(judge.prompts) > 4:
             raise ConnectionError
-        return served.completion(
-            "Conclusion: True" if "one.jsonl" in prompt else "Conclusion: False"
-        )
+        supported = "one.jsonl" in prompt
+        echo = "I was asked with Bearer sk-secret"
+        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
 
     judge.answer = leaving
     assert _call(*words) == 2

@@ -1,6 +1,5 @@
 """clearhead bench: speed, as ratios."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +9,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.experiments.bench import BENCHES
 from clearhead.ranges import Count
+from clearhead.records import jsonl
 
 Bench = Literal[
     "training-step",
@@ -56,6 +56,5 @@ def run(words: list[str]) -> int:
             told = f"{found.name}: {found.ours} takes {found.ratio:.3f} × {found.peer}{aim}"
             print(told, flush=True)
             if command.output is not None:
-                with command.output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.record()) + "\n")
+                jsonl.append(command.output, found.record())
     return 0

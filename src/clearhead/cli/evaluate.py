@@ -1,7 +1,5 @@
 """clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -10,20 +8,23 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import parse
+from clearhead.cli.options import OpensModels, parse
 from clearhead.data import DataConfig, prepare
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.ranges import Count, Length
+from clearhead.records.lock import hold_file
 from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.terminal import console, say
+from clearhead.train.folder import RUN_FILE, read_record
 
 MASKED, HARNESS = "masked", "lm_eval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(OpensModels):
     """What to measure, on what text."""
 
     model: Positional[str]
@@ -78,14 +79,20 @@ def run(words: list[str]) -> int:
     named, command = _named(command)
     variants = _variants(command)
     refuse_tokenizer(command.data)
-    model, tokenizer = load_model(command.model, kinds=("causal", "masked"))
+    with hold_file(command.records):
+        return _evaluate(command, named, variants)
+
+
+def _evaluate(command: Any, named: list[str], variants: list[Scaling]) -> int:
+    model, tokenizer = load_model(
+        command.model, kinds=("causal", "masked"), trust_remote_code=command.trust_remote_code
+    )
     tasks = _tasks(command, named, model)
-    data = replace(command.data, tokenizer=tokenizer.name_or_path)
     subject = Subject(
         model=model,
         tokenizer=tokenizer,
         texts=Texts(
-            lambda: prepare(data, progress=lambda line: print(line, file=sys.stderr)),
+            lambda: prepare(command.data, tokenizer=tokenizer, progress=say),
             ("train", "validation") if command.split == "all" else ("validation",),
         ),
         lengths=_lengths(command.lengths, model, tasks),
@@ -109,11 +116,9 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]], run: str) -> None:
-    from rich.console import Console
-
-    console = Console()
+    out = console()
     for grid in grids(lines):
-        console.print(to_console(grid, run))
+        out.print(to_console(grid, run))
 
 
 def _named(command: Any) -> tuple[list[str], Any]:
@@ -179,8 +184,8 @@ def _header(command: Any) -> dict[str, Any]:
     folder = Path(command.model)
     made: dict[str, Any] = {}
     for place in (folder, folder.parent):
-        if (place / "run.json").is_file():
-            made = json.loads((place / "run.json").read_text("utf-8"))
+        if (place / RUN_FILE).is_file():
+            made = read_record(place)
             break
     name = command.name or made.get("run") or folder.resolve().name
     settings = {key: value for key, value in asdict(command).items() if key != "data"}
@@ -203,7 +208,6 @@ class _Bar(Watcher):
         self.lines = list[Mapping[str, Any]]()
 
     def __enter__(self) -> "_Bar":
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -216,8 +220,8 @@ class _Bar(Watcher):
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False),
+            console=console(stderr=True),
             transient=True,
         )
         self._progress.start()

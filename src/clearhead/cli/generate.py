@@ -7,14 +7,15 @@ import torch
 from tyro.conf import Positional
 
 from clearhead.cli.models import load_model
-from clearhead.cli.options import parse
+from clearhead.cli.options import OpensModels, parse
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.ranges import Count, Range
+from clearhead.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """What to continue, and how."""
 
     model: Positional[str]
@@ -35,7 +36,7 @@ class Command:
 
 def run(words: list[str]) -> int:
     command = parse(Command, words, verb="generate", description="Continue a text.")
-    model, tokenizer = load_model(command.model)
+    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]
@@ -66,5 +67,5 @@ def run(words: list[str]) -> int:
         pad_token_id=tokenizer.pad_token_id,
         **sampling,
     )
-    print(tokenizer.decode(out[0], skip_special_tokens=True))
+    write(tokenizer.decode(out[0], skip_special_tokens=True))
     return 0

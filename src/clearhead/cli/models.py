@@ -1,7 +1,6 @@
 """Loading a checkpoint that the user names."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,27 @@ from clearhead.cli.options import overrides
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
-from clearhead.models.loading import auto_class, explained, kind_of, load, resolved
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load,
+    load_config,
+    load_tokenizer,
+    resolved,
+)
 from clearhead.train import TrainConfig
 
 
-def load_model(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
 
     Raises:
         ClearheadError: as `clearhead.models.loading.load`.
     """
-    model, tokenizer = load(name, kinds)
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
 
 
@@ -33,8 +42,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
 
 def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
-    data = replace(data, tokenizer=tokenizer.name_or_path, vocabulary=DataConfig.vocabulary)
-    return prepare(data, progress=progress, closed=False)
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False)
 
 
 def is_preset(name: str) -> bool:
@@ -48,6 +56,7 @@ def untrained(
     changes: tuple[str, ...],
     data: DataConfig,
     *,
+    trust_remote_code: bool,
     say: Callable[[str], None],
 ) -> tuple[Any, Corpus]:
     """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
@@ -55,8 +64,6 @@ def untrained(
     Raises:
         ClearheadError: where there is neither a preset nor a checkpoint of that name.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     if is_preset(name):
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
@@ -65,9 +72,9 @@ def untrained(
             kind = clearhead.models.ClearheadForMaskedLM
         return kind(config).to(best_device()).eval(), corpus
     name = resolved(name)
-    auto = auto_class(kind_of(name))
+    auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
     with explained(name):
-        config = AutoConfig.from_pretrained(name, **overrides(changes))
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = auto.from_config(config).to(best_device()).eval()
-    return model, own_text(data, tokenizer, progress=say)
+        config = load_config(name, trust_remote_code=trust_remote_code, **overrides(changes))
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        model = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)

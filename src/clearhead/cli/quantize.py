@@ -1,6 +1,5 @@
 """clearhead quantize: what few bits cost a model, and models in few bits to keep."""
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +7,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import parse
+from clearhead.cli.options import OpensModels, parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError, require
@@ -18,17 +17,19 @@ from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
 from clearhead.ranges import Count, Length
+from clearhead.records.files import write_json
+from clearhead.records.lock import hold_file
 from clearhead.report.quantization import load, write
 from clearhead.report.quantization import parse as parse_lines
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console
-from clearhead.train.atomic import write_json
+from clearhead.terminal import console, say, show
 
 ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """What to measure, on what text."""
 
     models: Positional[tuple[str, ...]]
@@ -60,8 +61,6 @@ class Command:
 
 
 def run(words: list[str]) -> int:
-    from rich.console import Console
-
     command = parse(
         Command,
         words,
@@ -72,6 +71,12 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
+    with hold_file(command.records):
+        return _simulate(command)
+
+
+def _simulate(command: Command) -> int:
+
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, quantization.distinct(command.models), strict=True):
@@ -79,16 +84,16 @@ def run(words: list[str]) -> int:
         if command.records is not None:
             write(command.records, found)
         lines += found
-        Console().print(to_console(parse_lines(found)[0]))
+        console().print(to_console(parse_lines(found)[0]))
     if command.page is not None:
         shown = parse_lines(lines) if command.records is None else load([command.records])
         write_quantization(shown, command.page, title=command.title)
-        print(f"page: {command.page}")
+        show(f"page: {command.page}")
     return 0
 
 
 def _deploy(command: Command) -> int:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     idle = _given(command, "scheme", "choices", "questions", "records", "page", "title")
@@ -99,13 +104,21 @@ def _deploy(command: Command) -> int:
         )
     (path,) = command.models
     with within_memory("the model is held twice, whole and in few bits: free memory for both"):
-        peer, tokenizer = load_model(path)
-        made = deploy(peer, tokenizer, resolved(path), command.deploy, command.output)
-    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+        peer, tokenizer = load_model(path, trust_remote_code=command.trust_remote_code)
+        made = deploy(
+            peer,
+            tokenizer,
+            resolved(path),
+            command.deploy,
+            command.output,
+            trust_remote_code=command.trust_remote_code,
+        )
+    corpus = prepare(command.data, tokenizer=tokenizer, progress=say)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=())
-    found = deployment.figures(made, command.output, read.windows, progress=_progress)
+    found = deployment.figures(made, command.output, read.windows, progress=say)
     write_json(command.output / deployment.FIGURES, {"form": command.deploy, "of": path, **found})
-    table = Table(title=f"{path}, {command.deploy}", title_justify="left", title_style="bold")
+    title = escape(f"{path}, {command.deploy}")
+    table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "bfloat16", command.deploy, "ratio"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, key, form in (
@@ -115,22 +128,18 @@ def _deploy(command: Command) -> int:
     ):
         ours, full = found[key], found[f"bfloat16_{key}"]
         table.add_row(name, format(full, form), format(ours, form), f"{ours / full:.3f}")
-    Console().print(table)
+    console().print(table)
     if found["other_linear_layers"]:
-        print(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
+        show(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
     if (remark := deployment.not_smaller(command.deploy, found)) is not None:
-        print(remark)
-    print(f"saved: {command.output}; loaded and run by a new process")
+        show(remark)
+    show(f"saved: {command.output}; loaded and run by a new process")
     return 0
 
 
 def _given(command: Command, *names: str) -> list[str]:
     """The options among `names` that have another value than when they are left out."""
     return [f"--{name}" for name in names if getattr(command, name) != getattr(Command, name)]
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _checked(command: Command) -> list[Scheme]:
@@ -157,15 +166,15 @@ def _checked(command: Command) -> list[Scheme]:
 def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> list[dict[str, Any]]:
     from transformers.utils import logging
 
-    model, tokenizer = load_model(path)
+    model, tokenizer = load_model(path, trust_remote_code=command.trust_remote_code)
     # What transformers warns of from here on, such as attention that is out of reach, is a result.
     logging.set_verbosity_error()
-    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+    corpus = prepare(command.data, tokenizer=tokenizer, progress=say)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=schemes)
     if command.choices is not None:
         questions = load_questions(command.choices, command.questions)
         read = replace(read, questions=questions, tokenizer=tokenizer)
-    found = list(quantization.measured(model, read, schemes, name=name, progress=_progress))
+    found = list(quantization.measured(model, read, schemes, name=name, progress=say))
     described = {
         "data": corpus.describe(),
         "choices": None if command.choices is None else command.choices.name,

@@ -1,6 +1,5 @@
 """clearhead reproduce: a paper's experiment, at a scale."""
 
-import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -16,6 +15,7 @@ from clearhead.experiments.reproduce import EXPERIMENTS, stages
 from clearhead.experiments.reproduce.runner import Stopped
 from clearhead.experiments.reproduce.study import Series, Study
 from clearhead.ranges import Count, Natural
+from clearhead.terminal import say, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,14 @@ def run(words: list[str]) -> int:
         _print(series, output)
         return 0
     try:
-        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=_say)
+        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=say)
     except Stopped as stop:
-        _say("stopped: the same command goes on from here")
+        say("stopped: the same command goes on from here")
         return stop.code
     title = f"clearhead reproduce {command.experiment}, {command.scale}"
     publish([records], output / "report.html", title=title)
     if failed:
-        _say(f"{failed} commands failed: the same command tries them again")
+        say(f"{failed} commands failed: the same command tries them again")
     return 1 if failed else 0
 
 
@@ -103,10 +103,6 @@ def _print(series: list[Series], output: Path) -> None:
         "evaluations": chain.from_iterable(runs.values()),
     }
     for name, commands in known.items():
-        print(f"# {name}", *commands, sep="\n")
+        write("\n".join([f"# {name}", *map(str, commands)]))
     if later := [one.key for one in series if one.key not in rates]:
-        print(f"# not known yet, for want of a rate: {', '.join(later)}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        write(f"# not known yet, for want of a rate: {', '.join(later)}")

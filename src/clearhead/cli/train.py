@@ -1,6 +1,5 @@
 """clearhead train: one model."""
 
-import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,7 @@ from clearhead.experiments.building import (
 )
 from clearhead.models import plan, preset
 from clearhead.ranges import Part
+from clearhead.terminal import say
 from clearhead.train import (
     BatchSource,
     Callback,
@@ -79,13 +79,13 @@ def run(words: list[str]) -> int:
     check_objective(command.objective, config)
     share = _share(command)
     trackers: list[Callback] = [TRACKERS[name]() for name in command.track]
-    corpus = prepare(command.data, progress=_say)
+    corpus = prepare(command.data, progress=say)
     if share is not None:
         corpus = with_mask_token(corpus)
     config = fitted(command.preset, command.size, corpus, command.train, **changes)
     check_room(config, command.train)
     counts = plan(config)
-    _say(f"{command.preset}: {counts.parameters:,} parameters")
+    say(f"{command.preset}: {counts.parameters:,} parameters")
     torch.manual_seed(command.train.seed)
     made: BatchSource = batches(corpus, command.train)
     if share is not None:
@@ -107,9 +107,9 @@ def run(words: list[str]) -> int:
         },
     )
     if result.stop_signal is not None:
-        _say(f"stopped and saved at step {result.steps}: add --resume to go on")
+        say(f"stopped and saved at step {result.steps}: add --resume to go on")
         return 128 + result.stop_signal
-    _say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
+    say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
 
 
@@ -120,7 +120,3 @@ def _share(command: Command) -> float | None:
             raise ClearheadError("mask has no effect without --objective mlm: leave it out")
         return None
     return SHARE if command.mask is None else command.mask
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -24,11 +24,18 @@ _FORMAT = 1
 # keep a build at a few hundred MB however large the corpus or a document.
 _BATCH_CHARACTERS = 2 << 20
 _PIECE_CHARACTERS = 1 << 20
+_TRAINED = "byte-level BPE trained on the training documents"
 
 Progress = Callable[[str], None]
 
 
-def prepare(config: DataConfig, *, progress: Progress | None = None, closed: bool = True) -> Corpus:
+def prepare(
+    config: DataConfig,
+    *,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    closed: bool = True,
+) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. A build that was
@@ -37,6 +44,7 @@ def prepare(config: DataConfig, *, progress: Progress | None = None, closed: boo
 
     Args:
         config: which text, and how it becomes tokens.
+        tokenizer: one that is loaded, instead of the one that `config` names.
         progress: gets a line of text now and then.
         closed: whether a tokenizer without an end token is refused; else documents have no END.
 
@@ -44,18 +52,18 @@ def prepare(config: DataConfig, *, progress: Progress | None = None, closed: boo
         ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
     """
     say = progress or _silent
-    existing = None
-    if config.tokenizer is None:
+    if tokenizer is None and config.tokenizer is not None:
+        tokenizer = tokenizers.load(config.tokenizer)
+    if tokenizer is None:
         identity = tokenizers.trained_identity(config.vocabulary)
     else:
-        existing = tokenizers.load(config.tokenizer, closed=closed)
-        identity = tokenizers.loaded_identity(existing)
+        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
     found = survey(sources, config.validation, say)
     content = _content(found, identity)
     target = config.cache_folder / "corpora" / content[:32]
     try:
-        corpus = _open(target, content, config, sources, found)
+        corpus = _open(target, content, config, tokenizer, sources, found)
         say(f"reusing the tokens in {target}")
         return corpus
     except FileNotFoundError:
@@ -63,12 +71,12 @@ def prepare(config: DataConfig, *, progress: Progress | None = None, closed: boo
     except shards.DamagedError as error:
         say(f"the tokens in {target} are damaged ({error}); making them anew")
     with shards.building(target.parent) as folder:
-        tokenizer = existing
-        if tokenizer is None:
-            tokenizer = _train(sources, found, config.vocabulary, say)
-        _build(folder, content, tokenizer, sources, found, say)
+        made = tokenizer
+        if made is None:
+            made = _train(sources, found, config.vocabulary, say)
+        _build(folder, content, made, sources, found, say)
         # Opened before it is published: what is mapped stays, whatever happens to the name.
-        corpus = _open(folder, content, config, sources, found)
+        corpus = _open(folder, content, config, tokenizer, sources, found)
         shards.publish(folder, target)
     return corpus
 
@@ -173,6 +181,7 @@ def _open(
     folder: Path,
     content: str,
     config: DataConfig,
+    given: Any,
     sources: tuple[Source, ...],
     found: Survey,
 ) -> Corpus:
@@ -185,9 +194,11 @@ def _open(
     index = shards.check(folder)
     if index.get("content") != content:
         raise shards.DamagedError("it is of another content")
-    from transformers import AutoTokenizer
+    from clearhead.models.loading import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    # A tokenizer that was given is not read again: a copy of one with code would need it.
+    tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
+    name = _TRAINED if given is None else given.name_or_path
     streams = {
         split: tuple(
             TokenStream(
@@ -230,7 +241,7 @@ def _open(
             "limit": config.limit,
             "text_field": config.text_field,
             "tokenizer": {
-                "name": config.tokenizer or "byte-level BPE trained on the training documents",
+                "name": name,
                 "vocabulary": size,
                 "begin": tokenizer.bos_token,
                 "end": tokenizer.eos_token,

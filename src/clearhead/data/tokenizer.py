@@ -58,22 +58,33 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     )
 
 
-def load(name: str, *, closed: bool = True) -> Any:
+def load(name: str) -> Any:
     """Load an existing tokenizer from a folder or the hub.
 
     Raises:
-        ClearheadError: where there is none, it has no fast (Rust) form, or documents are to be
-            `closed` and it has no end token.
+        ClearheadError: where there is none, it has no fast (Rust) form, or no end token.
     """
-    from transformers import AutoTokenizer
+    from clearhead.models.loading import load_tokenizer, refuse_code
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = load_tokenizer(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError …
+        refuse_code(name, "tokenizer", error, "choose one of transformers' own classes")
         reason = " ".join(str(error).split())[:200]
         raise ClearheadError(
             f"tokenizer {name!r}: neither a folder nor a hub name that loads ({reason})"
         ) from error
+    return checked(tokenizer)
+
+
+def checked(tokenizer: Any, *, closed: bool = True) -> Any:
+    """Return a tokenizer by which documents can be encoded.
+
+    Raises:
+        ClearheadError: where it has no fast (Rust) form, or documents are to be `closed` and it
+            has no end token.
+    """
+    name = tokenizer.name_or_path
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
     if closed and tokenizer.eos_token_id is None:

@@ -217,6 +217,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
         tokenizer=copy.deepcopy(tokenizer),  # it is given a token for padding
         batch_size=1,
         softmax_dtype="float32",
+        trust_remote_code=False,  # both are loaded
     )
 
 

@@ -66,6 +66,8 @@ class JudgeConfig:
     """Seconds that the endpoint may take over a reply."""
     tries: Count = 5
     """Requests before the endpoint counts as unreachable, with growing pauses between them."""
+    trust_remote_code: bool = False
+    """Run Python code that a judge loaded here brings. Read it first."""
 
     def check(self) -> None:
         """Refuse what could not work, before anything is written or judged."""
@@ -78,10 +80,12 @@ class JudgeConfig:
                         "leave it out"
                     )
             if self.model:
-                kind_of(resolved(self.model))
+                kind_of(resolved(self.model), trust_remote_code=self.trust_remote_code)
             elif self.new_tokens != JudgeConfig().new_tokens:
                 raise ClearheadError("judge.new-tokens has no effect without judge.model")
             return
+        if self.trust_remote_code:
+            raise ClearheadError("judge.trust-remote-code has no effect with judge.endpoint")
         if not self.model:
             raise ClearheadError(
                 "judge.endpoint needs the name of a model there: for example --hallucination."
@@ -180,7 +184,7 @@ class LocalJudge:
 
     def __init__(self, config: JudgeConfig, *, device: Any, batch_tokens: int) -> None:
         self._config = config
-        model, tokenizer = load(config.model)
+        model, tokenizer = load(config.model, trust_remote_code=config.trust_remote_code)
         self._model, self._tokenizer = model.to(device), tokenizer
         self._reader = Reader(model, batch_tokens=batch_tokens, ends=ends_of(model, tokenizer))
         encoder = Encoder(tokenizer)

@@ -56,7 +56,7 @@ class NeedlesTask:
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [subject.encode(f" {number}") for number in numbers]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
-        by_query = scores(subject, found, numbers, [0] * len(found))
+        by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         each = [
             re.findall(r"\d+", subject.decode(answer.written))[:1] == [number]
             for answer, number in zip(found, numbers, strict=True)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Task
 from clearhead.models import scaled
+from clearhead.records.provenance import provenance
 from clearhead.report.records import append, load
-from clearhead.versions import versions
 
 NONE = "none"
 # What of a cell's making decides its numbers: where one differs, it is another cell.
@@ -166,8 +166,7 @@ def _made(subject: Subject) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": subject.seed,
         "batch_tokens": subject.batch_tokens,
-        "device": str(model.device.type),
-        "versions": versions(),
+        **provenance(model.device),
     }
 
 

@@ -1,5 +1,6 @@
 """Records to tables, figures and one page. Nothing here trains or measures."""
 
+from clearhead.report.contrasts import contrasts
 from clearhead.report.milestones import at_equal_loss
 from clearhead.report.page import write_page
 from clearhead.report.records import Records, Run, append, load
@@ -11,6 +12,7 @@ __all__ = [
     "append",
     "at_equal_loss",
     "comparison",
+    "contrasts",
     "load",
     "to_console",
     "write_page",

@@ -12,7 +12,7 @@ from clearhead.train.callbacks import (
 )
 from clearhead.train.config import TrainConfig
 from clearhead.train.finetuning import FinetuneConfig, Finetuned, finetune
-from clearhead.train.folder import is_finished
+from clearhead.train.folder import holds_run, is_finished
 from clearhead.train.loop import train
 from clearhead.train.result import DivergedError, TrainResult
 
@@ -31,6 +31,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "finetune",
+    "holds_run",
     "is_finished",
     "train",
 ]

@@ -1,16 +1,17 @@
 """The stages of an experiment: rates swept; seeds at each arm's best; what these are asked."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import RECORDS
+from clearhead.experiments.compare import RECORDS, SEAL
 from clearhead.experiments.reproduce.runner import Command, run
 from clearhead.experiments.reproduce.study import Series
-from clearhead.train.atomic import write_json, write_text
+from clearhead.records import jsonl
+from clearhead.records.files import read_json, write_json, write_text
+from clearhead.records.lock import hold_folder
 
 RATES = "rates.json"
 
@@ -23,7 +24,9 @@ def sweeps(series: Iterable[Series]) -> list[Command]:
 def rates(series: Iterable[Series], output: Path) -> dict[str, str]:
     """{study/arm: rate}: what rates.json has, and the best of every other sweep that is whole."""
     path = output / RATES
-    found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    found: dict[str, str] = {}
+    if path.exists():
+        found = read_json(path, "delete it to choose the rates from the sweeps again")
     for one in series:
         if one.key not in found and (best := one.best()) is not None:
             found[one.key] = best
@@ -56,7 +59,13 @@ def reproduce(
     """
     for text in {one.study.text: None for one in series}:
         prepare(text, progress=say)  # once, before the commands would each
-    output.mkdir(parents=True, exist_ok=True)
+    with hold_folder(output):
+        return _reproduce(series, output, jobs, say)
+
+
+def _reproduce(
+    series: Sequence[Series], output: Path, jobs: int, say: Callable[[str], None]
+) -> tuple[Path, int]:
     failed = 0
 
     def stage(name: str, commands: list[Command]) -> None:
@@ -88,12 +97,12 @@ def collect(commands: Iterable[Command], target: Path) -> Path:
     for command in commands:
         if not command.records.exists():
             continue
-        whole, _, _ = command.records.read_text("utf-8").rpartition("\n")  # the last may be torn
-        for line in map(json.loads, whole.splitlines()):
+        for line in jsonl.read(command.records):
             line["run"] = f"{command.label}/{line['run']}"
             if line["kind"] == "run":
                 line |= {"arm": command.arm, "label": command.label}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+                line.pop(SEAL, None)  # of these lines by their own names
+            lines.append(jsonl.encode(line))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))

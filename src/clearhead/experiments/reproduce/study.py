@@ -17,6 +17,9 @@ from clearhead.train import TrainConfig
 
 Words = tuple[str, ...]
 
+# A seed that chose a rate does not count again: its best rate is best partly by luck.
+SWEEP_SEED = 1000
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -72,10 +75,13 @@ class Series:
         return f"{self.study.name}/{self.arm.compared.name}"
 
     def sweep(self) -> dict[str, Command]:
-        """{rate: the run that tries it}, with seed 0; none where there is no choice."""
+        """{rate: the run that tries it}, with a seed of its own; none where there is no choice."""
         several = self.arm.rates if len(self.arm.rates) > 1 else ()
         tokens = self.study.sweep_tokens
-        return {rate: self._run(f"rates/{self._place}-{rate}", rate, 0, tokens) for rate in several}
+        return {
+            rate: self._run(f"rates/{self._place}-{rate}", rate, SWEEP_SEED, tokens)
+            for rate in several
+        }
 
     def best(self) -> str | None:
         """The rate of the lowest validation loss; None until all are known, or if all diverged."""
