@@ -80,6 +80,18 @@ def test_append_drops_a_torn_end_and_a_full_disk_is_named(tmp_path, room):
     assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
 
 
+def test_a_file_of_something_else_is_no_torn_record(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"my notes")
+    with pytest.raises(ClearheadError, match="line 1: not a record"):
+        jsonl.read(path)
+    jsonl.append(path, {"a": 1})
+    assert path.read_bytes() == b'my notes\n{"a": 1}\n'
+    path.write_bytes(b'{"a": 1}\n\0\0\0')  # as a power cut leaves it
+    jsonl.append(path, {"b": 2})
+    assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
+
+
 def test_a_full_disk_is_said_by_the_write_and_not_again_by_the_close(tmp_path, room):
     path = tmp_path / "metrics.jsonl"
     writer = jsonl.Writer(path, "resume")

@@ -77,7 +77,7 @@ def test_an_installed_wheel_is_known_by_its_files(copy):
         found.append(code_of(copy))
     assert found[0] == found[1]
     assert len(found[0]["wheel"]) == 64
-    (information / "RECORD").write_text(record.replace("abc", "abd"))
+    (information / "RECORD").write_text(record.replace("abc", "xyz"))
     assert code_of(copy) != found[0]
 
 

@@ -171,9 +171,9 @@ def _lines(path: Path) -> Iterator[_Line]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
-        record, problem = _parse(text)
-        if record is not None or number < len(lines):
-            yield _Line(number, record, problem)
+        if number == len(lines) and _is_torn(text):
+            return
+        yield _Line(number, *_parse(text))
 
 
 def _parse(line: bytes) -> tuple[Record | None, str]:
@@ -207,6 +207,11 @@ def _ordered(steps: Sequence[Any]) -> set[int]:
     return found
 
 
+def _is_torn(end: bytes) -> bool:
+    """Whether what follows the last newline is the beginning of a record, or was never written."""
+    return end[:1] in (b"{", b"\0") and _parse(end)[0] is None
+
+
 def _mend(file: Any) -> None:
     """Bring a file whose last line has no end back to whole lines."""
     end = file.seek(0, os.SEEK_END)
@@ -218,7 +223,7 @@ def _mend(file: Any) -> None:
     file.seek(0)
     content = file.read()
     start = content.rfind(b"\n") + 1
-    if _parse(content[start:])[0] is None:
+    if _is_torn(content[start:]):
         file.truncate(start)
     else:
         _write_all(file, b"\n")
