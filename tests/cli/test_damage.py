@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli import main
-from clearhead.experiments.reproduce.stages import reproduce
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
+from clearhead.reproduce.stages import reproduce
 
 SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
 RUN = "transformer-seed0"
@@ -73,7 +73,7 @@ def _flip(path: Path) -> None:
 
 
 def test_a_comparison_leaves_no_lock_and_its_model_is_plain(output):
-    assert load(output / "records.jsonl").runs[0].header["code"] is not None
+    assert load(output / "records.jsonl").runs[0].header["versions"]["tokenizers"]
     assert sorted(path.name for path in output.iterdir()) == [
         "records.jsonl",
         "report.html",

@@ -5,7 +5,7 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.diagnose import measure, rotated_kurtosis
-from clearhead.optim.rotations import make_rotation
+from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 
 
 def oracle(x: torch.Tensor) -> torch.Tensor:
@@ -13,15 +13,20 @@ def oracle(x: torch.Tensor) -> torch.Tensor:
     return centred.pow(4).mean(-1) / centred.pow(2).mean(-1).square()
 
 
+@pytest.mark.parametrize("share", ["parameter", "size"])
 @pytest.mark.parametrize("kind", ["hadamard", "haar"])
-def test_it_is_the_kurtosis_of_the_rotated_states(kind: str) -> None:
+def test_it_is_the_kurtosis_of_the_states_in_the_embeddings_basis(kind: str, share: str) -> None:
     torch.manual_seed(0)
     config = preset("transformer", hidden_size=36, num_attention_heads=2, num_hidden_layers=2)
     model = ClearheadForCausalLM(config).train()
     texts = [torch.randint(0, config.vocab_size, (7,)) for _ in range(3)]
-    found = rotated_kurtosis(model, texts, kind=kind, seed=3, batch_size=2)
+    found = rotated_kurtosis(model, texts, kind=kind, seed=3, batch_size=2, share=share)
     assert model.training
     matrix = make_rotation(kind, seed=3, size=36).apply(torch.eye(36), -2).double()
+    if share == "parameter":
+        key = sign_key(3, "model.embed_tokens.weight", -1)
+        matrix = matrix * random_signs([key], 36, torch.device("cpu"))
+    assert {line["rotation_share"] for line in found} == {share}
 
     states: list[torch.Tensor] = []
     handles = [
@@ -54,7 +59,7 @@ def test_an_outlier_of_one_basis_is_spread_in_the_other() -> None:
             lambda m, a, out: out + 100 * direction, prepend=True
         )
         plain = [x for x in measure(model, text, batch_size=1) if x["metric"] == "kurtosis"]
-        turned = rotated_kurtosis(model, text, kind="hadamard", seed=0, batch_size=1)
+        turned = rotated_kurtosis(model, text, kind="hadamard", seed=0, batch_size=1, share="size")
         handle.remove()
         return plain[0]["value"], turned[0]["value"]
 

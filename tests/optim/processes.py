@@ -84,10 +84,10 @@ def main(rank):
         train(model, make_optimizer(model, kind, sides), range(STEPS), rank)
         compare(f"fsdp {kind} {sides}", model, reference)
 
-    reference, _ = by_one("hadamard", "both", share="parameter")
+    reference, _ = by_one("hadamard", "both", share="size")
     model = fully_shard(make_model(), mesh=mesh)
-    train(model, make_optimizer(model, "hadamard", "both", share="parameter"), range(STEPS), rank)
-    compare("fsdp by name", model, reference)
+    train(model, make_optimizer(model, "hadamard", "both", share="size"), range(STEPS), rank)
+    compare("fsdp by size", model, reference)
 
     columns = make_model()
     for module in columns:

@@ -43,7 +43,7 @@ def differences():
     "what",
     [
         *(f"{way} {kind}" for way in ("ddp", "fsdp") for kind in KINDS),
-        "fsdp by name",
+        "fsdp by size",
         "sharded columns",
         "fsdp resumed",
         "nan",

@@ -3,7 +3,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import rotations
-from clearhead.optim.rotations import Dense, haar, make_rotation, plain_name
+from clearhead.optim.rotations import Dense, haar, make_rotation, plain_name, random_signs, sign_key
 
 SMALL = [2, 3, 5, 6, 7, 17, 63, 64, 65, 66, 67, 96, 127, 129, 512, 704, 768, 1023]
 
@@ -66,7 +66,7 @@ def test_haar_has_haars_moments():
     assert float(draws.mean(0).abs().max()) < 0.04
 
 
-def test_a_rotation_is_a_function_of_seed_size_and_owner():
+def test_a_rotation_is_a_function_of_seed_and_size():
     def q(**options):
         return matrix(make_rotation("hadamard", **{"seed": 0, "size": 32, **options}), 32)
 
@@ -75,7 +75,6 @@ def test_a_rotation_is_a_function_of_seed_size_and_owner():
     assert torch.equal(first, q())
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(first, q(seed=1))
-    assert not torch.equal(first, q(owner="layers.0"))
 
 
 def test_the_signs_never_change():
@@ -84,6 +83,22 @@ def test_the_signs_never_change():
     assert block.signs.tolist() == SIGNS_OF_16
 
 
+def test_signs_of_a_parameter_are_a_function_of_their_key_and_even():
+    """Saved runs depend on these, too."""
+    cpu = torch.device("cpu")
+    assert sign_key(0, "module.layers.0.weight", -1) == 293587555
+    assert random_signs([293587555], 16, cpu).tolist() == [SIGNS_OF_LAYER]
+    keys = [sign_key(0, f"layers.{i}.weight", -1) for i in range(64)]
+    signs = random_signs(keys, 512, cpu)
+    assert torch.equal(signs[5:6], random_signs(keys[5:6], 512, cpu))
+    assert signs.abs().eq(1).all()
+    # Means of 512 and products of two parameters' signs, against 5 standard errors.
+    assert float(signs.mean(-1).abs().max()) < 5 * 512**-0.5
+    products = (signs @ signs.mT / 512).fill_diagonal_(0)
+    assert float(products.abs().max()) < 5 * 512**-0.5
+
+
+SIGNS_OF_LAYER = [-1, 1, 1, 1, 1, -1, -1, -1, 1, -1, 1, 1, -1, 1, -1, 1]
 SIGNS_OF_16 = [-1, -1, 1, -1, -1, -1, 1, 1, 1, -1, 1, 1, -1, -1, 1, -1]
 
 

@@ -46,6 +46,7 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
         ("optimizer", "orthadam", "did you mean orthoadam"),
         ("momentum", 0.9, "choose muon or rmsprop or sgd"),
         ("rotation", "haar", "choose orthoadam"),
+        ("rotation_share", "size", "choose orthoadam"),
         ("adamw_patterns", ("*.bias",), "leave it out"),
     ],
 )
@@ -63,6 +64,7 @@ def test_a_bad_value_is_one_line_with_the_field_the_value_and_what_works(field, 
     [
         ({"optimizer": "orthoadam", "rotation": "har"}, "did you mean haar"),
         ({"optimizer": "orthoadam", "rotation_sides": "top"}, "choose one of both, left, right"),
+        ({"optimizer": "orthoadam", "rotation_share": "all"}, "choose one of parameter, size"),
         ({"optimizer": "orthoadam", "adamw_patterns": "*.bias"}, "give patterns such as"),
         ({"optimizer": "sgd", "momentum": 1.0}, "momentum is 1.0"),
         ({"optimizer": "lion", "momentum": 0.5}, "lion does not read it"),

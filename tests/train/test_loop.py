@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
-from clearhead.train import Callback, is_finished, train
+from clearhead.train import Callback, checkpoint, is_finished, train
 from clearhead.train.loop import accumulate
 
 
@@ -257,6 +257,30 @@ def test_resuming_with_other_settings_names_each_with_both_values(tiny, stopped)
     assert "learning_rate was 0.01 and is now 0.5" in message
     assert "betas was [0.9, 0.95] and is now [0.9, 0.99]" in message
     assert "\n" not in message
+
+
+def test_a_run_of_orthoadam_from_before_it_had_shares_goes_on_with_one_rotation_a_size(
+    tiny, tmp_path
+):
+    asked = {"optimizer": "orthoadam", "rotation_share": "size"}
+    unbroken, older = tmp_path / "unbroken", tmp_path / "older"
+    again(tiny, unbroken, resume=False, **asked)
+    train(
+        tiny.make_model(),
+        tiny.Batches(),
+        replace(tiny.make_config(), **asked),
+        output=older,
+        callbacks=[tiny.SignalAt(6, signal.SIGTERM)],
+    )
+    path = older / "checkpoints" / "step-00000006" / "trainer.json"
+    record = json.loads(path.read_text())
+    del record["sha256"], record["config"]["rotation_share"]
+    path.write_text(json.dumps({**record, "sha256": checkpoint._digest(record)}))
+    with pytest.raises(ClearheadError, match="rotation_share was 'size' and is now None"):
+        again(tiny, older, optimizer="orthoadam")
+    again(tiny, older, **asked)
+    weights = [(run / "final" / "model.safetensors").read_bytes() for run in (older, unbroken)]
+    assert weights[0] == weights[1]
 
 
 def test_resuming_with_another_model_or_other_data_is_refused(tiny, stopped):

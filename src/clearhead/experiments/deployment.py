@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.bench.race import take_turns
+from clearhead.experiments.timing import take_turns
 from clearhead.quantize.deploy import (
     INT4_INPUTS,
     Deployed,
@@ -45,7 +45,9 @@ def figures(
     ids = windows[0][: PROMPT if limit is None else min(PROMPT, limit - TOKENS)].tolist()
     progress("a new process loads the saved model")
     here = continuation(deployed.model, ids, TOKENS)
-    there = continued_elsewhere(folder, ids, TOKENS, str(deployed.model.device))
+    there = continued_elsewhere(
+        folder, ids, TOKENS, str(deployed.model.device), deployed.trust_remote_code
+    )
     if here != there:
         raise ClearheadError(
             f"{folder} was saved, but a new process continues the text otherwise than this one: "

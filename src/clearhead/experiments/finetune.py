@@ -15,7 +15,9 @@ from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.building import best_device
-from clearhead.experiments.classifiers import checkpoint_path, load_classifier, load_tokenizer
+from clearhead.experiments.classifiers import load_classifier, load_tokenizer
+from clearhead.models.loading import resolved
+from clearhead.ranges import Natural, check
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
 from clearhead.records.lock import Lock, hold_folder
@@ -33,6 +35,8 @@ class FinetuneJob:
 
     model: str
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
+    trust_remote_code: bool = False
+    """Whether Python code that the checkpoint brings may run."""
     task: str | None = None
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; not given, a task of your own."""
     train_file: str | None = None
@@ -45,7 +49,7 @@ class FinetuneJob:
     """The field of a second text, if rows have one."""
     label_field: str | None = None
     """The field of the class; otherwise "label"."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Natural, ...] = (0,)
     """One run for each; a seed fixes the head's first weights, the order and the dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
@@ -57,7 +61,8 @@ class FinetuneJob:
     """Folder for what is downloaded; otherwise $CLEARHEAD_CACHE, or ~/.cache/clearhead."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+        check(self)
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
         if self.task is not None:
             choose("task", self.task, GLUE)
@@ -120,7 +125,7 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
     # Labels first: a wrong one is better known before a model is loaded.
     labels = labelled.labels_of(rows, classes, task)
     held_labels = [labelled.labels_of(found, classes, task) for _, found in held]
-    tokenizer = load_tokenizer(job.model)
+    tokenizer = load_tokenizer(job.model, trust_remote_code=job.trust_remote_code)
     length = job.train.max_length
     training = labelled.encode(rows, labels, tokenizer, length=length)
     validation = [
@@ -147,7 +152,7 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
 
 def model_name(name: str) -> str:
     """What a checkpoint is called in records: its run's folder."""
-    path = Path(checkpoint_path(name))
+    path = Path(resolved(name))
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 
 
@@ -194,7 +199,13 @@ def _run(
     """One seed: train, measure, publish all at once."""
     seed, classes, size = header["seed"], header["task"]["classes"], job.train.batch_size
     torch.manual_seed(seed)
-    model = load_classifier(job.model, classes, tokenizer=tokenizer, dropout=job.train.dropout)
+    model = load_classifier(
+        job.model,
+        classes,
+        tokenizer=tokenizer,
+        dropout=job.train.dropout,
+        trust_remote_code=job.trust_remote_code,
+    )
     limit = longest_text(model)
     if limit is not None and job.train.max_length > limit:
         raise ClearheadError(

@@ -58,13 +58,15 @@ def states(
 ) -> Iterator[dict[str, Any]]:
     """Attention and hidden states, these in the model's own basis and in OrthoAdam's.
 
-    Whatever the optimizer was, the basis is the one that OrthoAdam has with this seed.
+    Whatever the optimizer was, the basis is the one in which OrthoAdam steps the embedding's
+    columns with this seed.
     """
     yield from diagnose(model, texts, batch_size=batch_size)
     yield from rotated_kurtosis(
         model,
         texts,
         kind=settings.rotation or "hadamard",
+        share=settings.rotation_share or "parameter",
         seed=settings.seed,
         batch_size=batch_size,
     )

@@ -17,14 +17,6 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
-# Settings that not every optimizer reads, and which do.
-READERS = {
-    "momentum": ("muon", "rmsprop", "sgd"),
-    "rotation": ("orthoadam",),
-    "rotation_sides": ("orthoadam",),
-    "adamw_patterns": ("muon", "orthoadam", "soap"),
-}
-
 
 class OptimizerConfig(Protocol):
     """What `build_optimizer` reads; `clearhead.train.TrainConfig` has it all."""
@@ -60,6 +52,10 @@ class OptimizerConfig(Protocol):
     @property
     def rotation_sides(self) -> str | None:
         """The sides that OrthoAdam rotates; None is its default."""
+
+    @property
+    def rotation_share(self) -> str | None:
+        """What has one of OrthoAdam's rotations: a parameter or a size; None is its default."""
 
     @property
     def adamw_patterns(self) -> tuple[str, ...]:
@@ -117,6 +113,7 @@ def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimiz
         eps=config.epsilon,
         rotation=config.rotation or "hadamard",
         sides=sides,
+        share=config.rotation_share or "parameter",
         seed=config.seed,
     )
 

@@ -8,45 +8,46 @@ import torch
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.optim import sharded
-from clearhead.optim.rotations import check_kind, plain_name
+from clearhead.optim.rotations import check_kind, sign_key
 
 NONE = "none"
 SIDES = {"left": (-2,), "right": (-1,), "both": (-1, -2)}
-SHARES = ("size", "parameter")
+SHARES = ("parameter", "size")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Draw(NamedTuple):
-    """All that a rotation is a function of."""
+    """All that the rotation of a size is a function of."""
 
     kind: str
     seed: int
     size: int
-    owner: str
 
 
 class Axis(NamedTuple):
-    """An axis to rotate, -1 or -2, and by what."""
+    """An axis to rotate, -1 or -2; the rotation of its size; the key of the parameter's signs."""
 
     dim: int
     draw: Draw
+    key: int | None
 
 
-def rotated_axes(group: Mapping[str, Any]) -> list[tuple[Axis, ...]]:
-    """What to rotate of each parameter of a group: columns first, which FSDP leaves in place."""
+def rotated_axes(group: Mapping[str, Any], number: int) -> list[tuple[Axis, ...]]:
+    """The axes to rotate of each parameter of a group: columns first, which FSDP leaves in place.
+
+    Args:
+        number: the group's place, part of the names of parameters that were given none.
+    """
+    seed, own = group["seed"], group["share"] == "parameter"
     found = []
-    for name, parameter in zip(names(group), group["params"], strict=True):
+    for name, parameter in zip(names(group, number), group["params"], strict=True):
         dims = () if group["rotation"] == NONE or parameter.ndim < 2 else SIDES[group["sides"]]
         found.append(
             tuple(
                 Axis(
                     dim,
-                    Draw(
-                        group["rotation"],
-                        group["seed"],
-                        parameter.shape[dim],
-                        f"{plain_name(name)}/{dim}" if group["share"] == "parameter" else "",
-                    ),
+                    Draw(group["rotation"], seed, parameter.shape[dim]),
+                    sign_key(seed, name, dim) if own else None,
                 )
                 for dim in dims
                 if 2 <= parameter.shape[dim] <= group["limit"]
@@ -81,10 +82,6 @@ def check_group(group: Mapping[str, Any]) -> None:
         check_kind(group["rotation"])
     choose("sides", group["sides"], SIDES)
     choose("share", group["share"], SHARES)
-    if group["share"] == "parameter" and not group.get("param_names"):
-        raise ClearheadError(
-            "share='parameter' draws rotations by name: give model.named_parameters()"
-        )
     for name, parameter in zip(names(group), group["params"], strict=True):
         if parameter.dtype not in DTYPES:
             raise ClearheadError(f"{name} is {parameter.dtype}: OrthoAdam takes real floats only")

@@ -14,6 +14,7 @@ from clearhead.optim.rotations import Rotation, make_rotation
 from clearhead.optim.update import check_gradients
 
 STATE_KEYS = ("step", "first_moment", "second_moment")
+SIGNS = "hashed"  # in each group: tells a saved state's rotations by parameter from older ones
 
 
 class OrthoAdam(torch.optim.Optimizer):
@@ -26,10 +27,10 @@ class OrthoAdam(torch.optim.Optimizer):
     follow plain Adam. Moments are float32 whatever the parameter's dtype, and so is the update,
     which is rounded once, when it is added.
 
-    Rotations depend on `seed` and the axis size only, so neither state nor checkpoints hold them
-    (`clearhead.optim.rotations` says how they are made and how exactly they agree elsewhere).
-    Parameters of one shape are rotated together. Beyond AdamW's state stays n signs an axis size
-    (hadamard) or n² numbers (haar), each once per size and device.
+    Rotations depend on `seed`, the axis size and, where each parameter has its own, its name, so
+    neither state nor checkpoints hold them (`clearhead.optim.rotations` says how they are made and
+    how exactly they agree elsewhere). Parameters of one shape are rotated together. Beyond AdamW's
+    state stays n signs an axis size (hadamard) or n² numbers (haar), each once per size and device.
 
     DTensor parameters get the update of one process; what rotating the rows costs there is said in
     `clearhead.optim.sharded`. A step can be captured by torch.compile. float32 products must be
@@ -46,8 +47,9 @@ class OrthoAdam(torch.optim.Optimizer):
         sides: "right" rotates columns, the inputs of a linear layer and the width of an embedding;
             "left" rows; "both" both. Measured, columns alone cost the loss least and take the
             outliers away (docs/findings.md).
-        share: "size": all axes of a size share a rotation; "parameter": each axis of each parameter
-            has its own, drawn by name (wrappers' prefixes aside), so parameters must be named.
+        share: "parameter": each axis of each parameter has a rotation of its own, as in the paper,
+            drawn by the parameter's name (wrappers' prefixes aside), or by its place where none was
+            given. "size": all axes of a size share one, another method: see docs/optimizers.md.
         seed: which rotations.
         limit: longest axis that is rotated.
 
@@ -66,7 +68,7 @@ class OrthoAdam(torch.optim.Optimizer):
         *,
         rotation: str = "hadamard",
         sides: str = "right",
-        share: str = "size",
+        share: str = "parameter",
         seed: int = 0,
         limit: int = 8192,
     ) -> None:
@@ -82,6 +84,7 @@ class OrthoAdam(torch.optim.Optimizer):
             "share": share,
             "seed": seed,
             "limit": limit,
+            "signs": SIGNS,
         }
         super().__init__(params, defaults)
         if not any(axes for group in self._axes for axes in group):
@@ -95,7 +98,8 @@ class OrthoAdam(torch.optim.Optimizer):
         try:
             check_rate(self.param_groups[-1]["lr"])
             check_group(self.param_groups[-1])
-            self._axes.append(rotated_axes(self.param_groups[-1]))
+            number = len(self.param_groups) - 1
+            self._axes.append(rotated_axes(self.param_groups[-1], number))
             # Made now, so that a bad one is an error here and not in the first step.
             self._make_rotations(self.param_groups[-1]["params"], self._axes[-1])
         except ClearheadError:
@@ -106,7 +110,8 @@ class OrthoAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             check_group(group)
-        self._axes = [rotated_axes(group) for group in self.param_groups]
+            group["signs"] = SIGNS
+        self._axes = [rotated_axes(group, i) for i, group in enumerate(self.param_groups)]
         self._rotations = {}
 
     @overload
@@ -151,6 +156,11 @@ class OrthoAdam(torch.optim.Optimizer):
         groups = state_dict["param_groups"]
         if any("rotation" not in group for group in groups):
             raise _foreign("it has no rotation")
+        if any(group["share"] == "parameter" and "signs" not in group for group in groups):
+            raise ClearheadError(
+                "this state has share='parameter' and was saved before signs were hashed, so that "
+                "its rotations were others: start with a fresh state"
+            )
         pairs = [
             (parameter, state_dict["state"].get(index, {}))
             for saved, group in zip(groups, self.param_groups, strict=False)
@@ -209,7 +219,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def _make_rotations(self, parameters: list[torch.Tensor], axes: list[tuple[Axis, ...]]) -> None:
         for parameter, rotated in zip(parameters, axes, strict=True):
-            for _, draw in rotated:
+            for _, draw, _ in rotated:
                 key = (draw, str(parameter.device))
                 if key not in self._rotations and not parameter.is_meta:
                     made = make_rotation(**draw._asdict())

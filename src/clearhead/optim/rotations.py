@@ -13,6 +13,10 @@ Two constructions, both drawn on the CPU in float64 and applied in float32:
   are rotated one after the other, coordinates 0 … b−1 and then n−b … n−1. Each factor is
   orthogonal, hence so is the product, whatever n is.
 
+Either is drawn once a size. A parameter's own rotation is Q·S, S a diagonal of random signs hashed
+from the parameter's key: nothing but the key is kept, and parameters of a shape are still rotated
+by one product. S must come first: Adam commutes with signs, so those of S·Q would cancel.
+
 The signs are integers and equal on every machine. What went through a QR, Haar matrices and odd
 factors, agrees between machines to LAPACK's rounding, about n·1e-16, which float32 mostly hides:
 entries may differ in the last bit, and trajectories by what that bit grows to.
@@ -20,7 +24,7 @@ entries may differ in the last bit, and trajectories by what that bit grows to.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -206,26 +210,47 @@ KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
 }
 
 
-def make_rotation(kind: str, *, seed: int, size: int, owner: str = "") -> Rotation:
-    """The rotation of an axis, on the CPU.
+def make_rotation(kind: str, *, seed: int, size: int) -> Rotation:
+    """The rotation of all axes of a size, on the CPU.
 
     Args:
         kind: "hadamard" or "haar"; "identity" exists for tests.
         seed: any whole number.
         size: of the axis, at least 2.
-        owner: what the rotation belongs to besides the size; empty where axes share it.
 
     Raises:
         ClearheadError: for an unknown kind, and for one that permutes coordinates and flips signs:
             Adam treats coordinates alike and apart, so in such a basis it is exactly Adam.
     """
     check_kind(kind)
-    digest = hashlib.sha256(f"{seed}/{size}/{owner}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator().manual_seed(_digest(f"{seed}/{size}/") >> 1)
     rotation = KINDS[kind](size, generator)
     if kind != "identity" and _keeps_an_axis(rotation, size):
         raise _is_adam(kind)
     return rotation
+
+
+def sign_key(seed: int, name: str, dim: int) -> int:
+    """The key of the signs of one axis of one parameter, a number of 32 bits."""
+    return _digest(f"{seed}/{plain_name(name)}/{dim}") >> 32
+
+
+def random_signs(keys: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+    """Signs ±1 [len(keys), size] in float32, a pure function of key and place on every device."""
+    place_n = _mix(torch.arange(size, device=device))
+    mixed_kn = _mix(torch.stack([place_n ^ key for key in keys]))
+    return (1 - 2 * (mixed_kn >> 16 & 1)).float()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """A bijective hash of numbers of 32 bits; no product in it overflows int64."""
+    for _ in range(2):
+        x = ((x ^ x >> 16) * 0x45D9F3B) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def check_kind(kind: str) -> str:

@@ -9,8 +9,8 @@ from torch.optim.adamw import adamw
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import sharded
-from clearhead.optim.options import Axis, names
-from clearhead.optim.rotations import Rotation
+from clearhead.optim.options import Axis, Draw, names
+from clearhead.optim.rotations import Rotation, random_signs
 
 # PyTorch's single-kernel Adam, the elementwise part of ours.
 FUSED_DEVICES = ("cpu", "cuda")
@@ -22,29 +22,31 @@ OTHER_CHUNK = 2**24
 
 
 class Member(NamedTuple):
-    """A parameter in its turn."""
+    """A parameter in its turn; `keys` are those of its own signs, one an axis, or none."""
 
     parameter: torch.Tensor
     gradient: torch.Tensor
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     step: torch.Tensor
-    place: int
+    keys: tuple[int, ...]
 
 
 def buckets(
     lists: Sequence[list[Any]], axes: Sequence[tuple[Axis, ...]]
-) -> Iterator[tuple[str, tuple[Axis, ...], list[Member]]]:
-    """Sort members into what can be stepped together: (device, the axes to rotate, members).
+) -> Iterator[tuple[str, tuple[tuple[int, Draw], ...], list[Member]]]:
+    """Sort members into what can be stepped together: (device, axes and rotations, members).
 
     Args:
-        lists: a list for each field of `Member`.
+        lists: a list for each field of `Member`, but for the last the places in the group.
         axes: those of each parameter of the group, by its place.
     """
     found: dict[Any, list[Member]] = {}
     for fields in zip(*lists, strict=True):
-        member = Member(*fields)
-        parameter, rotated = member.parameter, axes[member.place]
+        place = fields[-1]
+        keys = tuple(axis.key for axis in axes[place] if axis.key is not None)
+        member = Member(*(*fields[:-1], keys))
+        parameter, rotated = member.parameter, tuple((a.dim, a.draw) for a in axes[place])
         key: tuple[Any, ...] = (str(parameter.device), rotated, parameter.dtype)
         if rotated or not _plain(member):
             placements = sharded.layouts(parameter, ())[0]
@@ -87,13 +89,17 @@ def _rotated(
     first = members[0].parameter
     layouts = sharded.layouts(first, [dim for dim, _ in rotations])
     stack = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+    signs = [_signs(members, i, stack, dim) for i, (dim, _) in enumerate(rotations)]
     for i, (dim, rotation) in enumerate(rotations):
         stack = sharded.move(stack, first, layouts[i], layouts[i + 1])
-        stack = rotation.apply(stack, dim)
+        own = signs[i]
+        stack = rotation.apply(stack if own is None else stack * own, dim)
     update = torch.zeros_like(stack, memory_format=torch.contiguous_format)
     _elementwise(group, members, list(update.unbind()), list(stack.unbind()), weight_decay=0.0)
     for i, (dim, rotation) in reversed(list(enumerate(rotations))):
         update = rotation.apply(update, dim, inverse=True)
+        own = signs[i]
+        update = update if own is None else update * own
         update = sharded.move(update, first, layouts[i + 1], layouts[i])
     kept = 1 - group["lr"] * group["weight_decay"]
     if first.dtype in (torch.float32, torch.float64):
@@ -102,6 +108,16 @@ def _rotated(
     else:
         for parameter, change in zip(parameters, update.unbind(), strict=True):
             parameter.copy_(parameter.float() * kept + change)
+
+
+def _signs(members: list[Member], axis: int, stack: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """The members' own signs along `dim`, broadcastable to the stack; None where all share Q."""
+    if not members[0].keys:
+        return None
+    keys = [member.keys[axis] for member in members]
+    shape = [len(keys)] + [1] * (stack.ndim - 1)
+    shape[dim] = members[0].parameter.shape[dim]
+    return random_signs(keys, shape[dim], stack.device).view(shape)
 
 
 def _elementwise(

@@ -6,7 +6,6 @@ and `salvage` leaves out.
 """
 
 import json
-import logging
 import math
 import os
 from bisect import bisect_right
@@ -17,8 +16,7 @@ from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import writing
-
-_log = logging.getLogger(__name__)
+from clearhead.terminal import say
 
 Record = dict[str, Any]
 
@@ -134,7 +132,7 @@ def first(path: Path) -> Record | None:
 
 
 def salvage(path: Path, until: int | None = None) -> list[Record]:
-    """Every intact record of a file of steps, in order; damaged lines are left out and logged.
+    """Every intact record of a file of steps, in order. Damaged lines are left out and named.
 
     Intact is an object whose whole number "step" fits into the order of the others.
 
@@ -149,7 +147,7 @@ def salvage(path: Path, until: int | None = None) -> list[Record]:
     damaged = [str(line.number) for place, line in enumerate(lines) if place not in ordered]
     if damaged:
         named = ", ".join(damaged[:3]) + ", …" * (len(damaged) > 3)
-        _log.warning("%s: line %s is damaged and left out; the others are kept", path, named)
+        say(f"{path}: line {named} is damaged and left out; the others are kept")
     kept = [line.record for place, line in enumerate(lines) if place in ordered]
     return [record for record in kept if record and (until is None or record["step"] <= until)]
 

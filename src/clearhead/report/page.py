@@ -34,7 +34,7 @@ def render(records: Records, *, title: str) -> str:
     """The page as HTML text."""
     page = sections.Page(records=records, looks=style.looks(records.arms()))
     body = sections.build(page) if records.runs else ""
-    return shell(page, title=title, lead=_lead(records), body=body)
+    return shell(page, title=title, lead=_lead(records, page.contrasts.threshold), body=body)
 
 
 def shell(page: sections.Page, *, title: str, lead: str, body: str) -> str:
@@ -69,7 +69,7 @@ def embed(data: object) -> str:
     return text
 
 
-def _lead(records: Records) -> str:
+def _lead(records: Records, threshold: float) -> str:
     """The lead sentence, and under it the findings of each set of records side by side."""
     findings = "".join(
         f'<div class="{"committed" if label else "now"}">'
@@ -79,7 +79,7 @@ def _lead(records: Records) -> str:
         if (found := narrative.findings(records.labelled(label)))
     )
     below = f'<div class="findings">{findings}</div>' if findings else ""
-    return f'<p class="lead">{html.escape(narrative.lead(records))}</p>{below}'
+    return f'<p class="lead">{html.escape(narrative.lead(records, threshold))}</p>{below}'
 
 
 def _part(name: str) -> str:

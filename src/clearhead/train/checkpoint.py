@@ -11,14 +11,13 @@ OUTPUT/checkpoints/step-00000100/
 import json
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from clearhead.models.loading import pretrained, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train import optimizer_state
@@ -78,7 +77,7 @@ def save_pretrained(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
 ) -> None:
     """Write model and tokenizer as an ordinary Hugging Face folder."""
-    with _quiet():
+    with without_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -98,12 +97,10 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer) -> None:
     """Load weights, optimizer state and random state from a verified checkpoint, in place."""
-    with _quiet():
+    with without_bars():
         # Through from_pretrained, because only it knows each architecture's tied and renamed
         # weights; copied over, so that the optimizer still holds the same parameters.
-        stored = type(model).from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+        stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
     model.load_state_dict(stored.state_dict())
     tensors = load_file(folder / OPTIMIZER_FILE)
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
@@ -126,17 +123,3 @@ def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide Hugging Face's own bars, which would tear through ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

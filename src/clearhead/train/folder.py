@@ -27,6 +27,8 @@ FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
 FREE_KEYS = {"save_every", "keep", "log_every"}
+# Settings that runs made before them had otherwise than today's default has it.
+EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -122,6 +124,8 @@ def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict
 
 def _refuse_changes(output: Path, asked: dict[str, Any], wanted: dict[str, Any]) -> None:
     changes = []
+    earlier = EARLIER.get(wanted["config"].get("optimizer"), {})
+    asked = {**asked, "config": {**earlier, **asked["config"]}}
     for section in ("config", "model"):
         # Only what both know: a newer library may add a key, with its default.
         for key in sorted(asked[section].keys() & wanted[section].keys() - FREE_KEYS):

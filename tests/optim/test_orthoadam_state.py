@@ -1,0 +1,182 @@
+"""What OrthoAdam saves, loads and refuses."""
+
+import copy
+
+import pytest
+import torch
+from tests_optim_trials import (
+    adamw,
+    assert_same,
+    distance,
+    give_gradients,
+    make_parameters,
+    ortho,
+    run,
+)
+from torch import nn
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import OrthoAdam
+
+# State --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
+@pytest.mark.parametrize("share", ["parameter", "size"])
+@pytest.mark.parametrize("kind", ["haar", "hadamard"])
+def test_a_saved_state_goes_on_bit_for_bit(way, kind, share):
+    unbroken, _ = run(ortho(rotation=kind, share=share), 6)
+    parameters, optimizer = run(ortho(rotation=kind, share=share), 3)
+    if way == "deepcopy":
+        parameters, resumed = copy.deepcopy((parameters, optimizer))
+    else:
+        saved = copy.deepcopy(optimizer.state_dict())
+        other = "size" if share == "parameter" else "parameter"
+        resumed = ortho(rotation=kind, seed=9, share=other)(parameters.values())
+        resumed.load_state_dict(saved)
+        assert resumed.param_groups[0]["seed"] == 0
+    for step in range(3, 6):
+        give_gradients(parameters, step)
+        resumed.step()
+    assert_same(parameters, unbroken, rtol=0, atol=0)
+
+
+def test_no_rotation_is_in_the_state():
+    parameters, optimizer = run(ortho(rotation="haar"), 1)
+    state = optimizer.state_dict()
+    assert {key for entry in state["state"].values() for key in entry} == {
+        "step",
+        "first_moment",
+        "second_moment",
+    }
+    numbers = sum(t.numel() for entry in state["state"].values() for t in entry.values())
+    assert numbers == 2 * sum(p.numel() for p in parameters.values()) + len(parameters)
+    assert all(not isinstance(v, torch.Tensor) for v in state["param_groups"][0].values())
+
+
+def test_adamws_state_is_refused_and_ours_by_adamw():
+    parameters, theirs = run(adamw, 1)
+    optimizer = ortho()(parameters.values())
+    with pytest.raises(ClearheadError, match="cannot be turned into another basis"):
+        optimizer.load_state_dict(theirs.state_dict())
+    disguised = {**theirs.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]}
+    with pytest.raises(ClearheadError, match="exp_avg"):
+        optimizer.load_state_dict(disguised)
+    assert not optimizer.state
+    _, ours = run(ortho(), 1)
+    theirs.load_state_dict(ours.state_dict())
+    give_gradients(parameters, 1)
+    with pytest.raises(KeyError, match="exp_avg"):
+        theirs.step()
+
+
+def test_a_state_with_rotations_by_parameter_that_were_drawn_otherwise_is_refused():
+    parameters, optimizer = run(ortho(), 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["param_groups"][0]["signs"]
+    with pytest.raises(ClearheadError, match="its rotations were others: start with a fresh state"):
+        ortho()(parameters.values()).load_state_dict(saved)
+    saved["param_groups"][0]["share"] = "size"
+    resumed = ortho()(parameters.values())
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups[0]["share"] == "size"
+    assert "signs" in resumed.state_dict()["param_groups"][0]
+
+
+def test_a_changed_shape_is_refused():
+    _, optimizer = run(ortho(), 1)
+    changed = {**make_parameters(), "wide": nn.Parameter(torch.zeros(6, 12))}
+    with pytest.raises(ClearheadError, match=r"shape \[6, 12\] has shape \[6, 10\]"):
+        ortho()(changed.values()).load_state_dict(optimizer.state_dict())
+
+
+# Bad input ----------------------------------------------------------------------------------
+
+
+def test_parameters_without_a_gradient_are_left_alone():
+    parameters = make_parameters()
+    optimizer = ortho()(parameters.values())
+    optimizer.step()
+    give_gradients(parameters, 0)
+    parameters["tall"].grad = None
+    before = parameters["tall"].detach().clone()
+    optimizer.step()
+    assert torch.equal(parameters["tall"], before)
+    assert parameters["tall"] not in optimizer.state
+    assert distance(parameters, run(ortho(), 1)[0], "twin") < 1e-6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_changes_nothing(value):
+    parameters, optimizer = run(ortho(), 2)
+    before = copy.deepcopy((list(parameters.values()), optimizer.state_dict()["state"]))
+    give_gradients(parameters, 2)
+    parameters["twin"].grad[3, 2] = value
+    with pytest.raises(ClearheadError, match="gradient of parameter 2 of group 0 is not finite"):
+        optimizer.step()
+    after = list(parameters.values()), optimizer.state_dict()["state"]
+    for old, new in zip(before[0], after[0], strict=True):
+        assert torch.equal(old, new)
+    for index, entry in before[1].items():
+        assert all(torch.equal(entry[key], after[1][index][key]) for key in entry)
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    table = nn.Embedding(5, 4, sparse=True)
+    optimizer = OrthoAdam(table.named_parameters())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ClearheadError, match="gradient of weight is sparse"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.0}, "lr is 0.0"),
+        ({"lr": -1e-3}, "lr is -0.001"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"lr": torch.zeros(())}, "lr is tensor"),
+        ({"eps": 0}, "eps is 0"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"betas": (0.9, 1.0)}, "betas is"),
+        ({"betas": 0.9}, "betas is 0.9"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": True}, "seed is True"),
+        ({"limit": 1}, "limit is 1"),
+        ({"sides": "lef"}, "did you mean left"),
+        ({"share": "name"}, "choose one of parameter, size"),
+        ({"rotation": "hadamar"}, "did you mean hadamard"),
+        ({"rotation": "signs"}, "exactly Adam"),
+        ({"rotation": "none"}, "no parameter has an axis to rotate"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ClearheadError, match=message):
+        ortho(**options)(make_parameters().values())
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        (torch.zeros(4, 4, dtype=torch.complex64), "real floats only"),
+        (torch.zeros(4, 4, dtype=torch.int64), "real floats only"),
+        (torch.zeros(4, 0), "nothing to train"),
+        (torch.zeros(1, 4), None),
+        (torch.zeros(4, 1), "no parameter has an axis to rotate"),
+    ],
+)
+def test_bad_parameters(parameter, message):
+    parameter = nn.Parameter(parameter, requires_grad=False)
+    if message is None:
+        optimizer = OrthoAdam([parameter], sides="both")
+        assert [axis.dim for axis in optimizer._axes[0][0]] == [-1]
+    else:
+        with pytest.raises(ClearheadError, match=message):
+            OrthoAdam([parameter])
+
+
+def test_a_bad_group_added_later_leaves_no_trace():
+    optimizer = ortho()(make_parameters().values())
+    with pytest.raises(ClearheadError, match="lr is -1"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "lr": -1})
+    assert len(optimizer.param_groups) == len(optimizer._axes) == 1
