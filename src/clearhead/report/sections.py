@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from clearhead.records.provenance import source_of
 from clearhead.report import (
     evaluation_page,
     figures,
@@ -369,7 +370,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
         "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
-        "code": [_short(one.get("code") or "") for one in (header, *made)],
+        "source": [source_of(one) for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
             for one in made
