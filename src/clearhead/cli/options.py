@@ -6,7 +6,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
@@ -38,14 +37,6 @@ def _numbers(info: Any) -> Any:
         ),
         str_from_instance=lambda value: list(map(str, value)),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpensModels:
-    """Of every verb that opens a model."""
-
-    trust_remote_code: bool = False
-    """Run Python code that the model's folder or repository brings. Read it first."""
 
 
 @_NUMBERS.primitive_rule

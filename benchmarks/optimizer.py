@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.experiments.bench.race import Ratio, ratio_of, take_turns
-from clearhead.experiments.bench.training import FOR_LIFE, SHAPES, optimizer_step
+from benchmarks.race import Ratio, ratio_of
+from benchmarks.training import FOR_LIFE, SHAPES, optimizer_step
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import OrthoAdam, build_optimizer
 from clearhead.optim.rotations import haar

@@ -1,18 +1,16 @@
 """One layer of attention, mechanism by mechanism, against the baseline's; memory; cache bytes."""
 
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.race import Ratio, faster_paths, in_new_process
 from clearhead import ops
-from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
 from clearhead.models.implementations import stock_attention
 from clearhead.nn.attention import Attention
@@ -99,21 +97,13 @@ def memory(rounds: int) -> Iterator[Ratio]:
     tiles of growing size would be measured.
     """
     square = 2 * LONG * LONG * 4.0
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     for name in ("transformer", *BOUNDS):
-        code = f"from clearhead.experiments.bench.attention import peak; print(peak({name!r}))"
-        ran = subprocess.run(
-            [sys.executable, "-c", code],
-            check=True,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        held = in_new_process("attention.peak", name, MALLOC_MMAP_THRESHOLD_=str(2**20))
         yield Ratio(
             name=f"memory, T {LONG}",
             ours=f"{name}, bytes at the peak",
             peer="its T × T scores in float32",
-            ratio=float(ran.stdout) / square,
+            ratio=held / square,
             bound=0.5,
             seconds={},
         )

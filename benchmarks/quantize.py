@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-from clearhead.experiments.bench.race import Ratio, take_turns
+from benchmarks.race import Ratio
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.quantize import linear_layers, scheme
 from clearhead.quantize.linear import weights

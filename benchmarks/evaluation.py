@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from benchmarks.race import Ratio, ratio_of
 from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
 from clearhead.diagnose.running import evaluating
@@ -13,8 +14,8 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
-from clearhead.experiments.bench.race import Ratio, ratio_of, take_turns
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096)

@@ -1,9 +1,10 @@
-"""Two sides taking turns in one process; the quotient of their medians."""
+"""A benchmark's result: the quotient of two sides' medians, with the machine and the versions."""
 
+import os
 import platform
 import statistics
-import time
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -39,24 +40,6 @@ class Ratio:
         }
 
 
-def take_turns(
-    sides: Mapping[str, Callable[[], object]], rounds: int, *, unmeasured: int = 2
-) -> dict[str, list[float]]:
-    """Seconds of each side in each round, after unmeasured calls (the first one compiles)."""
-    for step in sides.values():
-        for _ in range(unmeasured):
-            step()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, step in sides.items():
-            started = time.perf_counter()
-            step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
 def faster_paths(
     name: str, ours: str, peer: str, bound: float | None, seconds: dict[str, list[float]]
 ) -> Ratio:
@@ -80,3 +63,18 @@ def ratio_of(
     """Ours against the peer, by the medians of their rounds."""
     ratio = statistics.median(seconds[ours]) / statistics.median(seconds[peer])
     return Ratio(name=name, ours=ours, peer=peer, ratio=ratio, bound=bound, seconds=seconds)
+
+
+def in_new_process(function: str, *arguments: str, **environment: str) -> float:
+    """A number that a function of the benchmarks, "module.function", returns in a new process."""
+    module, _, name = function.rpartition(".")
+    code = f"from benchmarks.{module} import {name}; print({name}{arguments!r})"
+    paths = os.pathsep.join(filter(None, sys.path))
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )
+    return float(ran.stdout)

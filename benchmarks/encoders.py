@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from clearhead.experiments.bench.blocks import Setting, built
-from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
-from clearhead.experiments.bench.training import optimizer_step
+from benchmarks.blocks import Setting, built
+from benchmarks.race import Ratio, faster_paths
+from benchmarks.training import optimizer_step
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForMaskedLM
 from clearhead.models.causal import IGNORED
 from clearhead.optim import build_optimizer

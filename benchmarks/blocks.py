@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 import torch
 from transformers import DynamicCache
 
-from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
-from clearhead.experiments.bench.training import FOR_LIFE, optimizer_step
+from benchmarks.race import Ratio, faster_paths
+from benchmarks.training import FOR_LIFE, optimizer_step
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.experiments.bench.race import Ratio, faster_paths, take_turns
+from benchmarks.race import Ratio, faster_paths
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision

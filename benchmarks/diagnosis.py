@@ -1,17 +1,15 @@
 """What looking costs: the whole diagnosis against the plain forward pass of the same model."""
 
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.race import Ratio, in_new_process, ratio_of
 from clearhead.diagnose import diagnose
-from clearhead.experiments.bench.race import Ratio, ratio_of, take_turns
 from clearhead.experiments.building import best_device
+from clearhead.experiments.timing import take_turns
 
 WINDOWS, LENGTH, BATCH = 64, 512, 8
 LIMIT = 4 * 2**30
@@ -38,15 +36,11 @@ def diagnosis(rounds: int) -> Iterator[Ratio]:
     sides = {"plain forward": plain, "diagnose": whole}
     seconds = take_turns(sides, min(rounds, 3), unmeasured=0)
     yield ratio_of("diagnose", "diagnose", "plain forward", 3.0, seconds)
-    code = "from clearhead.experiments.bench.diagnosis import peak; print(peak())"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
-    )
     yield Ratio(
         name="diagnose, memory",
         ours="diagnose, bytes at the peak",
         peer="4 GiB",
-        ratio=float(ran.stdout) / LIMIT,
+        ratio=in_new_process("diagnosis.peak") / LIMIT,
         bound=1.0,
         seconds={},
     )

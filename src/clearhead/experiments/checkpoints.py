@@ -1,11 +1,10 @@
-"""Loading a checkpoint that the user names."""
+"""Models that a user names: checkpoints, and configurations with fresh weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import clearhead.models  # registers our model type with transformers
-from clearhead.cli.options import overrides
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import best_device, fitted
@@ -53,7 +52,7 @@ def is_preset(name: str) -> bool:
 def untrained(
     name: str,
     size: str,
-    changes: tuple[str, ...],
+    changes: Mapping[str, Any],
     data: DataConfig,
     *,
     trust_remote_code: bool,
@@ -66,7 +65,7 @@ def untrained(
     """
     if is_preset(name):
         corpus = prepare(data, progress=say)
-        config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
+        config = fitted(name, size, corpus, TrainConfig(), **changes)
         kind: Any = clearhead.models.ClearheadForCausalLM
         if config.direction != "causal":
             kind = clearhead.models.ClearheadForMaskedLM
@@ -74,7 +73,7 @@ def untrained(
     name = resolved(name)
     auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
     with explained(name):
-        config = load_config(name, trust_remote_code=trust_remote_code, **overrides(changes))
+        config = load_config(name, trust_remote_code=trust_remote_code, **changes)
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         model = auto.from_config(config, trust_remote_code=trust_remote_code)
     return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.experiments.bench.race import Ratio
+from benchmarks.race import Ratio
 
 
 def demo(rounds: int) -> Iterator[Ratio]:
