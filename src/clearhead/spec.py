@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.ranges import Range
 
 AXES: Mapping[str, str] = {
     "scores": "how a query is compared with a key",
     "normalizer": "how a row of scores becomes weights",
     "maps": "how attention maps are combined into one",
     "shaping": "how the attention matrix meets the identity",
+    "epilogue": "what becomes of the heads before the output projection",
     "values": "what attention averages",
     "projections": "how the heads are written into the stream",
     "position": "how order enters",
@@ -27,6 +29,48 @@ AXES: Mapping[str, str] = {
     "mlp_skip": "what of the stream passes by the MLP",
     "residual_scale": "what moves the gains of the two branches",
 }
+
+
+# The smallest and the largest number that float32 holds in full, in which models are made.
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+_COUNT = Range("a whole number above 0", lambda x: isinstance(x, int) and x > 0)
+_POSITIVE = Range("a finite number above 0", lambda x: _SMALLEST <= x <= _LARGEST)
+_GAIN = Range("a finite number", lambda x: abs(x) <= _LARGEST)
+
+# Every number of a configuration and of a layer. NaN is in none of the ranges.
+RANGES: Mapping[str, Range] = {
+    "vocab_size": _COUNT,
+    "hidden_size": _COUNT,
+    "intermediate_size": _COUNT,
+    "num_hidden_layers": _COUNT,
+    "num_attention_heads": _COUNT,
+    "num_key_value_heads": _COUNT,
+    "num_value_heads": _COUNT,
+    "head_dim": _COUNT,
+    "max_position_embeddings": _COUNT,
+    # Of 1 transformers' caches would keep everything.
+    "sliding_window": Range("a whole number above 1", lambda x: isinstance(x, int) and x > 1),
+    "norm_eps": _POSITIVE,
+    "initializer_range": _POSITIVE,
+    "query_range": Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST),
+    "lambda_init": Range(
+        "a number between 0 and 1 (the paper has 0.2 to 0.8)", lambda x: 0 < x < 1
+    ),
+    "dropout": Range("a number from 0 to below 1", lambda x: 0 <= x < 1),
+    # From ΔW = 0 beside a β of 0 neither ever has a gradient.
+    "value_gain": Range("a finite number other than 0", lambda x: _SMALLEST <= abs(x) <= _LARGEST),
+    "attention_gain": _GAIN,
+    "mlp_gain": _GAIN,
+    "mlp_skip_gain": _GAIN,
+}
+
+
+def check_ranges(numbers: Any) -> None:
+    """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
+    for name, allowed in RANGES.items():
+        value = getattr(numbers, name, None)
+        if value is not None and not isinstance(value, str) and not allowed.holds(value):
+            raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +100,7 @@ class LayerSpec:
         default_factory=lambda: {"rope_type": "default", "rope_theta": 10_000.0}
     )
     max_position_embeddings: int = 2048
+    sliding_window: int | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
     query_range: float | None = None
@@ -69,6 +114,7 @@ class LayerSpec:
     normalizer: str = "softmax"
     maps: str = "single"
     shaping: str = "none"
+    epilogue: str = "none"
     values: str = "linear"
     projections: str = "linear"
     position: str = "rope"
@@ -100,7 +146,8 @@ class Declaration:
         summary: one line for tables and help.
         source: the paper and equation it comes from.
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
-            normalizers, from the number of maps; for positions, from a spec and the number of
+            normalizers, from a spec, the number of maps, and how many neighbours share a key head
+            (`keys_together`); for positions, from a spec and the number of
             heads; for scores, from the position's `prepare`; for residual scales, from the gain
             that a branch starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
@@ -110,8 +157,6 @@ class Declaration:
         heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
-        shards: the tensor dimension its parameters may be split along ("heads", "channels"),
-            or None where every device needs them whole.
     """
 
     axis: str
@@ -126,7 +171,6 @@ class Declaration:
     query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
-    shards: str | None = None
 
 
 class Registry:
@@ -151,27 +195,25 @@ class Registry:
         """The declaration chosen on each axis of a layer."""
         return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
+    def table(self) -> str:
+        """Every mechanism in Markdown, as docs/mechanisms.md has it."""
+        lines = ["| axis | value | what it is | source |", "| --- | --- | --- | --- |"]
+        for axis, declarations in self._table.items():
+            for name, found in declarations.items():
+                cells = (f"`{axis}`", f"`{name}`", found.summary, found.source)
+                lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        return "\n".join(lines)
+
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""
-        _check_widths(layer)
+        check_ranges(layer)
+        _check_heads(layer)
         for axis, declaration in self.of(layer).items():
             if reason := declaration.refuses(layer):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
 
 
-def _check_widths(layer: LayerSpec) -> None:
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "num_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-    ):
-        value = getattr(layer, name)
-        if not isinstance(value, int) or value < 1:
-            raise ClearheadError(f"{name} must be a whole number above 0; found {value!r}")
+def _check_heads(layer: LayerSpec) -> None:
     if layer.num_attention_heads % layer.num_key_value_heads:
         raise ClearheadError(
             f"num_key_value_heads={layer.num_key_value_heads} does not divide "
@@ -183,5 +225,3 @@ def _check_widths(layer: LayerSpec) -> None:
             f"{layer.num_key_value_heads} key heads nor one for each of the "
             f"{layer.num_attention_heads} heads: choose one of these, or leave it out"
         )
-    if layer.norm_eps <= 0:
-        raise ClearheadError(f"norm_eps must be above 0; found {layer.norm_eps!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from clearhead.cli import main
 from clearhead.data import Batches
@@ -187,6 +188,20 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     assert by_metric["peak_memory_bytes"]["value"] is None
     assert "stopped before" in by_metric["peak_memory_bytes"]["reason"]
     assert by_metric["perplexity"]["value"] > 1
+
+
+def test_a_finished_run_that_lacks_weights_is_not_measured(words, tmp_path, capsys):
+    words = ["transformer", *words]
+    assert _call(*words) == 0
+    run = tmp_path / "out/transformer-seed0"
+    (run / "records.jsonl").unlink()  # as where it was stopped before the measurements
+    path = run / "final/model.safetensors"
+    weights = {key: value for key, value in load_file(path).items() if ".mlp." not in key}
+    save_file(weights, path, metadata={"format": "pt"})
+    capsys.readouterr()
+    assert _call(*words) == 2
+    assert str(run / "final") in capsys.readouterr().err.splitlines()[-1]
+    assert not (run / "records.jsonl").exists()
 
 
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):

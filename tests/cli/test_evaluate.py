@@ -89,7 +89,8 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         assert made["batch_tokens"] == 8192
         assert made["seed"] == 0
         assert made["data"] is None  # a passkey's filler needs no text, and none was read
-        assert set(made["versions"]) == {"clearhead", "torch", "transformers"}
+        assert {"clearhead", "torch", "transformers", "numpy"} <= set(made["versions"])
+        assert made["command"]
         assert made["seconds"] > 0
         assert cell["options"]["trials"] == 2
         assert cell["result"]["low"] <= cell["result"]["accuracy"] <= cell["result"]["high"]
@@ -163,6 +164,7 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
 
 
 def test_choices_from_files(trained, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
     path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
     rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -292,9 +294,9 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     def leaving(prompt: str) -> served.Answer:
         if len(judge.prompts) > 4:
             raise ConnectionError
-        return served.completion(
-            "Conclusion: True" if "one.jsonl" in prompt else "Conclusion: False"
-        )
+        supported = "one.jsonl" in prompt
+        echo = "I was asked with Bearer sk-secret"
+        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
 
     judge.answer = leaving
     assert _call(*words) == 2
@@ -321,27 +323,3 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert "two.jsonl, line 1 lacks passage" in last
     assert "it has question, answers, text" in last
-
-
-def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
-    from clearhead.experiments.bench import choices, evaluation
-
-    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
-    monkeypatch.setattr(evaluation, "TRIALS", 1)
-    monkeypatch.setattr(evaluation, "TOKENS", 256)
-    monkeypatch.setattr(evaluation, "WINDOW", 64)
-    monkeypatch.setattr(evaluation, "STRIDE", 32)
-    monkeypatch.setattr(choices, "QUESTIONS", 3)
-    out = tmp_path / "bench.jsonl"
-    assert (
-        _call("bench", "passkey", "sliding", "choices", "--rounds", "1", "--output", str(out)) == 0
-    )
-    sweep, windows, *asked = map(json.loads, out.read_text("utf-8").splitlines())
-    assert sweep["peer"] == "180 s"
-    assert windows["bound"] == 1.1
-    assert [one["name"] for one in asked] == [f"choices, {name}" for name in choices.KINDS]
-    for one in asked:
-        assert one["bound"] == pytest.approx(2 / 3)
-        assert one["ours"] == "contexts read once, 2048 tokens"
-        assert len(one["seconds"]) == 3
-    assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

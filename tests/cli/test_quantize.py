@@ -80,6 +80,7 @@ def _questions(folder: Path) -> Path:
 
 def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     records, page = tmp_path / "r.jsonl", tmp_path / "p.html"
+    pytest.importorskip("lm_eval")
     asked = ("--choices", str(_questions(tmp_path)), "--questions", "2")
     kept = ("--records", str(records), "--page", str(page))
     assert _call("quantize", str(model), *words, *asked, *kept) == 0
@@ -113,6 +114,7 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
 
 def test_accuracy_is_that_of_eval(model, words, tmp_path):
     """One file, one model: the same questions answered right by both verbs."""
+    pytest.importorskip("lm_eval")
     asked = [("Which of them?", ["query", "key", "the value of it"]), ("Why?", ["attention", "no"])]
     questions = tmp_path / "asked.jsonl"
     rows = [
@@ -151,13 +153,14 @@ def test_results_do_not_depend_on_what_ran_before(model, words, tmp_path):
     assert first.results == second.results
 
 
-def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, text):
+def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, text, monkeypatch):
+    pytest.importorskip("lm_eval")
     folder = str(model)
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "w1-channel")
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "logits17-row")
     assert "did you mean" in _refusal(capsys, folder, "--scheme", "w8a8-corse")
     assert "give each once" in _refusal(capsys, folder, folder)
-    assert "length must be at least 2" in _refusal(capsys, folder, "--length", "1")
+    assert "length is 1: give a whole number" in _refusal(capsys, folder, "--length", "1")
     assert "no effect" in _refusal(capsys, folder, "--title", "x")
     assert "no effect" in _refusal(capsys, folder, "--questions", "3")
     assert "the model's own" in _refusal(capsys, folder, "--data.tokenizer", folder)
@@ -171,7 +174,9 @@ def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, 
     assert "use the tokenizer" in _refusal(capsys, str(small), *words, "--scheme", "w4-channel")
     other = text / "00.txt"
     assert "not a record" in _refusal(capsys, folder, *words, "--records", str(other))
-    assert "no .jsonl" in _refusal(capsys, folder, *words, "--choices", str(other))
+    assert "not JSON" in _refusal(capsys, folder, *words, "--choices", str(other))
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert "clearhead[lm-eval]" in _refusal(capsys, folder, "--choices", str(other))
 
 
 def test_an_encoder_decoder_is_refused(words, tmp_path, capsys, tokenizer):

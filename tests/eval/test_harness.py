@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import tests_architectures as architectures
+import torch
 
 from clearhead import ClearheadError
 from clearhead.eval import check_names
+from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.harness import HarnessTask
-from clearhead.eval.multiple import ChoicesTask
 
 evaluator = pytest.importorskip("lm_eval.evaluator")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -170,10 +171,26 @@ def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
     ):
         with pytest.raises(ClearheadError, match=message):
             task.cells(subject)
-    dynamic = make_subject(model=architectures.make("Llama"))
-    dynamic.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
-    with pytest.raises(ClearheadError, match="one dynamic frequency"):
-        HarnessTask(tasks=("asked",), include_path=path).cells(dynamic)
+
+
+def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subject, make_subject):
+    """One after the other, and none with the frequencies of a longer one before it."""
+    size = {"vocab_size": len(subject.tokenizer), "max_position_embeddings": 24}
+    task = HarnessTask(tasks=("asked",), include_path=str(folder))
+    plain = architectures.make("Llama", **size)
+    expected = _measured(task, make_subject(model=plain))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    model = architectures.make("Llama", **size, rope_parameters=rope)
+    model.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        model(torch.zeros(1, 60, dtype=torch.int64))  # frequencies of 60 tokens
+    rows: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _model, args, options: rows.append(len((*args, *options.values())[0])),
+        with_kwargs=True,
+    )
+    assert _measured(task, make_subject(model=model)) == expected
+    assert set(rows) == {1}
 
 
 def test_answers_longer_than_the_model(folder, subject):

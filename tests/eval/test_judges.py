@@ -152,6 +152,19 @@ def test_what_does_not_pass_is_said_at_once(judge, monkeypatch, answer, message)
     assert "\n" not in str(error.value)
 
 
+def test_a_key_that_is_echoed_is_not_passed_on(judge, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    judge.answer = lambda prompt: served.completion("Bearer sk-secret: yes", model="x sk-secret")
+    asked = _judge(judge, key_variable="MY_KEY")
+    (reply,) = dict(asked.replies(["one"])).values()
+    assert (reply.text, reply.model) == ("Bearer [key]: yes", "x [key]")
+    escaped = rb'{"\u0073k-secret": ["\u0073k-secret"]}'  # as JSON may write it
+    for status in (200, 400):
+        judge.answer = lambda prompt, status=status: (status, escaped, {})
+        with pytest.raises(ClearheadError, match=r'\{"\[key\]": \["\[key\]"\]\}'):
+            list(asked.replies(["one"]))
+
+
 URL = {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}
 
 
@@ -161,18 +174,21 @@ URL = {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}
         ({**URL, "model": ""}, "judge.endpoint needs the name of a model"),
         ({"model": "x", "tries": 4}, "judge.tries has no effect without judge.endpoint"),
         ({"key_variable": "K"}, "judge.key-variable has no effect"),
+        ({**URL, "trust_remote_code": True}, "judge.trust-remote-code has no effect with"),
         ({"new_tokens": 9}, "judge.new-tokens has no effect without judge.model"),
         ({**URL, "endpoint": "file:///etc/passwd"}, r"is no http\(s\) URL"),
         ({**URL, "endpoint": "127.0.0.1:8000/v1"}, r"is no http\(s\) URL"),
         ({**URL, "endpoint": "http://x:port/v1"}, r"is no http\(s\) URL"),
         ({**URL, "endpoint": "http://a b/v1"}, r"is no http\(s\) URL"),
+        ({**URL, "endpoint": "http://jüdge/v1"}, r"is no http\(s\) URL in ASCII"),
+        ({**URL, "endpoint": "http://judge/é\n"}, r"is no http\(s\) URL in ASCII"),
         ({**URL, "endpoint": "http://me:secret@x/v1"}, "without user, password and"),
         ({**URL, "endpoint": "http://x/v1?key=secret"}, "without user, password and"),
         ({**URL, "key_variable": "NO_SUCH_KEY"}, r"NO_SUCH_KEY \(judge.key-variable\) holds no"),
         ({**URL, "key_variable": "BAD_KEY"}, r"BAD_KEY \(judge.key-variable\) holds no key"),
-        ({**URL, "tries": 0}, "must be above 0"),
-        ({**URL, "timeout": 0.0}, "must be above 0"),
-        ({"model": "x", "new_tokens": 0}, "must be above 0"),
+        ({**URL, "tries": 0}, "judge.tries is 0: give a whole number of at least 1"),
+        ({**URL, "timeout": 0.0}, "judge.timeout is 0.0: give a number above 0"),
+        ({"model": "x", "new_tokens": 0}, "judge.new_tokens is 0"),
         ({"model": "no/such"}, "cannot load a model from 'no/such'"),
     ],
 )

@@ -21,7 +21,7 @@ from transformers import (
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.data import Corpus, TokenStream
-from clearhead.eval import lengths, losses, perplexity
+from clearhead.eval import lengths, perplexity, token_losses
 
 VOCABULARY, LONGEST = 61, 32
 SHAPE = {
@@ -68,7 +68,7 @@ def _by_hand(model: nn.Module, windows: list[Tensor]) -> float:
 @pytest.fixture
 def small_parts(monkeypatch) -> None:
     """Five rows of logits at a time."""
-    monkeypatch.setattr(losses, "LOGITS", 5 * VOCABULARY + 3)
+    monkeypatch.setattr(token_losses, "LOGITS", 5 * VOCABULARY + 3)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

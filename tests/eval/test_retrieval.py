@@ -9,8 +9,8 @@ import torch
 from clearhead import ClearheadError
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import held_out
-from clearhead.eval.allocation import AllocationTask, last_row
 from clearhead.eval.answers import Answer
+from clearhead.eval.attention_to_answer import AllocationTask, last_row
 from clearhead.eval.haystack import haystack
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask

@@ -6,10 +6,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.eval.hits import HitsTask, hits
-from clearhead.eval.losses import Losses
-from clearhead.eval.perplexities import PerplexityTask, profile
+from clearhead.eval.ar_hits import HitsTask, hits
+from clearhead.eval.perplexity_task import PerplexityTask, profile
 from clearhead.eval.sliding import sliding, windows_of
+from clearhead.eval.token_losses import Losses
 from clearhead.models import scaled
 
 VOCABULARY = 53

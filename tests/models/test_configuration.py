@@ -1,22 +1,26 @@
 """The configuration refuses what it cannot build, in one line that says what to change."""
 
+import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import clearhead
-from clearhead import ClearheadConfig, ClearheadError
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.models import PRESETS, plan, preset
 from clearhead.models.catalogue import SMALLER
 from clearhead.nn import REGISTRY
-from clearhead.spec import AXES
+from clearhead.spec import AXES, RANGES
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"maps": "diferential"}, "did you mean differential"),
-        ({"normalizer": "relu"}, "choose one of sink, softmax, softmax1"),
+        ({"normalizer": "relu"}, "choose one of key, sink, softmax, softmax1"),
         ({"hiden_size": 64}, "unknown configuration key 'hiden_size': did you mean hidden_size"),
         ({"frobnicate": 1}, "would have no effect"),
         ({"maps": "differential", "num_attention_heads": 3}, "num_attention_heads=3 is odd"),
@@ -24,7 +28,7 @@ from clearhead.spec import AXES
             {"maps": "differential", "num_attention_heads": 6, "num_key_value_heads": 3},
             "num_key_value_heads=3 is odd",
         ),
-        ({"maps": "differential", "lambda_init": 1.5}, "outside"),
+        ({"maps": "differential", "lambda_init": 1.5}, "between 0 and 1"),
         ({"lambda_init": 0.8}, "lambda_init has no effect with maps='single'"),
         ({"head_norm": "none"}, "head_norm has no effect with maps='single'"),
         ({"maps": "differential", "head_norm": "layer"}, "none of affine, plain, none"),
@@ -54,16 +58,16 @@ from clearhead.spec import AXES
         ({"rope_parameters": {"factor": 2.0}}, "factor in rope_parameters has no effect"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "at least 1"),
         ({"rope_parameters": {"rope_theta": 0}}, "not above 0"),
-        ({"num_hidden_layers": 0}, "at least one layer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0; found 0"),
         ({"hidden_size": 0}, "above 0"),
         ({"num_attention_heads": "6"}, "num_attention_heads is '6': give"),
         ({"hidden_size": 100}, "num_attention_heads=6 does not divide hidden_size=100"),
         ({"maps": "differential", "lambda_init": "high"}, "lambda_init is 'high': give"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"}},
-            "beta_fast='a' in rope_parameters must be a number",
+            "beta_fast='a' in rope_parameters must be a finite number",
         ),
-        ({"norm_eps": 0.0}, "norm_eps must be above 0"),
+        ({"norm_eps": 0.0}, "norm_eps must be a finite number above 0"),
         ({"embedding_norm": "layernrom"}, "did you mean layernorm"),
         ({"dropout": 1.0}, "from 0 to below 1"),
         ({"attention_dropout": 0.1}, "no number is left out of attention maps"),
@@ -73,6 +77,127 @@ def test_refusals(keys, message):
     with pytest.raises(ClearheadError, match=message) as error:
         ClearheadConfig(**keys)
     assert "\n" not in str(error.value)
+
+
+NUMBERS = {
+    key: hint
+    for key, hint in ClearheadConfig.__annotations__.items()
+    if float in get_args(hint) or hint in (int, float)
+}
+WITH = {  # what a key needs to be of effect
+    "lambda_init": {"maps": "differential"},
+    "value_gain": {"values": "reparametrised"},
+    "mlp_skip_gain": {"mlp_gain": 1.0},
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300], ids=str)
+@pytest.mark.parametrize("key", [key for key, hint in NUMBERS.items() if hint is not int])
+def test_no_number_leaves_float32(key, value):
+    with pytest.raises(ClearheadError, match=f"{key} must be .*number.*; found"):
+        ClearheadConfig(**WITH.get(key, {}), **{key: value})
+
+
+def test_every_number_has_a_range():
+    sizes = {"intermediate_size", "num_key_value_heads", "num_value_heads", "head_dim"}  # or None
+    sizes |= {"sliding_window"}
+    assert set(NUMBERS) | sizes == set(RANGES)
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"initializer_range": -0.02}, "initializer_range must be a finite number above 0"),
+        ({"initializer_range": 0.0}, "initializer_range must be a finite number above 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number above 0"),
+        ({"vocab_size": 0}, "vocab_size must be a whole number above 0"),
+        ({"values": "reparametrised", "value_gain": 0.0}, "other than 0"),
+        ({"attention_skip": "none", "attention_gain": 0.0}, "write nothing at the start"),
+        ({"mlp_skip": "none", "mlp_gain": 0.0}, "write nothing at the start"),
+        ({"mlp_skip_gain": 0.0, "mlp_gain": 0.0}, "write nothing at the start"),
+        *(
+            ({"residual_scale": kind, "attention_gain": start}, "give a start above 0")
+            for kind in ("feedback", "scheduled")
+            for start in (0.0, -0.5)
+        ),
+        ({"residual_scale": "feedback", "mlp_gain": -0.5}, "mlp_gain=-0.5: give a start above 0"),
+        ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta=nan .* finite number"),
+        ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta=inf .* finite number"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": math.inf}}, "factor=inf"),
+        ({"rope_parameters": {"rope_theta": 1e-300}}, "frequencies beyond float32"),
+        ({"rope_parameters": {"rope_type": ["linear"]}}, "is none of default, linear"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 10**400}}, "finite number"),
+        ({"rope_parameters": YARN | {"beta_slow": [1]}}, "must be a finite number"),
+        ({"rope_parameters": YARN | {"rope_theta": 1.0}}, "give one above 1"),
+        (
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
+            "original_max_position_embeddings=0 .* at least 1",
+        ),
+        ({"rope_parameters": YARN | {"beta_fast": 1e-320}}, "frequencies beyond float32"),
+        ({"rope_parameters": YARN | {"attention_factor": math.nan}}, "attention_factor=nan"),
+    ],
+)
+def test_configurations_that_cannot_train_are_refused(keys, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        ClearheadConfig(**keys)
+    assert "\n" not in str(error.value)
+
+
+TINY = {
+    "hidden_size": 36,
+    "num_attention_heads": 9,
+    "head_dim": 4,
+    "num_hidden_layers": 1,
+    "vocab_size": 11,
+}
+OVERRIDES = [
+    {"maps": "differential"},
+    {"maps": "diferential"},
+    {"norm_eps": math.nan},
+    {"hiden_size": 64},
+    {"num_key_value_heads": 4},
+    {"attention_dropout": 0.1},
+    {"num_attention_heads": "9"},
+    {"rope_parameters": {"rope_type": "ntk"}},
+    {"shaping": "shaped", "scores": "collinear"},
+    {"direction": "bidirectional"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("overrides")
+    ClearheadForCausalLM(ClearheadConfig(**TINY)).save_pretrained(where)
+    return where
+
+
+@pytest.mark.parametrize("override", OVERRIDES, ids=lambda keys: next(iter(keys)))
+@pytest.mark.parametrize("kind", [ClearheadForCausalLM, AutoModelForCausalLM])
+def test_overrides_are_refused_in_the_same_line(folder, kind, override):
+    with pytest.raises(ClearheadError) as expected:
+        ClearheadForCausalLM(ClearheadConfig(**TINY | override))
+    with pytest.raises(ClearheadError) as error:
+        kind.from_pretrained(folder, **override)
+    assert str(error.value) == str(expected.value)
+
+
+def test_overrides_that_fit_are_taken_and_what_follows_from_them_is_derived(folder):
+    config = ClearheadConfig.from_pretrained(folder, num_key_value_heads=None, norm="layernorm")
+    assert (config.num_key_value_heads, config.norm) == (9, "layernorm")
+    model = ClearheadForCausalLM.from_pretrained(folder, dropout=0.5, dtype=torch.bfloat16)
+    assert (model.config.dropout, model.dtype) == (0.5, torch.bfloat16)
+
+
+def test_a_configuration_changed_after_it_was_made_is_checked_before_a_model_is_built(folder):
+    config = ClearheadConfig(**TINY)
+    config.maps = "differential"
+    with pytest.raises(ClearheadError, match="num_attention_heads=9 is odd"):
+        ClearheadForCausalLM(config)
+    with pytest.raises(ClearheadError, match="norm is of the configuration: set it there"):
+        ClearheadForCausalLM.from_pretrained(folder, config=ClearheadConfig(**TINY), norm="none")
 
 
 def test_unknown_presets_and_sizes_name_the_near_misses():
@@ -122,11 +247,10 @@ def test_every_axis_is_declared_and_every_value_builds():
             assert getattr(config.layer(1), axis) == name
 
 
-def test_the_documentation_lists_every_value():
+def test_the_documentation_has_the_table_of_the_declarations():
+    """`python -c "from clearhead.nn import REGISTRY; print(REGISTRY.table())"` prints it."""
     page = Path(__file__).parents[2].joinpath("docs", "mechanisms.md").read_text("utf-8")
-    for axis in AXES:
-        for name in REGISTRY.names(axis):
-            assert f"| `{axis}` | `{name}` |" in page
+    assert REGISTRY.table() in page
 
 
 def test_names_that_stay():

@@ -31,8 +31,7 @@ def _inputs(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    for asks in ("attention", "sides"):
-        monkeypatch.setattr(f"clearhead.ops.{asks}.chosen", lambda *_: KERNELS[kernel])
+    monkeypatch.setattr("clearhead.ops.attention.chosen", lambda *_: KERNELS[kernel])
 
 
 def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead import ops
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 SLOPES = torch.tensor([0.7, 0.1, 0.004], dtype=torch.float64)
 
@@ -20,19 +21,18 @@ def _places(keys: int, kind: str, mask: Tensor | None) -> Tensor:
     return torch.arange(keys)[None]
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("places", ["counted", "index", "falling"])
 @pytest.mark.parametrize(
     ("padding", "packed"),
     list(itertools.product(["none", "left", "right", "holes"], [False, True])),
 )
-def test_the_mean_is_the_matrix_s(make_masks, causal, places, padding, packed):
+def test_the_mean_is_the_matrix_s(make_masks, places, padding, packed):
     for keys, queries in ((1, 1), (7, 7), (16, 16), (53, 53), (300, 300), (53, 1), (53, 20)):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks = make_masks(keys, padding, packed)
         at = _places(keys, places, masks["key_mask"])
-        mean, mass = ops.fading_mean(x, queries, at, SLOPES, causal=causal, **masks)
-        want, want_mass = oracles.fading_mean(x, queries, at, SLOPES, causal=causal, **masks)
+        mean, mass = ops.fading_mean(x, queries, at, SLOPES, Visibility(**masks))
+        want, want_mass = oracles.fading_mean(x, queries, at, SLOPES, **masks)
         assert mean.shape == (2, 3, queries, 5)
         assert torch.allclose(mean, want, atol=1e-12)
         assert torch.allclose(mass.expand_as(want_mass), want_mass, rtol=1e-12)
@@ -67,7 +67,7 @@ def test_what_is_hidden_may_be_anything():
     mask = torch.ones(1, 9, dtype=torch.bool)
     mask[:, :2] = False
     x[:, :, :2] = torch.nan
-    mean, mass = ops.fading_mean(x, 9, torch.arange(9)[None], SLOPES, key_mask=mask)
+    mean, mass = ops.fading_mean(x, 9, torch.arange(9)[None], SLOPES, Visibility(key_mask=mask))
     assert mean.isfinite().all()
     assert (mean[:, :, :2] == 0).all()
     assert (mass[:, :, :2] == 0).all()
@@ -75,9 +75,8 @@ def test_what_is_hidden_may_be_anything():
 
 def test_slopes_near_zero_give_the_plain_mean():
     x = torch.randn(2, 3, 70, 5, dtype=torch.float64)
-    for causal in (True, False):
-        at, slopes = torch.arange(70)[None], torch.full((3,), 1e-14, dtype=torch.float64)
-        mean, mass = ops.fading_mean(x, 70, at, slopes, causal=causal)
-        plain, count = ops.running_mean(x, 70, causal=causal)
-        assert torch.allclose(mean, plain, atol=1e-10)
-        assert torch.allclose(mass, count[:, None].expand_as(mass))
+    at, slopes = torch.arange(70)[None], torch.full((3,), 1e-14, dtype=torch.float64)
+    mean, mass = ops.fading_mean(x, 70, at, slopes)
+    plain, count = ops.running_mean(x, 70)
+    assert torch.allclose(mean, plain, atol=1e-10)
+    assert torch.allclose(mass, count[:, None].expand_as(mass))

@@ -5,6 +5,7 @@ import logging
 import sys
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.terminal import say
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    print(f"clearhead: {' '.join(message.split())}", file=sys.stderr)
+    say(f"clearhead: {' '.join(message.split())}")
     return code
 
 

@@ -1,6 +1,5 @@
 """clearhead compare: the main job."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from clearhead.cli.options import Overrides, Variations, parse
 from clearhead.cli.report import publish
 from clearhead.experiments.compare import RECORDS, CompareConfig, InterruptedRun, compare
 from clearhead.report import load
+from clearhead.terminal import say
 from clearhead.train import Progress
 
 
@@ -35,14 +35,10 @@ def run(words: list[str]) -> int:
     )
     load(command.beside)  # a file that cannot be read is better known before the training
     try:
-        compare(command, say=_say, callbacks=lambda: [Progress()])
+        compare(command, say=say, callbacks=lambda: [Progress()])
     except InterruptedRun as stop:
-        _say("stopped and saved: the same command goes on from here")
+        say("stopped and saved: the same command goes on from here")
         return stop.code
     page = command.output / "report.html"
     publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -5,15 +5,18 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
 from clearhead.cli.options import parse
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.conversion import converted
-from clearhead.train.atomic import publish_folder, require_new
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, require_new
+from clearhead.terminal import show
 from clearhead.train.checkpoint import save_pretrained
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """What to convert, and where to."""
 
     model: Positional[str]
@@ -30,9 +33,10 @@ def run(words: list[str]) -> int:
         description="Write a model in the other format, once both have given the same logits.",
     )
     require_new(command.output)
-    model, tokenizer = load_model(command.model)
+    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     made = converted(model)
     with publish_folder(command.output) as folder:
         save_pretrained(made, tokenizer, folder)
-    print(f"{type(model).__name__} → {type(made).__name__}, with equal logits: {command.output}")
+        manifest.seal(folder)
+    show(f"{type(model).__name__} → {type(made).__name__}, with equal logits: {command.output}")
     return 0

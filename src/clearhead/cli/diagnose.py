@@ -2,29 +2,37 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer, untrained
-from clearhead.cli.options import parse
+from clearhead.cli.options import overrides, parse
 from clearhead.cli.report import publish_diagnosis
-from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.data import Corpus, DataConfig
 from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import (
+    is_preset,
+    load_model,
+    own_text,
+    refuse_tokenizer,
+    untrained,
+)
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.experiments.opening import OpensModels
+from clearhead.records.files import write_text
 from clearhead.report.diagnosis import encode
-from clearhead.train.atomic import write_text
+from clearhead.terminal import printable, say
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(DiagnoseConfig):
+class Command(OpensModels, DiagnoseConfig):
     """Which models, on what text."""
 
     models: Positional[tuple[str, ...]]
@@ -51,15 +59,15 @@ def run(words: list[str]) -> int:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
+    _refuse_idle(command)
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
             model, corpus = _loaded(source, command)
-        _say(f"{name}: {command.windows} windows")
+        say(f"{name}: {command.windows} windows")
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    command.output.mkdir(parents=True, exist_ok=True)
     write_text(command.output / RECORDS, encode(records))
     publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
     return 0
@@ -69,12 +77,31 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
     if source.startswith("init:"):
         torch.manual_seed(0)
         return untrained(
-            source.removeprefix("init:"), command.size, command.set, command.data, say=_say
+            source.removeprefix("init:"),
+            command.size,
+            overrides(command.set),
+            command.data,
+            trust_remote_code=command.trust_remote_code,
+            say=say,
         )
-    refuse_tokenizer(command.data)
-    model, tokenizer = load_model(source, kinds=("causal", "masked", "bare"))
-    data = replace(command.data, tokenizer=tokenizer.name_or_path)
-    return model, prepare(data, progress=_say)
+    model, tokenizer = load_model(
+        source,
+        kinds=("causal", "masked", "bare"),
+        trust_remote_code=command.trust_remote_code,
+    )
+    return model, own_text(command.data, tokenizer, progress=say)
+
+
+def _refuse_idle(command: Command) -> None:
+    """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
+    fresh = [name.removeprefix("init:") for name in command.models if name.startswith("init:")]
+    presets = [name for name in fresh if is_preset(name)]
+    if not presets:
+        refuse_tokenizer(command.data)
+        if command.size != Command.size:
+            raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
+    elif len(presets) < len(command.models) and command.data.tokenizer is not None:
+        refuse_tokenizer(command.data)
 
 
 def _names(sources: tuple[str, ...]) -> list[str]:
@@ -99,16 +126,12 @@ def _progress(name: str, command: Command) -> Callable[[int], None]:
         done += windows
         if sys.stderr.isatty():
             print(
-                f"\r{name}: {min(done, command.windows)} of {command.windows} windows",
+                f"\r{printable(name)}: {min(done, command.windows)} of {command.windows} windows",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
             if done >= command.windows:
-                _say("")
+                say("")
 
     return show
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

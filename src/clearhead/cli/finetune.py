@@ -1,6 +1,5 @@
 """clearhead finetune: a checkpoint on a task of classification."""
 
-import sys
 from dataclasses import dataclass
 
 from tyro.conf import Positional
@@ -13,6 +12,7 @@ from clearhead.experiments.finetune import (
     run_finetune,
 )
 from clearhead.report.records import Records
+from clearhead.terminal import console, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +32,21 @@ def run(words: list[str]) -> int:
         "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
     )
     try:
-        records = run_finetune(command, say=_say)
+        records = run_finetune(command, say=say)
     except InterruptedTask as stop:
-        _say("stopped; finished seeds are kept, the same command starts the others")
+        say("stopped; finished seeds are kept, the same command starts the others")
         return stop.code
     _print(records)
-    _say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
+    say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
     return 0
 
 
 def _print(records: Records) -> None:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     (name,) = records.arms()
-    table = Table(title=name)
+    table = Table(title=escape(name))
     for heading in ("split", "metric", "mean", "standard deviation", "seeds"):
         table.add_column(heading)
     measured = dict.fromkeys(
@@ -59,9 +59,5 @@ def _print(records: Records) -> None:
         shown = ("none", "")
         if found is not None:
             shown = (f"{found.mean:.4f}", "" if found.n < 2 else f"{found.deviation:.4f}")
-        table.add_row(split, metric, *shown, str(0 if found is None else found.n))
-    Console().print(table)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        table.add_row(escape(split), metric, *shown, str(0 if found is None else found.n))
+    console().print(table)

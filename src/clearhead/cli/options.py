@@ -1,12 +1,18 @@
 """What several verbs share: parsing into a dataclass, and KEY=VALUE overrides."""
 
+import contextlib
+import dataclasses
+import io
 import json
+import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 import tyro
 
 from clearhead.errors import ClearheadError
+from clearhead.ranges import check
 
 T = TypeVar("T")
 _NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -16,6 +22,7 @@ _NUMBERS = tyro.constructors.ConstructorRegistry()
 def _numbers(info: Any) -> Any:
     """How tyro reads lists of numbers: commas part them as spaces do; in texts they may be text."""
     kind, *rest = get_args(info.type) or (None,)
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # a number in a range
     if get_origin(info.type) is not tuple or kind not in (int, float) or rest != [...]:
         return None
     word = kind.__name__.upper()
@@ -32,10 +39,32 @@ def _numbers(info: Any) -> Any:
     )
 
 
+@_NUMBERS.primitive_rule
+def _path(info: Any) -> Any:
+    """How tyro reads paths: an empty one would be the current folder, which nobody meant."""
+    if info.type is not Path:
+        return None
+
+    def read(words: Sequence[str]) -> Path:
+        if not words[0]:
+            raise ClearheadError("'' is no path: name a file or folder, the current one as .")
+        return Path(words[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 def parse(
     kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
 ) -> T:
-    """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
+    """Read `words` into the dataclass `kind`; tyro prints help, and its errors are one line.
+
+    Numbers are held to the ranges that `kind` declares (`clearhead.ranges`).
 
     A list follows one flag, `--seeds 0 1 2`, one of numbers also with commas, `--seeds 0,1,2`; a
     nested setting has a dotted one, `--train.tokens 1000000`. KEY=VALUE pairs may also repeat
@@ -46,8 +75,29 @@ def parse(
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    with _NUMBERS:
-        return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    said = io.StringIO()
+    try:
+        with _NUMBERS, contextlib.redirect_stderr(said):
+            found = tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    except SystemExit as stop:
+        if not stop.code:  # help, on standard output
+            raise
+        raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
+    check(found)
+    for field in dataclasses.fields(cast(Any, kind)):
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if needed and getattr(found, field.name) == ():
+            raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
+    return found
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in the first part of a box, and the options that its other parts propose."""
+    first, *others = re.split("^│ ─+ │$", box, flags=re.MULTILINE)
+    words = re.sub("^╭.*|[│╰╯─]", " ", first, flags=re.MULTILINE).split()
+    near = re.findall(r"^│ +(--\S+)", "".join(others), flags=re.MULTILINE)
+    hint = f": did you mean {' or '.join(near)}?" if near and "Unrecognized" in words else ""
+    return " ".join(words).rstrip(".") + hint
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:

@@ -6,6 +6,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
 from clearhead.models import BASELINE, SIZES, plan, preset, presets
+from clearhead.terminal import console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,6 @@ class Command:
 
 
 def run(words: list[str]) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     command = parse(
@@ -50,10 +50,10 @@ def run(words: list[str]) -> int:
             f"{100 * (found.parameters / baseline - 1):+.2f} %",
             f"{found.non_embedding_parameters:,}",
             f"{found.forward_flops / 1e6:.2f}",
-            f"{found.cache_bytes:,}",
+            f"{found.cache_bytes:,.0f}",
         )
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     for name in command.presets:
-        console.print(f"[bold]{name}[/bold]: {presets()[name]}")
+        out.print(f"[bold]{name}[/bold]: {presets()[name]}")
     return 0

@@ -1,33 +1,36 @@
 """clearhead quantize: what few bits cost a model, and models in few bits to keep."""
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
-from clearhead.errors import ClearheadError
-from clearhead.eval import load_items
+from clearhead.errors import ClearheadError, require
+from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
+from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
+from clearhead.ranges import Count, Length
+from clearhead.records.files import write_json
+from clearhead.records.lock import hold_file
 from clearhead.report.quantization import load, write
 from clearhead.report.quantization import parse as parse_lines
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console
-from clearhead.train.atomic import write_json
+from clearhead.terminal import console, say, show
 
 ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """What to measure, on what text."""
 
     models: Positional[tuple[str, ...]]
@@ -39,14 +42,14 @@ class Command:
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
     """The folder of the saved model; it must not exist yet."""
-    length: int = 256
+    length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     choices: Path | None = None
-    """Questions to answer too, a .jsonl(.gz) file as for eval --tasks choices: HellaSwag, ARC,
-    PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
-    questions: int = 200
+    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
+    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
+    questions: Count = 200
     """The first so many questions are asked."""
     records: Path | None = None
     """Add the results to this file; the page then shows all that it holds."""
@@ -59,8 +62,6 @@ class Command:
 
 
 def run(words: list[str]) -> int:
-    from rich.console import Console
-
     command = parse(
         Command,
         words,
@@ -71,6 +72,12 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
+    with hold_file(command.records):
+        return _simulate(command)
+
+
+def _simulate(command: Command) -> int:
+
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, quantization.distinct(command.models), strict=True):
@@ -78,16 +85,16 @@ def run(words: list[str]) -> int:
         if command.records is not None:
             write(command.records, found)
         lines += found
-        Console().print(to_console(parse_lines(found)[0]))
+        console().print(to_console(parse_lines(found)[0]))
     if command.page is not None:
         shown = parse_lines(lines) if command.records is None else load([command.records])
         write_quantization(shown, command.page, title=command.title)
-        print(f"page: {command.page}")
+        show(f"page: {command.page}")
     return 0
 
 
 def _deploy(command: Command) -> int:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     idle = _given(command, "scheme", "choices", "questions", "records", "page", "title")
@@ -98,13 +105,21 @@ def _deploy(command: Command) -> int:
         )
     (path,) = command.models
     with within_memory("the model is held twice, whole and in few bits: free memory for both"):
-        peer, tokenizer = load_model(path)
-        made = deploy(peer, tokenizer, resolved(path), command.deploy, command.output)
-    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+        peer, tokenizer = load_model(path, trust_remote_code=command.trust_remote_code)
+        made = deploy(
+            peer,
+            tokenizer,
+            resolved(path),
+            command.deploy,
+            command.output,
+            trust_remote_code=command.trust_remote_code,
+        )
+    corpus = prepare(command.data, tokenizer=tokenizer, progress=say)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=())
-    found = deployment.figures(made, command.output, read.windows, progress=_progress)
+    found = deployment.figures(made, command.output, read.windows, progress=say)
     write_json(command.output / deployment.FIGURES, {"form": command.deploy, "of": path, **found})
-    table = Table(title=f"{path}, {command.deploy}", title_justify="left", title_style="bold")
+    title = escape(f"{path}, {command.deploy}")
+    table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "bfloat16", command.deploy, "ratio"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, key, form in (
@@ -114,12 +129,12 @@ def _deploy(command: Command) -> int:
     ):
         ours, full = found[key], found[f"bfloat16_{key}"]
         table.add_row(name, format(full, form), format(ours, form), f"{ours / full:.3f}")
-    Console().print(table)
+    console().print(table)
     if found["other_linear_layers"]:
-        print(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
+        show(f"still in bfloat16, unknown to torchao: {', '.join(found['other_linear_layers'])}")
     if (remark := deployment.not_smaller(command.deploy, found)) is not None:
-        print(remark)
-    print(f"saved: {command.output}; loaded and run by a new process")
+        show(remark)
+    show(f"saved: {command.output}; loaded and run by a new process")
     return 0
 
 
@@ -128,25 +143,20 @@ def _given(command: Command, *names: str) -> list[str]:
     return [f"--{name}" for name in names if getattr(command, name) != getattr(Command, name)]
 
 
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _checked(command: Command) -> list[Scheme]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
-    if not command.models:
-        raise ClearheadError("nothing to quantise: give a checkpoint's folder or a hub name")
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
-    if command.length < 2 or command.tokens < command.length or command.questions < 1:
+    if command.tokens < command.length:
         raise ClearheadError(
-            "length must be at least 2, tokens at least one length, questions at least 1; found "
-            f"{command.length}, {command.tokens}, {command.questions}"
+            f"tokens is {command.tokens}: give one length, {command.length}, or more"
         )
     idle = [] if command.choices else _given(command, "questions")
     idle += [] if command.page else _given(command, "title")
     if idle:
         raise ClearheadError(f"{', '.join(idle)} would have no effect without --choices or --page")
+    if command.choices is not None:
+        require("lm_eval", "lm-eval")
     if command.records is not None and command.records.exists():
         load([command.records])  # refuses a file of something else before the work
     given = command.scheme or (ALL,)
@@ -157,19 +167,19 @@ def _checked(command: Command) -> list[Scheme]:
 def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> list[dict[str, Any]]:
     from transformers.utils import logging
 
-    model, tokenizer = load_model(path)
+    model, tokenizer = load_model(path, trust_remote_code=command.trust_remote_code)
     # What transformers warns of from here on, such as attention that is out of reach, is a result.
     logging.set_verbosity_error()
-    corpus = prepare(replace(command.data, tokenizer=tokenizer.name_or_path), progress=_progress)
+    corpus = prepare(command.data, tokenizer=tokenizer, progress=say)
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=schemes)
     if command.choices is not None:
-        questions = load_items(command.choices, command.questions)
+        questions = load_questions(command.choices, command.questions)
         read = replace(read, questions=questions, tokenizer=tokenizer)
-    found = list(quantization.measured(model, read, schemes, name=name, progress=_progress))
+    found = list(quantization.measured(model, read, schemes, name=name, progress=say))
     described = {
         "data": corpus.describe(),
         "choices": None if command.choices is None else command.choices.name,
-        "questions": len(read.questions),
+        "questions": found[0]["questions"],
         "chance": found[0]["chance"],
     }
     return [quantization.header(model, read, name=name, path=path, **described), *found]

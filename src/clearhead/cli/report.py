@@ -8,15 +8,16 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.records import jsonl
 from clearhead.report import contrasts, load, to_console, write_page
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
 from clearhead.report.evaluations import to_console as grid_to_console
-from clearhead.report.lines import first_kind
 from clearhead.report.quantization import load as load_quantized
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console as quantized_to_console
+from clearhead.terminal import console, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,10 @@ def run(words: list[str]) -> int:
         description="Read records, print the comparison and write one page that opens offline.",
     )
     publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
-    kinds = {path: publishers.get(first_kind(path) or "", publish) for path in command.records}
+    kinds = {
+        path: publishers.get(str((jsonl.first(path) or {}).get("kind")), publish)
+        for path in command.records
+    }
     if len(set(kinds.values())) > 1:
         raise ClearheadError(
             f"records of runs, of diagnoses and of quantisations do not share a page: "
@@ -52,45 +56,39 @@ def run(words: list[str]) -> int:
 
 def publish_diagnosis(paths: Sequence[Path], page: Path, *, title: str) -> None:
     """Print the table of the diagnoses side by side, and write their page."""
-    from rich.console import Console
-
     models = load_diagnoses(paths)
     write_diagnosis(models, page, title=title)
-    console = Console()
-    console.print(diagnosis_to_console(models))
-    console.print(f"report: {page}")
+    console().print(diagnosis_to_console(models))
+    show(f"report: {page}")
 
 
 def publish_quantization(paths: Sequence[Path], page: Path, *, title: str) -> None:
     """Print a table for each model, and write the page of bits against perplexity."""
-    from rich.console import Console
-
     models = load_quantized(paths)
     write_quantization(models, page, title=title)
-    console = Console()
+    out = console()
     for model in models:
-        console.print(quantized_to_console(model))
-    console.print(f"report: {page}")
+        out.print(quantized_to_console(model))
+    show(f"report: {page}")
 
 
 def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
     """Print the tables of each labelled set of records, and write the page of all."""
-    from rich.console import Console
     from rich.markup import escape
 
     records = load(paths)
-    console = Console()
+    out = console()
     found = contrasts(records)
     for label in records.labels():
         if (compared := found.arms.get(label)) is not None:
-            console.print(to_console(compared, found.threshold))
+            out.print(to_console(compared, found.threshold))
         if (table := found.equal_loss.get(label)) is not None:
-            console.print(f"At equal loss, beside {escape(table.baseline)}:")
-            console.print(to_console(table, found.threshold))
+            out.print(f"At equal loss, beside {escape(table.baseline)}:")
+            out.print(to_console(table, found.threshold))
         for (of, _), grids in found.evaluations.items():
             for grid in grids if of == label else ():
-                console.print(grid_to_console(grid, label, found.threshold))
+                out.print(grid_to_console(grid, label, found.threshold))
     if found.account:
-        console.print(found.account)
+        out.print(found.account)
     write_page(records, page, title=title)
-    console.print(f"report: {page}")
+    show(f"report: {page}")

@@ -1,6 +1,5 @@
 """clearhead train: one model."""
 
-import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
 from clearhead.data import DataConfig, prepare, with_mask_token
-from clearhead.data.masking import SHARE
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import (
     OBJECTIVES,
@@ -24,6 +23,8 @@ from clearhead.experiments.building import (
     masked_recipe,
 )
 from clearhead.models import plan, preset
+from clearhead.ranges import Part
+from clearhead.terminal import say
 from clearhead.train import (
     BatchSource,
     Callback,
@@ -48,7 +49,7 @@ class Command:
     objective: Literal["next-token", "mlm"] = "next-token"
     """What is learnt: the next token, or hidden ones. With mlm, training starts from the crammed
     BERT's recipe: add it to see those defaults."""
-    mask: float | None = None
+    mask: Part | None = None
     """With mlm: the share of tokens hidden; 0.25 where not given."""
     output: Path = Path("runs/train")
     """The run folder."""
@@ -78,13 +79,13 @@ def run(words: list[str]) -> int:
     check_objective(command.objective, config)
     share = _share(command)
     trackers: list[Callback] = [TRACKERS[name]() for name in command.track]
-    corpus = prepare(command.data, progress=_say)
+    corpus = prepare(command.data, progress=say)
     if share is not None:
         corpus = with_mask_token(corpus)
     config = fitted(command.preset, command.size, corpus, command.train, **changes)
     check_room(config, command.train)
     counts = plan(config)
-    _say(f"{command.preset}: {counts.parameters:,} parameters")
+    say(f"{command.preset}: {counts.parameters:,} parameters")
     torch.manual_seed(command.train.seed)
     made: BatchSource = batches(corpus, command.train)
     if share is not None:
@@ -106,9 +107,9 @@ def run(words: list[str]) -> int:
         },
     )
     if result.stop_signal is not None:
-        _say(f"stopped and saved at step {result.steps}: add --resume to go on")
+        say(f"stopped and saved at step {result.steps}: add --resume to go on")
         return 128 + result.stop_signal
-    _say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
+    say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
 
 
@@ -119,7 +120,3 @@ def _share(command: Command) -> float | None:
             raise ClearheadError("mask has no effect without --objective mlm: leave it out")
         return None
     return SHARE if command.mask is None else command.mask
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -24,11 +24,18 @@ _FORMAT = 1
 # keep a build at a few hundred MB however large the corpus or a document.
 _BATCH_CHARACTERS = 2 << 20
 _PIECE_CHARACTERS = 1 << 20
+_TRAINED = "byte-level BPE trained on the training documents"
 
 Progress = Callable[[str], None]
 
 
-def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
+def prepare(
+    config: DataConfig,
+    *,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    closed: bool = True,
+) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
     Reuse is by content: the hash of every text, the tokenizer and the split. A build that was
@@ -37,25 +44,26 @@ def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
 
     Args:
         config: which text, and how it becomes tokens.
+        tokenizer: one that is loaded, instead of the one that `config` names.
         progress: gets a line of text now and then.
+        closed: whether a tokenizer without an end token is refused; else documents have no END.
 
     Raises:
         ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
     """
     say = progress or _silent
-    existing = None
-    if config.tokenizer is None:
-        tokenizers.check_vocabulary(config.vocabulary)
+    if tokenizer is None and config.tokenizer is not None:
+        tokenizer = tokenizers.load(config.tokenizer)
+    if tokenizer is None:
         identity = tokenizers.trained_identity(config.vocabulary)
     else:
-        existing = tokenizers.load(config.tokenizer)
-        identity = tokenizers.loaded_identity(existing)
+        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
     found = survey(sources, config.validation, say)
     content = _content(found, identity)
     target = config.cache_folder / "corpora" / content[:32]
     try:
-        corpus = _open(target, content, config, sources, found)
+        corpus = _open(target, content, config, tokenizer, sources, found)
         say(f"reusing the tokens in {target}")
         return corpus
     except FileNotFoundError:
@@ -63,12 +71,12 @@ def prepare(config: DataConfig, *, progress: Progress | None = None) -> Corpus:
     except shards.DamagedError as error:
         say(f"the tokens in {target} are damaged ({error}); making them anew")
     with shards.building(target.parent) as folder:
-        tokenizer = existing
-        if tokenizer is None:
-            tokenizer = _train(sources, found, config.vocabulary, say)
-        _build(folder, content, tokenizer, sources, found, say)
+        made = tokenizer
+        if made is None:
+            made = _train(sources, found, config.vocabulary, say)
+        _build(folder, content, made, sources, found, say)
         # Opened before it is published: what is mapped stays, whatever happens to the name.
-        corpus = _open(folder, content, config, sources, found)
+        corpus = _open(folder, content, config, tokenizer, sources, found)
         shards.publish(folder, target)
     return corpus
 
@@ -112,7 +120,7 @@ def _build(
                     if encoder.begin is not None:
                         writer.write([encoder.begin])
                 writer.write(ids)
-                if piece.closes:
+                if piece.closes and encoder.end is not None:
                     writer.write([encoder.end])
         counts = [
             {
@@ -173,6 +181,7 @@ def _open(
     folder: Path,
     content: str,
     config: DataConfig,
+    given: Any,
     sources: tuple[Source, ...],
     found: Survey,
 ) -> Corpus:
@@ -185,9 +194,11 @@ def _open(
     index = shards.check(folder)
     if index.get("content") != content:
         raise shards.DamagedError("it is of another content")
-    from transformers import AutoTokenizer
+    from clearhead.models.loading import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    # A tokenizer that was given is not read again: a copy of one with code would need it.
+    tokenizer = load_tokenizer(folder / "tokenizer") if given is None else given
+    name = _TRAINED if given is None else given.name_or_path
     streams = {
         split: tuple(
             TokenStream(
@@ -230,7 +241,7 @@ def _open(
             "limit": config.limit,
             "text_field": config.text_field,
             "tokenizer": {
-                "name": config.tokenizer or "byte-level BPE trained on the training documents",
+                "name": name,
                 "vocabulary": size,
                 "begin": tokenizer.bos_token,
                 "end": tokenizer.eos_token,
@@ -242,9 +253,11 @@ def _open(
 
 def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
     """How documents became one stream, in words for a report."""
-    rule = "each document is BEGIN + tokens + END, end to end"
-    if tokenizer.bos_token_id is None:
-        rule = "each document is tokens + END, end to end (the tokenizer has no begin token)"
+    marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
+    begin, end = (one is not None for one in marks.values())
+    rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"
+    if missing := [f"no {name} token" for name, one in marks.items() if one is None]:
+        rule += f" (the tokenizer has {' and '.join(missing)})"
     if cut := [source.spec for source in sources if source.in_pieces]:
         rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
     return rule

@@ -1,7 +1,7 @@
 """Which attention maps a layer has, how they combine, and by what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clearhead.diagnose.weights import AttentionCall, Tile, normalised
 from clearhead.nn.attention import Attention
+from clearhead.ops.attention import at_zero_queries
 
 PLAIN = "softmax"
 DIFFERENCE = "difference"
@@ -83,11 +84,12 @@ def alone(call: AttentionCall, tile: Tile) -> Tensor:
     """The maps of a tile if its queries and keys had position alone in them, [B, H, R, S]."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
-    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows], call.by_side)
-    k = attention.alone(call.k[:batch, :, :keys], call.by_side)
+    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows])
+    k = attention.alone(call.k[:batch, :, :keys])
     q, k = (x.to(tile.weights.dtype) for x in (q, k))
-    score = call.score(q, k.repeat_interleave(heads // k.shape[1], dim=1), tile.start)
-    return normalised(score.masked_fill(~tile.visible, -torch.inf), call.sink)[0]
+    resting = replace(call, sink=at_zero_queries(call.sink))
+    score = call.scale * q @ k.repeat_interleave(heads // k.shape[1], dim=1).mT
+    return normalised(score.masked_fill(~tile.visible, -torch.inf), resting.null_logit())[0]
 
 
 class _Halves:

@@ -1,31 +1,36 @@
-"""How well a model does: perplexity, retrieval, hidden tokens, multiple choice, and tasks."""
+"""Evaluations: perplexity, retrieval, masked tokens, multiple choice, and tasks of lm-eval."""
 
-from clearhead.eval.classification import METRICS, predict
-from clearhead.eval.documents import Texts
-from clearhead.eval.harness_tasks import check_names
-from clearhead.eval.items import Item, load_items
-from clearhead.eval.likelihood import Perplexity, lengths, perplexity
-from clearhead.eval.masked import masked_loss
-from clearhead.eval.multiple import Accuracy, accuracy
-from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-from clearhead.eval.task import Subject, Task, parted
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.eval.choices import Questions, accuracy, load_questions
+    from clearhead.eval.classification import METRICS, predict
+    from clearhead.eval.documents import Texts
+    from clearhead.eval.harness_tasks import check_names
+    from clearhead.eval.masked_lm import masked_loss
+    from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
+    from clearhead.eval.task import Subject, Task, parted
+    from clearhead.eval.window_perplexity import Perplexity, lengths, perplexity
 
 __all__ = [
     "METRICS",
     "TASKS",
     "WITHOUT_LENGTH",
-    "Accuracy",
-    "Item",
     "Perplexity",
+    "Questions",
     "Subject",
     "Task",
     "Texts",
     "accuracy",
     "check_names",
     "lengths",
-    "load_items",
+    "load_questions",
     "masked_loss",
     "parted",
     "perplexity",
     "predict",
 ]
+
+__getattr__ = lazily(__name__)

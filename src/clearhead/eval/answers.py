@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.running import evaluating
-from clearhead.eval.frequencies import check_length, forget
 from clearhead.eval.prefill import Prefill, Prompt, State
+from clearhead.eval.rope_limits import check_length, reset_dynamic_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Reader:
                 rows = 1  # a recurrent state is copied, not repeated
             for start in range(0, len(answers), rows):
                 some = list(answers[start : start + rows])
-                forget(self.model)  # the answers before were as long, or longer
+                reset_dynamic_rope(self.model)  # the answers before were as long, or longer
                 rows_of_it = _repeated(state, len(some))
                 if self.prefill.shares:
                     losses = self._at_once(rows_of_it, some)

@@ -9,16 +9,15 @@ The fields of a row tell what is asked:
     text, questions of question and summaries (SQuALITY); text, queries of query and answer (QMSum)
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.data import DataConfig, hub
 from clearhead.data.readers import JSON_LINES, ending, json_rows
 from clearhead.errors import ClearheadError
+from clearhead.terminal import say
 
 Kind = Literal["answer", "summary"]
 
@@ -83,7 +82,6 @@ def local(source: str) -> Path:
         ClearheadError: where there is neither.
     """
     if hub.is_hub(source):
-        say = partial(print, file=sys.stderr)
         return hub.download_rows(source, DataConfig().cache_folder, say)
     path = Path(source)
     if not path.is_file() or ending(path) not in JSON_LINES:

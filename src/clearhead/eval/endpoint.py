@@ -72,13 +72,13 @@ class Endpoint:
             answer = self._ask("chat/completions", request, patient=True)
         except _StatusError as status:
             raise self._refused(status) from status
+        found = self._redacted(_parsed(answer))
         try:
-            found = json.loads(answer)
             text = found["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError):
-            text = answer
+        except (KeyError, IndexError, TypeError):
+            said = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
             raise ClearheadError(
-                f"judge {self._url} answers {self._clean(text.decode('utf-8', 'replace'))!r}, "
+                f"judge {self._url} answers {self._clean(said)!r}, "
                 "which is no chat completion: give the base URL of an OpenAI-compatible server, "
                 "which mostly ends in /v1"
             ) from None
@@ -135,15 +135,33 @@ class Endpoint:
 
     def _clean(self, text: str) -> str:
         """A server's words as a part of a line, without the key."""
-        line = " ".join(text.split())
-        return (line.replace(self._key, "[key]") if self._key else line)[:200]
+        return " ".join(self._redacted(text).split())[:200]
+
+    def _redacted(self, said: Any) -> Any:
+        """What a server said, JSON or text, without the key: it may echo its own request."""
+        if isinstance(said, str):
+            return said.replace(self._key, "[key]") if self._key else said
+        if isinstance(said, list):
+            return [self._redacted(one) for one in said]
+        if isinstance(said, dict):
+            return {self._redacted(name): self._redacted(value) for name, value in said.items()}
+        return said
+
+
+def _parsed(body: bytes) -> Any:
+    """The JSON of a body, or its text where it is none."""
+    text = body.decode("utf-8", "replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _message(body: bytes) -> str:
     """What an error's body says: OpenAI's {"error": {"message": …}}, or plain text."""
-    text = body.decode("utf-8", "replace")
+    found = _parsed(body)
     try:
-        error = json.loads(text)["error"]
+        error = found["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return text
+    except (KeyError, TypeError):
+        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)

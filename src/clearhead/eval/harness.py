@@ -4,9 +4,11 @@ import contextlib
 import copy
 import io
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -15,28 +17,20 @@ import torch
 
 from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError, require
-from clearhead.eval.frequencies import follow_length, of_the_batch
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count
+from clearhead.eval.options import HarnessOptions
+from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
+from clearhead.eval.task import Advanced, Cell, Subject, check_count
 
 # What lm-eval raises where a task does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessTask:
+class HarnessTask(HarnessOptions):
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
     headlines: ClassVar[tuple[str, ...]] = ()  # as the tasks have them: found with the numbers
-
-    tasks: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
-    shots: int | None = None
-    """Examples before each question; unless given, as many as the task says."""
-    limit: int | None = None
-    """Items of each task, its first; unless given, all."""
-    include_path: str = ""
-    """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
@@ -46,11 +40,6 @@ class HarnessTask:
             check_count(limit=self.limit)
         if self.shots is not None and self.shots < 0:
             raise ClearheadError(f"shots are {self.shots}: 0 or more")
-        if of_the_batch(subject.model):
-            raise ClearheadError(
-                "lm-eval reads texts of unequal length together, for which this model would take "
-                "one dynamic frequency: leave that scaling out, or give --tasks choices"
-            )
         known = Catalogue(self.include_path, self.tasks)
         names = dict.fromkeys(one for name in self.tasks for one in known.expanded(name))
         return [self._cell(known, name) for name in names]
@@ -75,45 +64,67 @@ class HarnessTask:
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
         """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one."""
         name = str(cell["task"])
-        evaluator = require("lm_eval.evaluator", EXTRA)
         known = Catalogue(self.include_path, self.tasks)
-        with quiet(), no_downloaded_code(name), evaluating(subject.model):
+        with quiet(), no_downloaded_code(name):
             loaded = known.load(name)
-            try:
-                _seed(subject.seed)
-                for task in loaded["tasks"].values():
-                    self._prepare(task, subject.seed)
-                model = _harness_model(subject, advanced)
-                found = evaluator.evaluate(
-                    lm=model,
-                    task_dict=loaded,
-                    limit=self.limit,
-                    log_samples=False,
-                )
-            except _REFUSALS as error:
-                reason = next(iter(str(error).splitlines()), repr(error))
-                raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-        numbers = {one: _numbers(row) for one, row in found["results"].items()}
+            lm = harness_model(subject.model, subject.tokenizer, subject.batch_tokens, advanced)
+            found = evaluate_tasks(
+                lm, loaded, name, limit=self.limit, shots=self.shots, seed=subject.seed
+            )
+        numbers = {one: metrics_of(row) for one, row in found["results"].items()}
         own = numbers.pop(name, {})
         counts = [one["effective"] for one in found["n-samples"].values()]
         shown = [key for key in own if not key.endswith("_stderr")]
         return {
             **own,
             # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            "headlines": [*shown, "requests_cut"] if model.cut else shown,
-            "requests_cut": model.cut,
+            "headlines": [*shown, "requests_cut"] if lm.cut else shown,
+            "requests_cut": lm.cut,
             "items": sum(counts),
             "shots": found["n-shot"].get(name) if not numbers else found["n-shot"],
             "lm_eval": version("lm_eval"),
             **({"members": numbers} if numbers else {}),
         }
 
-    def _prepare(self, task: Any, seed: int) -> None:
-        """As lm-eval's `simple_evaluate` does, which also asks git and pip about the machine."""
-        said = task.get_config("num_fewshot")
-        if said is None or (self.shots is not None and said != 0):
-            task.set_config(key="num_fewshot", value=self.shots or 0)
-        task.set_fewshot_seed(seed=seed)
+
+def evaluate_tasks(
+    lm: Any,
+    loaded: Mapping[str, Any],
+    name: str,
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What lm-eval's evaluator returns for loaded tasks.
+
+    Args:
+        lm: as `harness_model` makes it.
+        name: of what is evaluated, for errors.
+        limit: items of each task, its first.
+        shots: examples before each question; None leaves the number to the task.
+
+    Raises:
+        ClearheadError: what lm-eval refuses; a log-likelihood that is NaN.
+    """
+    evaluator = require("lm_eval.evaluator", EXTRA)
+    with quiet(), evaluating(lm.model):
+        try:
+            _seed(seed)
+            for task in loaded["tasks"].values():
+                _prepare(task, shots, seed)
+            return evaluator.evaluate(lm=lm, task_dict=loaded, limit=limit, log_samples=False)
+        except _REFUSALS as error:
+            reason = next(iter(str(error).splitlines()), repr(error))
+            raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
+
+
+def _prepare(task: Any, shots: int | None, seed: int) -> None:
+    """As lm-eval's `simple_evaluate` does, which also asks git and pip about the machine."""
+    stated = task.get_config("num_fewshot")
+    if stated is None or (shots is not None and stated != 0):
+        task.set_config(key="num_fewshot", value=shots or 0)
+    task.set_fewshot_seed(seed=seed)
 
 
 def _seed(seed: int) -> None:
@@ -123,7 +134,7 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is; no "N/A".
 
     The standard error of NAME is NAME_stderr.
@@ -138,57 +149,81 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _harness_model(subject: Subject, advanced: Advanced) -> Any:
-    """The model as lm-eval takes it."""
+def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced) -> Any:
+    """A model as lm-eval takes it, its log-softmax in float32.
+
+    Args:
+        batch_tokens: tokens in a batch, padding included.
+        advanced: called with the number of rows of each batch.
+    """
     huggingface = require("lm_eval.models.huggingface", EXTRA)
 
     class Reporting(huggingface.HFLM):  # type: ignore[misc, name-defined]
-        """Tells `advanced` instead of drawing bars of its own."""
+        """Calls `advanced` instead of drawing bars of its own.
+
+        Attributes:
+            cut: scored texts that lost their beginning.
+        """
+
+        cut = 0
 
         def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
+            reset_dynamic_rope(self.model)
             found = super()._model_call(inps, *args, **kwargs)
             advanced(len(inps))
             return found
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
+            reset_dynamic_rope(self.model)
             found = super()._model_generate(context, *args, **kwargs)
             advanced(len(context))
             return found
 
-        cut = 0
-
         def _loglikelihood_tokens(self, requests: Any, *_args: Any, **kwargs: Any) -> Any:
             sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
             self.cut += sum(size > self.max_length for size in sizes)
-            return super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
+            self._batch_by(max(sizes, default=1))
+            found = super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
+            if any(math.isnan(score) for score, _ in found):
+                raise ClearheadError("the model's log-likelihood of an answer is NaN")
+            return found
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
             return super().loglikelihood(requests, disable_tqdm=True)
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            self._batch_by(self.max_length)
             return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
         def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            self._batch_by(self.max_length)
             return super().generate_until(requests, disable_tqdm=True)
 
-    model = Reporting(
-        pretrained=subject.model,
-        tokenizer=copy.deepcopy(subject.tokenizer),  # it is given a token for padding
+        def _batch_by(self, longest: int) -> None:
+            """As many rows of the longest length as fit; one where padding is not exact."""
+            rows = batch_tokens // max(1, min(longest, self.max_length))
+            self.batch_size_per_gpu = 1 if follow_length(self.model) else max(1, rows)
+
+    return Reporting(
+        pretrained=model,
+        tokenizer=copy.deepcopy(tokenizer),  # it is given a token for padding
         batch_size=1,
+        softmax_dtype="float32",
+        trust_remote_code=False,  # both are loaded
     )
-    if not follow_length(subject.model):  # padding makes a text longer
-        model.batch_size_per_gpu = max(1, subject.batch_tokens // model.max_length)
-    return model
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what lm-eval prints of what it does, and its warnings of what is meant here."""
-    logger = logging.getLogger("lm_eval")
+    """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
+    module: Any = require("lm_eval.api.task", EXTRA)
+    logger, bar = logging.getLogger("lm_eval"), module.tqdm
     level = logger.level
     logger.setLevel(logging.ERROR)
+    module.tqdm = partial(bar, disable=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
+        module.tqdm = bar
         logger.setLevel(level)

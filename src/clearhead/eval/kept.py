@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
+from clearhead.records import jsonl
 
 
 class Kept:
@@ -22,19 +23,12 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lines: dict[str, dict[str, Any]] = {}
-        self._whole = 0  # bytes of whole lines
         if path is None or not path.exists():
             return
-        content = path.read_bytes()
-        self._whole = content.rfind(b"\n") + 1
-        for number, text in enumerate(content[: self._whole].splitlines(), start=1):
-            try:
-                line = json.loads(text)
-                self._lines[line["key"]] = line
-            except (ValueError, KeyError, TypeError) as error:
-                raise ClearheadError(
-                    f"{path}, line {number} is no text or verdict that was kept: move the file away"
-                ) from error
+        try:
+            jsonl.each([path], self._know, what="text or verdict that was kept")
+        except ClearheadError as error:
+            raise ClearheadError(f"{error}: move the file away") from error
 
     @property
     def advice(self) -> str:
@@ -57,16 +51,11 @@ class Kept:
             ClearheadError: where the file cannot be written.
         """
         self._lines[key] = {"key": key, **line}
-        if self._path is None:
-            return
-        text = json.dumps(self._lines[key], ensure_ascii=False) + "\n"
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.truncate(self._whole)
-                self._whole += file.write(text.encode("utf-8", errors="backslashreplace"))
-        except OSError as error:
-            raise ClearheadError(f"cannot write {self._path}: {error.strerror}") from error
+        if self._path is not None:
+            jsonl.append(self._path, self._lines[key])
+
+    def _know(self, line: dict[str, Any]) -> None:
+        self._lines[str(line["key"])] = line
 
 
 def key_of(*parts: Any) -> str:

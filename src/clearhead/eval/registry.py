@@ -1,16 +1,16 @@
-"""Every evaluation by name: one line each."""
+"""Evaluation tasks by name."""
 
 from collections.abc import Mapping
 
-from clearhead.eval.allocation import AllocationTask
+from clearhead.eval.ar_hits import HitsTask
+from clearhead.eval.attention_to_answer import AllocationTask
+from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask
-from clearhead.eval.hidden import MaskedTask
-from clearhead.eval.hits import HitsTask
-from clearhead.eval.multiple import ChoicesTask
+from clearhead.eval.masked_lm import MaskedTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.perplexities import PerplexityTask
+from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.recall import RecallTask
 from clearhead.eval.shots import ShotsTask
 from clearhead.eval.task import Task

@@ -22,7 +22,7 @@ import torch
 
 from clearhead.diagnose.running import batches, evaluating
 from clearhead.errors import ClearheadError
-from clearhead.eval.losses import Losses
+from clearhead.eval.token_losses import Losses
 
 
 class Window(NamedTuple):

@@ -11,14 +11,11 @@ from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.documents import Texts
-from clearhead.eval.frequencies import check_length
-from clearhead.eval.identity import weights_digest
+from clearhead.eval.fingerprints import weights_digest
+from clearhead.eval.rope_limits import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
-# Of an option that only lists the cells: a cell says which it is, so that others may be added.
-LISTED = {"listed": True}
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

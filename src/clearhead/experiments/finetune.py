@@ -15,10 +15,14 @@ from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.building import best_device
-from clearhead.experiments.classifiers import checkpoint_path, load_classifier, load_tokenizer
+from clearhead.experiments.classifiers import load_classifier, load_tokenizer
+from clearhead.models.loading import resolved
+from clearhead.ranges import Natural, check
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, remove_leftovers, write_text
+from clearhead.records.lock import Lock, hold_folder
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import FinetuneConfig, Finetuned, finetune
-from clearhead.train.atomic import publish_folder, remove_leftovers, write_text
 from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.folder import describe
 
@@ -31,6 +35,8 @@ class FinetuneJob:
 
     model: str
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
+    trust_remote_code: bool = False
+    """Whether Python code that the checkpoint brings may run."""
     task: str | None = None
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; not given, a task of your own."""
     train_file: str | None = None
@@ -43,7 +49,7 @@ class FinetuneJob:
     """The field of a second text, if rows have one."""
     label_field: str | None = None
     """The field of the class; otherwise "label"."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Natural, ...] = (0,)
     """One run for each; a seed fixes the head's first weights, the order and the dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
@@ -55,7 +61,8 @@ class FinetuneJob:
     """Folder for what is downloaded; otherwise $CLEARHEAD_CACHE, or ~/.cache/clearhead."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+        check(self)
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
         if self.task is not None:
             choose("task", self.task, GLUE)
@@ -118,33 +125,34 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
     # Labels first: a wrong one is better known before a model is loaded.
     labels = labelled.labels_of(rows, classes, task)
     held_labels = [labelled.labels_of(found, classes, task) for _, found in held]
-    tokenizer = load_tokenizer(job.model)
+    tokenizer = load_tokenizer(job.model, trust_remote_code=job.trust_remote_code)
     length = job.train.max_length
     training = labelled.encode(rows, labels, tokenizer, length=length)
     validation = [
         (split, labelled.encode(found, known, tokenizer, length=length))
         for (split, found), known in zip(held, held_labels, strict=True)
     ]
-    if job.output.exists():
+    with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
-    done = []
-    for seed in job.seeds:
-        folder = job.output / f"seed{seed}"
-        header = _header(job, task, classes, seed, training, validation)
-        if (folder / RECORDS).exists():
-            _check_same(folder / RECORDS, header)
-            say(f"seed {seed}: already done")
-        else:
-            say(f"seed {seed}: {len(training):,} texts, {len(classes) or 'a number'} classes")
-            _run(job, task, header, folder, tokenizer, (training, validation), say)
-        done.append(folder / RECORDS)
-        write_text(job.output / RECORDS, "".join(path.read_text("utf-8") for path in done))
-    return load(job.output / RECORDS)
+        done = []
+        for seed in job.seeds:
+            folder = job.output / f"seed{seed}"
+            header = _header(job, task, classes, seed, training, validation)
+            if (folder / RECORDS).exists():
+                _check_same(folder / RECORDS, header)
+                say(f"seed {seed}: already done")
+            else:
+                say(f"seed {seed}: {len(training):,} texts, {len(classes) or 'a number'} classes")
+                _run(job, task, header, folder, tokenizer, (training, validation), say, lock)
+            done.append(folder / RECORDS)
+            text = "".join(path.read_bytes().decode() for path in done)
+            write_text(job.output / RECORDS, text)
+        return load(job.output / RECORDS)
 
 
 def model_name(name: str) -> str:
     """What a checkpoint is called in records: its run's folder."""
-    path = Path(checkpoint_path(name))
+    path = Path(resolved(name))
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 
 
@@ -186,11 +194,18 @@ def _run(
     tokenizer: Any,
     data: tuple[Labelled, Sequence[tuple[str, Labelled]]],
     say: Callable[[str], None],
+    lock: Lock,
 ) -> None:
     """One seed: train, measure, publish all at once."""
     seed, classes, size = header["seed"], header["task"]["classes"], job.train.batch_size
     torch.manual_seed(seed)
-    model = load_classifier(job.model, classes, tokenizer=tokenizer, dropout=job.train.dropout)
+    model = load_classifier(
+        job.model,
+        classes,
+        tokenizer=tokenizer,
+        dropout=job.train.dropout,
+        trust_remote_code=job.trust_remote_code,
+    )
     limit = longest_text(model)
     if limit is not None and job.train.max_length > limit:
         raise ClearheadError(
@@ -215,12 +230,11 @@ def _run(
         for line in scores(answers, found.labels, training.labels, task):
             lines.append({"kind": "measure", "run": run, "split": split, **line})
             say(f"seed {seed}, {split}: {line['metric']} {line['value']:.4f}")
-    try:
-        with publish_folder(folder) as temporary:
-            save_pretrained(model, tokenizer, temporary)
-            (temporary / RECORDS).write_text("".join(map(as_line, lines)), "utf-8")
-    except OSError as error:
-        raise ClearheadError(f"cannot write {folder} ({error.strerror}): make room") from error
+    lock.check()
+    with publish_folder(folder) as temporary:
+        save_pretrained(model, tokenizer, temporary)
+        write_text(temporary / RECORDS, "".join(map(as_line, lines)))
+        manifest.seal(temporary)
 
 
 def scores(
@@ -242,10 +256,13 @@ def scores(
 
 
 def _check_same(path: Path, header: dict[str, Any]) -> None:
-    """Refuse a folder whose finished seed was made with other settings."""
-    found = json.loads(path.read_text("utf-8").splitlines()[0])
-    wanted = json.loads(json.dumps(header))
-    changed = [key for key in ("arm", "task", "train", "data") if found[key] != wanted[key]]
+    """Refuse a folder whose finished seed is damaged, or was made with other settings."""
+    manifest.verify_model(path.parent)
+    runs = load(path).runs
+    if len(runs) != 1:
+        raise ClearheadError(f"{path} is damaged: restore it, or delete {path.parent}")
+    found, wanted = runs[0].header, json.loads(json.dumps(header))
+    changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
     if changed:
         raise ClearheadError(
             f"{path.parent} holds a run of another {' and '.join(changed)}: choose another output "

@@ -38,13 +38,13 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     objective = "next-token"  # what the training loop holds the batches to
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
-    def __init__(self, config: ClearheadConfig) -> None:
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         if config.direction != "causal":
             raise ClearheadError(
                 f"with direction={config.direction!r} a token would see the one that it predicts: "
                 "choose direction='causal', or build ClearheadForMaskedLM"
             )
-        super().__init__(config)
+        super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()

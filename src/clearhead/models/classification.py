@@ -38,8 +38,8 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
     do not depend on how much of it there is nor on its side.
     """
 
-    def __init__(self, config: ClearheadConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
         self.problem = _problem(config)
         self.model = ClearheadModel(config)
         self.classifier = ClassificationHead(config)

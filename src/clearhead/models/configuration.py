@@ -6,13 +6,14 @@ import types
 import typing
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.models.layers import SLIDING, settle_layers
 from clearhead.nn.registry import REGISTRY
-from clearhead.spec import AXES, LayerSpec
+from clearhead.spec import AXES, LayerSpec, check_ranges
 
 STUB = "modeling_clearhead.py"
 _AUTO = {
@@ -58,8 +59,8 @@ class ClearheadConfig(PreTrainedConfig):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
-    `normalizer`, `maps`, `shaping`, `values`, `projections`, `position`, `direction`, `norm`,
-    `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
+    `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -70,6 +71,11 @@ class ClearheadConfig(PreTrainedConfig):
     from `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
+
+    `sliding_window` is how many keys a token sees, the last ones with its own, in the layers that
+    `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all of them where
+    it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
+    pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
@@ -103,6 +109,9 @@ class ClearheadConfig(PreTrainedConfig):
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+    layer_overrides: list[dict[str, Any]] | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
     num_value_heads: int | None = None
@@ -128,6 +137,7 @@ class ClearheadConfig(PreTrainedConfig):
     normalizer: str = "softmax"
     maps: str = "single"
     shaping: str = "none"
+    epilogue: str = "none"
     values: str = "linear"
     projections: str = "linear"
     position: str = "rope"
@@ -141,12 +151,31 @@ class ClearheadConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self.settle()
+        super().__post_init__(**kwargs)
+        if not self._rotates():
+            self.rope_parameters = None  # transformers fills in a default of its own
+        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """A configuration from a dictionary; what else is given is checked as if it were in it.
+
+        transformers would set it afterwards, unchecked.
+        """
+        own = {key: kwargs.pop(key) for key in _fields().keys() & kwargs.keys()}
+        return super().from_dict(config_dict | own, **kwargs)
+
+    def settle(self) -> None:
+        """Derive what is None, and check everything; models do so again before they are built.
+
+        Raises:
+            ClearheadError: as for the class.
+        """
         self._check_types()
-        for name in ("hidden_size", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                found = getattr(self, name)
-                raise ClearheadError(f"{name} must be a whole number above 0; found {found!r}")
-        self._check_starts()
+        check_ranges(self)
+        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
+            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -159,11 +188,8 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
+        settle_layers(self)
         self._settle_rope()
-        super().__post_init__(**kwargs)
-        if self.position not in _ROTARY:
-            self.rope_parameters = None  # transformers fills in a default of its own
-        self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
         self._check()
 
     def layer(self, index: int) -> LayerSpec:
@@ -175,7 +201,9 @@ class ClearheadConfig(PreTrainedConfig):
         if index == 0:
             axes["norm"] = self.outer_norm
             axes["values"] = self.first_values or self.values
-        own_values = self.shaping != "none" or axes["values"] != "linear"
+        if self.layer_overrides is not None:
+            axes |= self.layer_overrides[index]
+        own_values = axes["shaping"] != "none" or axes["values"] != "linear"
         shared = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
@@ -191,6 +219,7 @@ class ClearheadConfig(PreTrainedConfig):
             initializer_range=self.initializer_range,
             rope_parameters=dict(self.rope_parameters or _ROPE),
             max_position_embeddings=self.max_position_embeddings,
+            sliding_window=self.sliding_window if self._slides(index) else None,
             lambda_init=self.lambda_init,
             head_norm=self.head_norm,
             query_range=self.query_range,
@@ -223,26 +252,43 @@ class ClearheadConfig(PreTrainedConfig):
         stub = resources.files("clearhead.models").joinpath("stub.py.txt").read_text("utf-8")
         Path(save_directory, STUB).write_text(stub, "utf-8")
 
+    def refuse(self, key: str) -> NoReturn:
+        """Raise a ClearheadError for a key that has no effect, naming the near misses."""
+        if key in _ABSENT:
+            raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
+        if key in _fields():
+            raise ClearheadError(f"{key} is of the configuration: set it there")
+        near = difflib.get_close_matches(key, _fields(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
+        raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
-            if key in _ABSENT:
-                raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
             if key not in known and not key.startswith("_"):
-                fields = [name for name in type(self).__dataclass_fields__ if name[0] != "_"]
-                near = difflib.get_close_matches(key, fields, n=3)
-                hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
-                raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
+                self.refuse(key)
 
     def _check_types(self) -> None:
-        for key, hint in ClearheadConfig.__annotations__.items():
+        for key, hint in _fields().items():
             value = getattr(self, key)
-            if typing.get_origin(hint) is not ClassVar and not _accepts(hint, value):
+            if not _accepts(hint, value):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
+    def _layers(self) -> list[LayerSpec]:
+        """All layers that may differ: unless told otherwise, the others are as the second."""
+        alike = self.layer_types is None and self.layer_overrides is None
+        number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
+        return [self.layer(index) for index in range(number)]
+
+    def _slides(self, index: int) -> bool:
+        return self.layer_types is None or self.layer_types[index] == SLIDING
+
+    def _rotates(self) -> bool:
+        return any(layer.position in _ROTARY for layer in self._layers())
+
     def _settle_rope(self) -> None:
-        if self.position not in _ROTARY:
+        if not self._rotates():
             if self.rope_parameters:
                 raise ClearheadError(
                     f"rope_parameters have no effect with position={self.position!r}: "
@@ -253,30 +299,22 @@ class ClearheadConfig(PreTrainedConfig):
         if settled["rope_type"] in ("yarn", "llama3"):  # as transformers does
             settled.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         self.rope_parameters = settled
-        # Before transformers sees them: it warns of what is refused here.
-        for index in range(self.num_hidden_layers):
-            REGISTRY.check(self.layer(index))
 
     def _check(self) -> None:
-        if self.num_hidden_layers < 1 or self.vocab_size < 1:
-            found = f"num_hidden_layers={self.num_hidden_layers}, vocab_size={self.vocab_size}"
-            raise ClearheadError(f"a model needs at least one layer and one token; found {found}")
+        differential = any(layer.maps == "differential" for layer in self._layers())
         for key, default in (("lambda_init", None), ("head_norm", "affine")):
-            if getattr(self, key) != default and self.maps != "differential":
+            if getattr(self, key) != default and not differential:
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ClearheadError(f"dropout is {self.dropout!r}: give a number from 0 to below 1")
         self._check_values()
-        for index in range(self.num_hidden_layers):
-            REGISTRY.check(self.layer(index))
+        for layer in self._layers():
+            REGISTRY.check(layer)
 
     def _check_values(self) -> None:
-        kinds = {self.first_values or self.values, self.projections}
-        if self.num_hidden_layers > 1:
-            kinds.add(self.values)
+        layers = self._layers()
+        kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
         if self.value_init is not None and kinds == {"identity"}:
             raise ClearheadError(
                 "value_init has no effect where values and projections are the identity: leave it "
@@ -288,12 +326,6 @@ class ClearheadConfig(PreTrainedConfig):
                 "values='reparametrised', or leave it out"
             )
 
-    def _check_starts(self) -> None:
-        if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
-            raise ClearheadError(f"mlp_gain is {self.mlp_gain!r}: give a number, or 'depth'")
-        if self.query_range is not None and self.query_range < 0:
-            raise ClearheadError(f"query_range={self.query_range} is a spread: at least 0")
-
 
 _IN_WORDS = {
     int: "a whole number",
@@ -304,6 +336,12 @@ _IN_WORDS = {
     list: "a list",
     types.NoneType: "null",
 }
+
+
+def _fields() -> dict[str, Any]:
+    """The keys that clearhead itself declares, and their types."""
+    hints = ClearheadConfig.__annotations__.items()
+    return {key: hint for key, hint in hints if typing.get_origin(hint) is not ClassVar}
 
 
 def _kinds(hint: Any) -> list[Any]:

@@ -1,44 +1,145 @@
-"""Checkpoints that the user names: what opens them, and in one line why one does not open."""
+"""Checkpoints of a user or of an earlier run: opened whole, or refused in one line.
 
-from collections.abc import Iterator
+Everything here reads safetensors only. Python code that a folder brings runs only where
+`trust_remote_code` is true; nothing ever asks on standard input.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clearhead.errors import ClearheadError
+from clearhead.records.manifest import verify_model
+from clearhead.terminal import say
+
+_POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
+_SHOWN = 3  # weights that a message names
+_MENDS = "save or download it again"
 
 
-def load(name: str, kinds: tuple[str, ...] = ("causal",)) -> tuple[Any, Any]:
+def load(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the CPU, and its tokenizer.
 
     A kind is "causal", "masked" or "bare": saved without a head for language.
 
-    Only safetensors are read, and no code that a checkpoint brings is run.
-
     Raises:
-        ClearheadError: where there is no such model, its files are damaged, or it is of another
-            kind.
+        ClearheadError: where there is no such model, its files are damaged or incomplete, it is of
+            another kind, or it needs code of its own without `trust_remote_code`.
     """
-    from transformers import AutoTokenizer
-
     name = resolved(name)
-    kind = kind_of(name)
+    verify_model(Path(name))
+    kind = kind_of(name, trust_remote_code=trust_remote_code)
     if kind == "masked" and kind not in kinds:
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")
-    if kind not in kinds:  # a bare trunk may still be completed; transformers says if it cannot
+    if kind not in kinds:  # a bare trunk may still be completed, by a head that is the embedding
         kind = "causal"
+    head: Literal["saved", "none"] = "none" if kind == "bare" else "saved"
     with explained(name):
-        model = auto_class(kind).from_pretrained(name, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = pretrained(auto_class(kind), name, head=head, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return model.eval(), tokenizer
 
 
-def kind_of(name: str) -> str:
-    """What the checkpoint was saved as."""
+def pretrained(
+    auto: Any,
+    name: str | Path,
+    *,
+    head: Literal["saved", "none", "new"] = "saved",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Any:
+    """`auto.from_pretrained(name, **options)` with every weight accounted for.
+
+    A tied weight is stored once and missing nowhere. In a folder of clearhead's no weight may be
+    left over; of another library's models one line says which are.
+
+    Args:
+        auto: a model class, or one of transformers' auto classes.
+        head: "saved" is in the checkpoint; "none" opens the trunk alone, without a pooler where
+            none was saved; "new" is made anew where the checkpoint has another class's head, or
+            one of another size.
+
+    Raises:
+        ClearheadError: naming the weights that are missing, left over or of another size.
+    """
+    with _without_tables() as tables:
+        model, found = auto.from_pretrained(
+            name,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # refused below, with the sizes
+            output_loading_info=True,
+            **options,
+        )
+    kind = type(model).__name__
+    # Where the folder has an adapter, `found` tells of the adapter alone, and a table of the model.
+    adapted = getattr(model, "_hf_peft_config_loaded", False)
+    if adapted and any("MISSING" in table or "MISMATCH" in table for table in tables):
+        raise ClearheadError(
+            f"{str(name)!r} lacks weights of a {kind} beside its adapter's: {_MENDS}"
+        )
+    trunk = model.base_model_prefix and f"{model.base_model_prefix}."
+    # A checkpoint of another class has another head, and may lack what only this one's reads.
+    another = head != "saved" and kind not in (model.config.architectures or ())
+
+    def is_head(key: str) -> bool:
+        return not key.startswith(trunk)
+
+    missing = [
+        key
+        for key in found["missing_keys"]
+        if not (another and head == "new" and is_head(key))
+        and not (_POOLER.search(key) and (another or head == "none"))
+    ]
+    resized = {
+        key: f"{key} is {tuple(stored)}, not {tuple(wanted)}"
+        for key, stored, wanted in found["mismatched_keys"]
+        if not (head == "new" and is_head(key))
+    }
+    left_over = [key for key in found["unexpected_keys"] if not (another and is_head(key))]
+    if missing:
+        raise ClearheadError(
+            f"{str(name)!r} lacks {_some(missing)} of a {kind}: its files are incomplete, or its "
+            f"config.json is another model's; {_MENDS}"
+        )
+    if resized:
+        raise ClearheadError(
+            f"{str(name)!r} has other sizes than its config.json says ({min(resized.values())}): "
+            f"{_MENDS}"
+        )
+    if left_over and model.config.model_type == "clearhead":
+        raise ClearheadError(
+            f"{str(name)!r} has {_some(left_over)} that a {kind} of its config.json has no place "
+            f"for: {_MENDS}"
+        )
+    if left_over:
+        say(f"{name}: {_some(left_over)} not used, for a {kind} has no place for them")
+    return model
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a folder or of a hub name."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
+    """The configuration in a folder or of a hub name, with changes."""
     from transformers import AutoConfig
 
+    return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
+
+
+def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
+    """What the checkpoint was saved as."""
     with explained(name):
-        config = AutoConfig.from_pretrained(name)
+        config = load_config(name, trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise ClearheadError(
             f"{name!r} is an encoder-decoder ({config.model_type}): "
@@ -65,11 +166,61 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
     except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
+        refuse_code(name, what, error)
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise ClearheadError(
             f"cannot load a {what} from {name!r} ({reason}): give a folder with config.json, "
             "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
         ) from error
+
+
+def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
+    """Raise a ClearheadError where transformers refused because of code in the folder."""
+    if "trust_remote_code=True" in str(error):
+        raise ClearheadError(
+            f"the {what} {name!r} brings Python code of its own, which is not run unasked: "
+            + (allow or "read that code, and allow it by --trust-remote-code")
+        ) from error
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide transformers' progress bars, which would tear through ours."""
+    from transformers.utils import logging as theirs
+
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()
+
+
+@contextmanager
+def _without_tables() -> Iterator[list[str]]:
+    """Hide, and collect, transformers' tables of weights: `pretrained` says what matters."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    tables = list[str]()
+
+    def other(record: logging.LogRecord) -> bool:
+        is_table = "LOAD REPORT" in record.getMessage()
+        if is_table:
+            tables.append(record.getMessage())
+        return not is_table
+
+    logger.addFilter(other)
+    try:
+        yield tables
+    finally:
+        logger.removeFilter(other)
+
+
+def _some(keys: Iterable[str]) -> str:
+    names = sorted(keys)
+    more = ", …" if len(names) > _SHOWN else ""
+    plural = "s" if len(names) > 1 else ""
+    return f"{len(names)} weight{plural} ({', '.join(names[:_SHOWN])}{more})"
 
 
 def resolved(name: str) -> str:

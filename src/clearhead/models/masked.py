@@ -21,13 +21,13 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
     objective = "mlm"  # what the training loop holds the batches to
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
-    def __init__(self, config: ClearheadConfig) -> None:
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         if config.direction != "bidirectional":
             raise ClearheadError(
                 f"with direction={config.direction!r} a hidden token would be predicted from what "
                 "comes before it alone: choose direction='bidirectional', or ClearheadForCausalLM"
             )
-        super().__init__(config)
+        super().__init__(config, **unknown)
         self.model = ClearheadModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

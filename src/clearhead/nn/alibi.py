@@ -2,22 +2,20 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead import ops
 from clearhead.nn.positions import NoPosition, Part
 from clearhead.nn.single import visible_keys
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 LONGEST = 256**2
 
 
 class Alibi(NoPosition):
-    """Scores get −slope · |i − j|, from 8 more columns (`ops.alibi_columns`), never a T × T bias.
+    """Scores get −slope · (i − j), from 8 more columns (`ops.alibi_columns`), never a T × T bias.
 
-    Causally that is −slope · (i − j). Of a whole text the columns of the keys after a query carry
-    the opposite of it: |i − j| is no one sum of products, but one on either side.
     The maps of one head share its slope: differential attention subtracts what both have. Keys are
     kept without the columns, which their positions give.
     """
@@ -34,30 +32,35 @@ class Alibi(NoPosition):
         slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
         q, k = ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale)
         centre = keys_BS, ops.held_slopes(slopes_H, scale)
-        if self.layer.direction == "causal":
-            return (Part(q, k, centre),)
-        return (Part((q, -q), (k, k), centre, by_side=True),)
+        return (Part(q, k, centre),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         return ops.with_columns(x_BHTD, table)
 
     @staticmethod
-    def centre(x_BHSD: Tensor, queries: int, table: Any, **seen: Any) -> tuple[Tensor, Tensor]:
+    def centre(
+        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
         """A mean that fades with distance, by each head's slope."""
         positions_BS, slopes_H = table
+        positions_BS = positions_BS[:, -x_BHSD.shape[2] :]  # a cache may have dropped early keys
         if x_BHSD.shape[1] != len(slopes_H):
             x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
             x_BHSD = x_BHSD.transpose(1, 2)
-        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, **seen)
+        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
 
     @staticmethod
-    def alone(x_BHTN: Tensor, by_side: bool) -> Tensor:
-        sides = x_BHTN.chunk(2, -1) if by_side else (x_BHTN,)
-        return torch.cat([ops.alibi.alone(side) for side in sides], -1)
+    def alone(x_BHTN: Tensor) -> Tensor:
+        return ops.alibi.alone(x_BHTN)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
+    if layer.direction != "causal":
+        return (
+            "a penalty on |i − j| is no sum of products of columns, and only causally is i − j "
+            "all there is: choose direction='causal', or position='rope'"
+        )
     if layer.max_position_embeddings > LONGEST:
         return f"positions above {LONGEST} have more than two digits of base 256: choose rope"
     return None
@@ -70,7 +73,7 @@ def _flops(layer: LayerSpec, length: int) -> float:
 DECLARATION = Declaration(
     axis="position",
     name="alibi",
-    summary="scores minus slope · distance, either way, a slope for each head",
+    summary="scores minus slope · distance, a slope for each head; causal",
     source="arXiv 2108.12409",
     build=Alibi,
     refuses=_refuses,

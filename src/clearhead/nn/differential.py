@@ -101,9 +101,6 @@ def _refuses(layer: LayerSpec) -> str | None:
         if getattr(layer, name) % 2:
             found = getattr(layer, name)
             return f"it pairs neighbouring heads, and {name}={found} is odd: choose an even number"
-    fixed = layer.lambda_init
-    if fixed is not None and not (isinstance(fixed, float) and 0 < fixed < 1):
-        return f"lambda_init={fixed!r} is outside (0, 1); the paper uses 0.2 to 0.8"
     if layer.head_norm not in HEAD_NORMS:
         return f"head_norm={layer.head_norm!r} is none of {', '.join(HEAD_NORMS)}"
     return None
@@ -119,5 +116,4 @@ DECLARATION = Declaration(
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    shards="heads",
 )

@@ -98,18 +98,30 @@ def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module:
 
 
 def _refuses(layer: LayerSpec) -> str | None:
-    if layer.attention_gain is None and layer.mlp_gain is None:
+    """Why training cannot move the gains by itself."""
+    gains = {"attention_gain": layer.attention_gain, "mlp_gain": layer.mlp_gain}
+    given = {name: start for name, start in gains.items() if start is not None}
+    if not given:
         return "no branch has a gain to move: give attention_gain or mlp_gain a start, such as 0.1"
+    for name, start in given.items():
+        if start <= 0:
+            return f"it multiplies {name}={start}: give a start above 0, such as 0.1"
     return None
 
 
-def _schedule_refuses(layer: LayerSpec) -> str | None:
+def _silent(layer: LayerSpec) -> str | None:
+    """Why nothing, not even a gradient, passes by or through a branch that starts at 0."""
     alone = "would write nothing at the start, and no skip passes by it: make that gain null"
-    if layer.attention_skip == "none" and layer.attention_gain is not None:
+
+    def from_zero(gain: float | None) -> bool:
+        return gain == 0 or (gain is not None and layer.residual_scale == "scheduled")
+
+    if layer.attention_skip == "none" and from_zero(layer.attention_gain):
         return f"attention with attention_gain={layer.attention_gain} {alone}"
-    if layer.order == "sequential" and layer.mlp_skip == "none" and layer.mlp_gain is not None:
+    skipped = layer.mlp_skip == "identity" and layer.mlp_skip_gain != 0
+    if layer.order == "sequential" and not skipped and from_zero(layer.mlp_gain):
         return f"the MLP with mlp_gain={layer.mlp_gain} {alone}"
-    return _refuses(layer)
+    return None
 
 
 TRAINABLE = Declaration(
@@ -118,6 +130,7 @@ TRAINABLE = Declaration(
     summary="attention_gain and mlp_gain, where given, are trained",
     source="arXiv 2311.01906, section 4.1",
     build=Trainable,
+    refuses=_silent,
 )
 SCHEDULED = Declaration(
     axis="residual_scale",
@@ -125,7 +138,7 @@ SCHEDULED = Declaration(
     summary="they grow from 0 to what is given, in proportion to the training done",
     source="a reading of arXiv 2311.01906 for norm-free blocks",
     build=Scheduled,
-    refuses=_schedule_refuses,
+    refuses=lambda layer: _silent(layer) or _refuses(layer),
 )
 FEEDBACK = Declaration(
     axis="residual_scale",

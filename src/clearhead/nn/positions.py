@@ -6,7 +6,6 @@ adds to the scores, it also says what they are with nothing else in them: `centr
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.offloading import with_own_parameters
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -21,8 +21,7 @@ class Part(NamedTuple):
     """Some queries, and how they and the keys they read are prepared.
 
     Attributes:
-        queries, keys: what `prepare` takes beside the queries, and beside the keys; `by_side`, two
-            of them, for the keys up to a query's own and for those after it (`ops.attend`).
+        queries, keys: what `prepare` takes beside the queries, and beside the keys.
         centre: what `centre` takes beside the values; None where scores have no position in them
             but what `prepare` puts into queries and keys, which are 0 at W_Q = 0.
         start, stop: these of the queries; None, to the end.
@@ -35,13 +34,6 @@ class Part(NamedTuple):
     start: int = 0
     stop: int | None = None
     rows: Tensor | None = None
-    by_side: bool = False
-
-    def prepared(self, prepare: Callable[[Tensor, Any], Tensor], x: Tensor, table: Any) -> Tensor:
-        """`x` with a table of this part's put into it by `prepare`, once for each side."""
-        if self.by_side:
-            return torch.cat([prepare(x, of_side) for of_side in table], -1)
-        return prepare(x, table)
 
 
 class NoPosition(nn.Module):
@@ -80,21 +72,22 @@ class NoPosition(nn.Module):
         return x_BHTD
 
     @staticmethod
-    def centre(x_BHSD: Tensor, queries: int, table: Any, **seen: Any) -> tuple[Tensor, Tensor]:
+    def centre(
+        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
         """C x where no sink is, and what weighs there: attention at W_Q = 0, its weights unnormed.
 
         Args:
             x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
-            seen: causal, key_mask and segments, as in `ops.attend`.
 
         Returns:
             ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
         """
-        mean, count_BT = ops.running_mean(x_BHSD, queries, **seen)
+        mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
         return mean, count_BT[:, None]
 
     @staticmethod
-    def alone(x_BHTN: Tensor, by_side: bool) -> Tensor:
+    def alone(x_BHTN: Tensor) -> Tensor:
         """Prepared queries or keys with nothing but position in them: their scores are C's."""
         return torch.zeros_like(x_BHTN)
 

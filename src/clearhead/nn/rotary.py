@@ -1,5 +1,6 @@
 """Rotary positions, with every scaling of their frequencies; and xPos."""
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ FARTHEST = 36_000
 LONGEST_XPOS = 65_536
 # The sequences are then 2^24 times as long as in training.
 BUCKETS = 24
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Rotary(NoPosition):
@@ -90,10 +92,7 @@ class Rotary(NoPosition):
 
 
 class XPos(Rotary):
-    """Rotation whose scores fade with distance, ζ_j^(|m−n|/512); its centre never moves.
-
-    The paper has earlier keys alone: later ones would grow by its formula. Of a whole text they
-    fade as earlier ones do, from tables with the inverse factors.
+    """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
 
     The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
     """
@@ -110,11 +109,7 @@ class XPos(Rotary):
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
         centre = layer.max_position_embeddings // 2
         queries, keys = ops.xpos_tables(queries_BT, keys_BS, frequency, centre)
-        if layer.direction == "causal":
-            return (Part(queries, keys),)
-        # The roles exchanged: queries with ζ^−(m−c), keys with ζ^(n−c).
-        later_keys, later_queries = ops.xpos_tables(keys_BS, queries_BT, frequency, centre)
-        return (Part((queries, later_queries), (keys, later_keys), by_side=True),)
+        return (Part(queries, keys),)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -122,30 +117,45 @@ def _refuses(layer: LayerSpec) -> str | None:
     if layer.head_dim % 2:
         return f"rotation turns pairs of channels, and head_dim={layer.head_dim} is odd"
     kind = rope["rope_type"]
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         return f"rope_type={kind!r} is none of {', '.join(KINDS)} (ntk: with_rope_scaling)"
     needed, optional = KINDS[kind]
     if missing := [key for key in needed if key not in rope]:
         return f"rope_type={kind!r} needs {', '.join(missing)} in rope_parameters"
     if extra := set(rope) - {"rope_type", "rope_theta", *needed, *optional}:
         return f"{', '.join(sorted(extra))} in rope_parameters has no effect on rope_type={kind!r}"
-    for key in {*needed, *optional, "rope_theta"} - {"truncate"}:
-        least = 1 if key == "factor" else 0
+    for key in sorted({*needed, *optional, "rope_theta"} - {"truncate"}):
+        least = 1 if key in ("factor", "original_max_position_embeddings") else 0
         value = rope.get(key)
         if value is None and key in optional:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-            return f"{key}={value!r} in rope_parameters must be a number, at least {least}"
+        number = not isinstance(value, bool) and isinstance(value, int | float)
+        if value is None or not number or not least <= value <= _LARGEST:
+            return f"{key}={value!r} in rope_parameters must be a finite number, at least {least}"
     if rope["rope_theta"] <= 0:
         return f"rope_theta={rope['rope_theta']} is not above 0"
+    if kind == "yarn" and rope["rope_theta"] <= 1:
+        return f"rope_theta={rope['rope_theta']} has no slow waves to stretch: give one above 1"
     if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
         return "low_freq_factor must be above 0 and below high_freq_factor"
     if kind.startswith("dynamic") and layer.head_dim == 2:
         return f"rope_type={kind!r} needs two waves to stretch: choose head_dim above 2"
+    try:
+        frequency, attention_factor = ops.frequencies(rope, layer.head_dim, torch.device("cpu"))
+        fits = math.isfinite(attention_factor) and bool(frequency.isfinite().all())
+    except ArithmeticError:
+        fits = False
+    if not fits:
+        return f"rope_parameters={dict(rope)} give frequencies beyond float32: give usual numbers"
     return None
 
 
 def _xpos_refuses(layer: LayerSpec) -> str | None:
+    if layer.direction != "causal":
+        return (
+            "its factor ζ^((m−n)/512) fades earlier keys and would let later ones grow: choose "
+            "direction='causal', or position='rope'"
+        )
     if layer.rope_parameters["rope_type"] != "default":
         return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
     if layer.max_position_embeddings > LONGEST_XPOS:
@@ -169,7 +179,7 @@ ROPE = Declaration(
 XPOS = Declaration(
     axis="position",
     name="xpos",
-    summary="rotary, with scores that fade with distance",
+    summary="rotary, with scores that fade with distance; causal",
     source="arXiv 2212.10554",
     build=XPos,
     refuses=_xpos_refuses,

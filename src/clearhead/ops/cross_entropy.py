@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.ops import higher_order, oracles
+
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024
 
@@ -15,7 +17,8 @@ def linear_cross_entropy(
     """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
 
     The [N, V] logits are never held: each chunk's gradient is computed beside its loss and only
-    scaled in the backward pass. Products run in the dtype of x, the softmax in float32.
+    scaled in the backward pass. Products run in the dtype of x, the softmax in float32. Under
+    create_graph=True the backward pass is the oracle's instead, with all logits in float64.
 
     Args:
         x_ND: hidden states.
@@ -55,11 +58,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     dx.append(torch.matmul(dlogits, weight))
                     dweight = dweight + torch.matmul(dlogits.T, x)
         if wants_gradient:
-            ctx.save_for_backward(torch.cat(dx), dweight)
-        ctx.weight_dtype = weight_VD.dtype
+            ctx.save_for_backward(torch.cat(dx), dweight, x_ND, weight_VD, target_N)
+        ctx.ignore_index = ignore_index
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        dx, dweight = ctx.saved_tensors
-        return (dx * grad).to(dx.dtype), (dweight * grad).to(ctx.weight_dtype), None, None
+        dx, dweight, x, weight, target = ctx.saved_tensors
+        if higher_order.requested():
+
+            def plain(x: Tensor, weight: Tensor) -> Tensor:
+                return oracles.linear_cross_entropy(
+                    x, weight, target, ignore_index=ctx.ignore_index
+                )
+
+            needed = ctx.needs_input_grad[:2]
+            return *higher_order.gradients(plain, (x, weight), needed, grad), None, None
+        return (dx * grad).to(dx.dtype), (dweight * grad).to(weight.dtype), None, None

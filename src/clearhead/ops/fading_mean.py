@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.running_mean import picked
+from clearhead.ops.visibility import Span, Visibility
+from clearhead.ops.windowed_mean import windowed_mean
 
 # Tokens in a block; blocks are summed up by blocks again.
 BLOCK = 16
@@ -24,20 +26,16 @@ def fading_mean(
     queries: int,
     positions_BS: Tensor,
     slopes_H: Tensor,
-    *,
-    causal: bool = True,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
+    visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
 ) -> tuple[Tensor, Tensor]:
     """m_t = Σ w_ts x_s / Σ w_ts over the keys that query t sees, w_ts = exp(−slope · (p_t − p_s)).
 
-    Of keys after a query, where it sees them, w_ts = exp(−slope · (p_s − p_t)): C of
-    arXiv 2311.01906, eq. 5, with the scores of arXiv 2108.12409 at W_Q = 0.
+    C of arXiv 2311.01906, eq. 5, with the scores of arXiv 2108.12409 at W_Q = 0.
 
     Args:
         x_BHSD: any float dtype. queries: T; queries are the last of the keys.
         positions_BS: int64 [B or 1, S]. slopes_H: above 0.
-        causal, key_mask, segments: what a query sees, as in `ops.attend`.
+        visibility: causal.
 
     Returns:
         (mean, mass): [B, H, T, D] and Σ w_ts, [B or 1, H, T], both float32 (float64 for float64).
@@ -46,7 +44,16 @@ def fading_mean(
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     x, place, slopes = x_BHSD.to(exact), positions_BS.long(), slopes_H.to(exact)[:, None]
     batch, _, keys, _ = x.shape
-    mask, back = key_mask, None
+    _, window, mask, segments = visibility.settled(queries, keys)
+    if window is not None:
+
+        def fade(span: Span) -> Tensor:
+            own = place[:, -queries:][:, span.start : span.stop, None]
+            distance = own - place[:, None, span.first : span.end]
+            return torch.exp(-_faded(distance, slopes[..., None]))
+
+        return windowed_mean(x, queries, visibility, fade)
+    back = None
     if segments is not None:
         order = segments.argsort(dim=1, stable=True)
         back = order.argsort(1)
@@ -56,21 +63,12 @@ def fading_mean(
         segments = segments.gather(1, order)
     if mask is not None:
         x = torch.where(mask[:, None, :, None], x, 0)
-    before = keys - queries if causal and segments is None else 0
+    before = keys - queries if segments is None else 0
     # Autocast would round the sums to bfloat16.
     with torch.autocast(x.device.type, enabled=False):
-        sides = [_summed(x, _Keys.of(place, mask, segments), slopes, before)]
-        if not causal and keys > 1:
-            sides.append(_later(x, place, mask, segments, slopes))
-    # Of two sides, the larger exponent comes out of both, so that neither overflows.
-    largest = torch.stack([side.exponent for side in sides]).amax(0)
-    factors = [torch.exp(side.exponent - largest)[..., None] for side in sides]
-    sums = sum(side.sums * factor for side, factor in zip(sides, factors, strict=True))
-    mass = sum(side.mass * factor for side, factor in zip(sides, factors, strict=True))
-    assert isinstance(sums, Tensor)
-    assert isinstance(mass, Tensor)
+        sums, mass, exponent = _summed(x, _Keys.of(place, mask, segments), slopes, before)
     mean = sums / torch.where(mass == 0, 1, mass)
-    mass = mass.squeeze(-1) * torch.exp(largest)
+    mass = mass.squeeze(-1) * torch.exp(exponent)
     if back is not None:
         mean, mass = picked(mean, back), picked(mass[..., None], back).squeeze(-1)
     return mean[:, :, -queries:], mass[:, :, -queries:]
@@ -104,16 +102,12 @@ class _Keys(NamedTuple):
         return cls(at, reach, torch.where(seen, at, reach), seen[:, None, :, None])
 
 
-class _Side(NamedTuple):
-    """Sums [B, H, T, D] and mass [B or 1, H, T, 1], each times exp(exponent) [B or 1, H, T]."""
+def _summed(x: Tensor, keys: _Keys, slopes: Tensor, before: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over the keys up to each one's own, for those that follow the first `before`.
 
-    sums: Tensor
-    mass: Tensor
-    exponent: Tensor
-
-
-def _summed(x: Tensor, keys: _Keys, slopes: Tensor, before: int) -> _Side:
-    """Over the keys up to each one's own, for those that follow the first `before`."""
+    Sums [B, H, T, D] and mass [B or 1, H, T, 1], each to be multiplied by exp(exponent), the last,
+    [B or 1, H, T].
+    """
     at, reach, own, seen = keys
     count = seen.to(x.dtype).expand(-1, x.shape[1], -1, -1)
     if before:  # these are one, seen from the last of them
@@ -126,23 +120,7 @@ def _summed(x: Tensor, keys: _Keys, slopes: Tensor, before: int) -> _Side:
     sums, mass = (_scan(part, reach, own, slopes) for part in (x, count))
     if before:
         at, reach, sums, mass = at[:, before:], reach[:, 1:], sums[:, :, 1:], mass[:, :, 1:]
-    return _Side(sums, mass, -_faded(at - reach, slopes))
-
-
-def _later(
-    x: Tensor, place: Tensor, mask: Tensor | None, segments: Tensor | None, slopes: Tensor
-) -> _Side:
-    """Over the keys after each one's own: those up to the next one's, read from the end."""
-    turned = (None if part is None else part.flip(1) for part in (-place, mask, segments))
-    keys = _Keys.of(*turned)  # type: ignore[arg-type]
-    side = _summed(x.flip(2), keys, slopes, 0)
-    exponent = -_faded(keys.at[:, 1:] - keys.reach[:, :-1], slopes)
-    pad = torch.nn.functional.pad
-    return _Side(
-        pad(side.sums[:, :, :-1], (0, 0, 1, 0)).flip(2),
-        pad(side.mass[:, :, :-1], (0, 0, 1, 0)).flip(2),
-        pad(exponent, (1, 0), value=-torch.inf).flip(2),
-    )
+    return sums, mass, -_faded(at - reach, slopes)
 
 
 def _scan(x_BHSD: Tensor, reach: Tensor, own: Tensor, slopes: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ def visible(
     keys: int,
     *,
     causal: bool,
+    window: int | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     device: torch.device | None = None,
@@ -23,6 +24,8 @@ def visible(
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
     if causal:
         allowed = allowed & (torch.arange(keys, device=device)[None, :] <= position)
+    if window is not None:
+        allowed = allowed & (position - torch.arange(keys, device=device)[None, :] < window)
     if key_mask is not None:
         allowed = allowed & key_mask.bool()[:, None, None, :]
     if segments is not None:
@@ -35,34 +38,25 @@ def weights(
     k_BGSD: Tensor,
     *,
     causal: bool = True,
+    window: int | None = None,
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     scale: float | None = None,
-    by_side: bool = False,
 ) -> Tensor:
     """Attention weights, float64 [B, H, T, S]: exp(s) / (exp(sink) + Σ exp(s)), no sink: softmax.
-
-    by_side: a score is of the first halves of q and k where the key is no later than the query, of
-    the second halves where it is.
 
     The shift by max(0-or-sink, max s) keeps every exponent at or below 0; a row that sees no key
     is zero.
     """
     q, k = q_BHTD.double(), k_BGSD.double()
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    if by_side:
-        width = q.shape[-1] // 2
-        earlier = q[..., :width] @ k[..., :width].mT
-        after = q[..., width:] @ k[..., width:].mT
-        scores = torch.where(torch.ones_like(earlier).triu(1).bool(), after, earlier)
-    else:
-        width, scores = q.shape[-1], q @ k.mT
-    scores = scores * (width**-0.5 if scale is None else scale)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     allowed = visible(
         q.shape[2],
         k.shape[2],
         causal=causal,
+        window=window,
         key_mask=key_mask,
         segments=segments,
         device=q.device,
@@ -73,10 +67,11 @@ def weights(
         numerator = torch.exp(scores - shift)
         total = numerator.sum(-1, keepdim=True)
         return numerator / total.clamp_min(torch.finfo(torch.float64).tiny)
-    sink_1H11 = torch.as_tensor(sink, dtype=torch.float64, device=q.device).reshape(1, -1, 1, 1)
-    shift = torch.maximum(scores.detach().amax(-1, keepdim=True), sink_1H11.detach())
+    null = torch.as_tensor(sink, dtype=torch.float64, device=q.device)
+    null = null[..., None] if null.ndim == 3 else null.reshape(1, -1, 1, 1)
+    shift = torch.maximum(scores.detach().amax(-1, keepdim=True), null.detach())
     numerator = torch.exp(scores - shift)
-    return numerator / (torch.exp(sink_1H11 - shift) + numerator.sum(-1, keepdim=True))
+    return numerator / (torch.exp(null - shift) + numerator.sum(-1, keepdim=True))
 
 
 def attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, **options: object) -> Tensor:
@@ -148,15 +143,22 @@ def differential_v2(
 
 def _for_head(options: dict[str, object], head: int) -> dict[str, object]:
     sink = options.get("sink")
-    return {**options, "sink": sink[head]} if isinstance(sink, Tensor) and sink.ndim else options
+    if not isinstance(sink, Tensor) or not sink.ndim:
+        return options
+    return {**options, "sink": sink[:, [head]] if sink.ndim == 3 else sink[head]}
 
 
 def running_mean(
-    x_BHSD: Tensor, queries: int, *, causal: bool = True, **masks: Tensor | None
+    x_BHSD: Tensor,
+    queries: int,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    **masks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """C x and the number of visible keys, float64, from the T × S matrix of uniform weights."""
     keys, device = x_BHSD.shape[2], x_BHSD.device
-    seen = visible(queries, keys, causal=causal, device=device, **masks).double()  # type: ignore[arg-type]
+    seen = visible(queries, keys, causal=causal, window=window, device=device, **masks).double()
     count = seen.sum(-1, keepdim=True)
     return seen / count.clamp_min(1) @ x_BHSD.double(), count[:, 0, :, 0]
 
@@ -167,16 +169,14 @@ def fading_mean(
     positions_BS: Tensor,
     slopes_H: Tensor,
     *,
-    causal: bool = True,
+    window: int | None = None,
     **masks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax of ALiBi's penalty alone, as a T × S matrix, and the sum before it is normed."""
     keys, device = x_BHSD.shape[2], x_BHSD.device
-    seen = visible(queries, keys, causal=causal, device=device, **masks)  # type: ignore[arg-type]
+    seen = visible(queries, keys, causal=True, window=window, device=device, **masks)
     at = positions_BS.double()[:, None]
     distance = at[:, :, -queries:, None] - at[:, :, None, :]
-    order = torch.arange(keys, device=device)
-    distance = torch.where(order > order[-queries:, None], -distance, distance)
     bias = (-slopes_H.double()[:, None, None] * distance).masked_fill(~seen, -torch.inf)
     mean = bias.softmax(-1).nan_to_num() @ x_BHSD.double()
     return mean, bias.exp().sum(-1)
@@ -259,17 +259,14 @@ def alibi_bias(queries_BT: Tensor, keys_BS: Tensor, heads: int) -> Tensor:
 def xpos_scores(
     q_BHTD: Tensor, k_BHSD: Tensor, queries_BT: Tensor, keys_BS: Tensor, theta: float
 ) -> Tensor:
-    """Σ_j Re(q_j k̄_j e^(i(m−n)θ_j)) ζ_j^(|m−n|/512), float64 [B, H, T, S].
-
-    arXiv 2212.10554 for n ≤ m; for later keys, which the paper has not, the same decay.
-    """
+    """Σ_j Re(q_j k̄_j e^(i(m−n)θ_j)) ζ_j^((m−n)/512), float64 [B, H, T, S] (arXiv 2212.10554)."""
     half = q_BHTD.shape[-1] // 2
     q = torch.complex(q_BHTD[..., :half].double(), q_BHTD[..., half:].double())[:, :, :, None]
     k = torch.complex(k_BHSD[..., :half].double(), k_BHSD[..., half:].double())[:, :, None]
     pair = torch.arange(half, dtype=torch.float64)
     zeta = (pair / half + 0.4) / 1.4
     distance = queries_BT[:, None, :, None, None].double() - keys_BS[:, None, None, :, None]
-    turn = torch.polar(zeta ** (distance.abs() / 512), distance * theta ** (-pair / half))
+    turn = torch.polar(zeta ** (distance / 512), distance * theta ** (-pair / half))
     return (q * k.conj() * turn).real.sum(-1)
 
 

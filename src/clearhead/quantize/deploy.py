@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
+from clearhead.models.loading import pretrained
 from clearhead.quantize.linear import linear_layers
-from clearhead.train.atomic import publish_folder, require_new
+from clearhead.records.files import publish_folder, require_new
 
 GROUP = 128  # inputs that share a scale in int4
 INT4_INPUTS = 1024  # of which torchao's tiles of 4-bit weights hold a multiple, by padding
@@ -32,6 +33,7 @@ class Deployed:
         model, peer: both loaded, in evaluation mode, on the device that they were made for.
         bytes, peer_bytes: of their safetensors files.
         layers: the quantised linear layers. others: linear layers that torchao does not know.
+        trust_remote_code: whether the model is opened with Python code of its folder.
     """
 
     model: Any
@@ -40,6 +42,7 @@ class Deployed:
     peer_bytes: int
     layers: tuple[str, ...]
     others: tuple[str, ...]
+    trust_remote_code: bool
 
 
 def _int8_weight_only() -> Any:
@@ -73,7 +76,15 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> Deployed:
+def deploy(
+    peer: Any,
+    tokenizer: Any,
+    source: str,
+    kind: str,
+    output: Path,
+    *,
+    trust_remote_code: bool = False,
+) -> Deployed:
     """Quantise the linear layers of the model at `source`, save it to `output`, and load it again.
 
     Args:
@@ -83,6 +94,7 @@ def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> D
         kind: one of `KINDS`: int8 weights a scale an output channel; the same with activations in
             int8, a scale a token, when they come; int4 weights by groups of 128.
         output: a folder that does not exist yet; it appears whole or not at all.
+        trust_remote_code: whether Python code that `source` brings may run.
 
     Raises:
         ClearheadError: torchao is not installed, the hardware lacks the product, the model has no
@@ -103,13 +115,16 @@ def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> D
     head = peer.get_output_embeddings()
     kept = [name for name, module in peer.named_modules() if module is head]
     load: dict[str, Any] = {
-        "use_safetensors": True,
+        "trust_remote_code": trust_remote_code,
         "dtype": torch.bfloat16,
         "device_map": str(peer.device),
     }
     try:
-        made = AutoModelForCausalLM.from_pretrained(
-            source, quantization_config=TorchAoConfig(config, modules_to_not_convert=kept), **load
+        made = pretrained(
+            AutoModelForCausalLM,
+            source,
+            quantization_config=TorchAoConfig(config, modules_to_not_convert=kept),
+            **load,
         )
     except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
         raise ClearheadError(f"torchao cannot make {kind} of {source}: {error}") from error
@@ -119,7 +134,7 @@ def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> D
         _only_safetensors(folder)
     del made
     peer.to(torch.bfloat16)
-    model = AutoModelForCausalLM.from_pretrained(output, **load)
+    model = pretrained(AutoModelForCausalLM, output, **load)
     with tempfile.TemporaryDirectory() as folder_name:
         peer.save_pretrained(folder_name)
         peer_bytes = _size(Path(folder_name))
@@ -130,6 +145,7 @@ def deploy(peer: Any, tokenizer: Any, source: str, kind: str, output: Path) -> D
         peer_bytes=peer_bytes,
         layers=known,
         others=tuple(name for name in layers if name not in known),
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -148,14 +164,17 @@ def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
     return [int(token) for token in out[0, len(ids) :]]
 
 
-def continued_elsewhere(folder: Path, ids: list[int], tokens: int, device: str) -> list[int]:
+def continued_elsewhere(
+    folder: Path, ids: list[int], tokens: int, device: str, trust_remote_code: bool
+) -> list[int]:
     """`continuation` of the model saved in `folder`, loaded by a process of its own.
 
     Raises:
         ClearheadError: that process failed, with the last line that it wrote.
     """
     code = "from clearhead.quantize.deploy import _main; _main()"
-    request = json.dumps({"folder": str(folder), "ids": ids, "tokens": tokens, "device": device})
+    load = {"device_map": device, "trust_remote_code": trust_remote_code}
+    request = json.dumps({"folder": str(folder), "ids": ids, "tokens": tokens, "load": load})
     ran = subprocess.run(
         [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=False
     )
@@ -173,9 +192,7 @@ def _main() -> None:
     import clearhead.models  # registers our model type  # noqa: F401
 
     request = json.loads(sys.stdin.read())
-    model = AutoModelForCausalLM.from_pretrained(
-        request["folder"], use_safetensors=True, device_map=request["device"]
-    )
+    model = pretrained(AutoModelForCausalLM, request["folder"], **request["load"])
     print(json.dumps(continuation(model.eval(), request["ids"], request["tokens"])))
 
 

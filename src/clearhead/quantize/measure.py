@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.diagnose.running import backbone, batches, evaluating
 from clearhead.errors import ClearheadError
-from clearhead.eval import Item, accuracy, perplexity
+from clearhead.eval import Questions, accuracy, perplexity
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
 
@@ -24,12 +24,12 @@ class Texts:
     Attributes:
         windows: int64 [length] each, for perplexity.
         calibration: int64 [length] each, of other text, for the scales of `fine`.
-        questions: for accuracy, with the model's tokenizer; may be empty.
+        questions: for accuracy, with the model's tokenizer.
     """
 
     windows: Sequence[Tensor]
     calibration: Sequence[Tensor] = ()
-    questions: Sequence[Item] = ()
+    questions: Questions | None = None
     tokenizer: Any = None
 
 
@@ -117,15 +117,14 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     if value is None or not texts.questions:
         return Cost(scheme=scheme, perplexity=value, tokens=found.tokens, reason=reason)
     answers = accuracy(model, texts.tokenizer, texts.questions)
-    by_length = answers.right_by_length
     return Cost(
         scheme=scheme,
         perplexity=value,
         tokens=found.tokens,
-        accuracy=answers.right / answers.items,
-        accuracy_normalised=None if by_length is None else by_length / answers.items,
-        chance=answers.chance,
-        questions=answers.items,
+        accuracy=answers["accuracy"],
+        accuracy_normalised=answers.get("accuracy_norm"),
+        chance=answers["chance"],
+        questions=answers["items"],
     )
 
 

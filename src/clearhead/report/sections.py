@@ -369,6 +369,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
         "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
+        "code": [_short(one.get("code") or "") for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
             for one in made

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from clearhead.terminal import console, printable
 from clearhead.train.callbacks.callback import Callback, Run, StepMetrics
 from clearhead.train.result import TrainResult
 
@@ -62,7 +63,6 @@ class Progress(Callback):
             self._bar = None
 
     def _draw(self, run: Run) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
@@ -71,7 +71,7 @@ class Progress(Callback):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
-            console=Console(file=self._stream),
+            console=console(file=self._stream),
         )
         self._task = self._bar.add_task(
             run.name, total=run.steps, completed=run.first_step, numbers=""
@@ -82,7 +82,7 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=self._stream, flush=True)
+            print(printable(line), file=self._stream, flush=True)
 
 
 def _numbers(metrics: StepMetrics) -> str:

@@ -1,0 +1,75 @@
+"""The loss of tokens that could be looked up in the context, and of all others.
+
+An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
+stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
+out those that are frequent in the training text, which this does not.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from clearhead.errors import ClearheadError
+from clearhead.eval.options import HitsOptions
+from clearhead.eval.perplexity_task import PerplexityTask
+from clearhead.eval.sliding import sliding
+from clearhead.eval.task import Advanced, Cell, Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class HitsTask(HitsOptions):
+    """Validation loss split into AR-hits and others; windows side by side."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("ar_hit_loss", "others_loss")
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        if self.ngram < 2:
+            raise ClearheadError(f"ngram is {self.ngram}: a token and one before it, at least 2")
+        if self.ngram >= subject.lengths[0]:
+            raise ClearheadError(
+                f"ngram is {self.ngram}: nothing recurs in a window of {subject.lengths[0]}"
+            )
+        return _text().cells(subject)
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        length = cell["length"]
+        texts = [document.ids for document in _text().chosen(subject)]
+        sums = {True: np.zeros(2), False: np.zeros(2)}
+        for window in sliding(
+            subject.model,
+            texts,
+            length=length,
+            stride=length,
+            batch_tokens=subject.batch_tokens,
+            advanced=advanced,
+        ):
+            hit = hits(texts[window.document][window.start : window.start + length], self.ngram)
+            for kind, total in sums.items():
+                losses = window.loss[hit[window.position :] == kind]
+                total += losses.sum(), len(losses)
+        (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
+        return {
+            "ar_hit_loss": hit_sum / hit_count if hit_count else None,
+            "others_loss": other_sum / other_count if other_count else None,
+            "loss": (hit_sum + other_sum) / (hit_count + other_count),
+            "ar_hits": int(hit_count),
+            "predicted_tokens": int(hit_count + other_count),
+        }
+
+
+def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
+    """Whether each token ends an n-gram that ended earlier in these ids too, bool [tokens]."""
+    found = np.zeros(len(ids), dtype=bool)
+    seen: set[tuple[int, ...]] = set()
+    tokens = ids.tolist()
+    for end in range(ngram, len(tokens) + 1):
+        gram = tuple(tokens[end - ngram : end])
+        found[end - 1] = gram in seen
+        seen.add(gram)
+    return found
+
+
+def _text() -> PerplexityTask:
+    """Where the windows come from: each source as one text, as in training."""
+    return PerplexityTask(text="stream")

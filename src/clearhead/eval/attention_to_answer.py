@@ -1,0 +1,133 @@
+"""How much attention goes to the answer and how much to noise (arXiv 2410.05258, table 3).
+
+The last token of a needle prompt, which should find the number, attends to the needle asked for
+(`answer`), to all other text before the question, other needles included (`noise`), and to the
+begin token and the question itself (`other`). Weights are summed over the span, all heads and all
+layers, and divided by a sum over all keys, heads and layers. The paper does not say which; here are
+both, the same for a softmax map:
+
+- `signed`: the weights as they are, over their sum. Of a difference of maps that sum is 1 − λ a
+  row, so shares add up to 1, but one may be negative and another above 1.
+- `absolute`: |weights| over the sum of |weights|: shares of all that moves the output.
+
+`lift` is the absolute share of the answer over its share of the visible tokens: 1 is no preference.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from clearhead.data.draws import Draws
+from clearhead.diagnose.attention import named_maps
+from clearhead.diagnose.interface import probing
+from clearhead.diagnose.running import evaluating
+from clearhead.diagnose.weights import AttentionCall
+from clearhead.eval.haystack import Haystack, haystack
+from clearhead.eval.options import AllocationOptions
+from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths
+
+SPANS = ("answer", "noise", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationTask(AllocationOptions):
+    """Attention of the last token to the needle that is asked for, by length and depth."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("answer_share", "noise_share")
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        check_depths(self.depths)
+        check_count(samples=self.samples)
+        for length in subject.lengths:
+            self._haystack(subject, {"length": length, "depth": 0.0}, 0)
+            subject.check_length(length)
+        return [
+            {"length": length, "depth": depth}
+            for length in subject.lengths
+            for depth in sorted(self.depths)
+        ]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
+        counts = torch.zeros(3, dtype=torch.float64)
+        for sample in range(self.samples):
+            stack = self._haystack(subject, cell, sample)
+            (prompt,) = stack.prompts(subject)
+            spans = _spans(stack, prompt, len(subject.begin))
+            counts += spans.sum(1)
+            for name, found in last_row(subject, prompt, spans).items():
+                sums[name] += found
+            advanced(1)
+        tokens = (counts / counts.sum()).tolist()
+        *_, effective = sums.values()  # what multiplies the values comes last
+        share = (effective[1] / effective[1].sum()).tolist()
+        return {
+            "answer_share": share[0],
+            "noise_share": share[1],
+            "maps": [
+                {
+                    "map": name,
+                    "signed": dict(zip(SPANS, (one[0] / one[0].sum()).tolist(), strict=True)),
+                    "absolute": dict(zip(SPANS, (one[1] / one[1].sum()).tolist(), strict=True)),
+                    "lift": float(one[1, 0] / one[1].sum()) / tokens[0],
+                }
+                for name, one in sums.items()
+            ],
+            "tokens": dict(zip(SPANS, tokens, strict=True)),
+            "samples": self.samples,
+        }
+
+    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
+        return haystack(
+            subject,
+            Draws(f"allocation {subject.seed} {cell['length']} {sample}"),
+            length=cell["length"],
+            depth=cell["depth"],
+            needles=self.needles,
+            queries=1,
+            digits=self.digits,
+            filler=self.filler,
+        )
+
+
+def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Tensor]:
+    """Attention of a prompt's last token, by map, summed over heads and layers.
+
+    The prompt is read but for its last token, and only that one is observed.
+
+    Args:
+        spans_3S: bool, for each of the spans the keys in it.
+
+    Returns:
+        Float64 [2, 3]: signed and absolute weights, over the spans.
+    """
+    sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
+
+    def observe(call: AttentionCall) -> None:
+        for tile in call.tiles():
+            for name, weights_BHRS, _ in named_maps(call, tile):
+                row_HS = weights_BHRS[0, :, -1].double().cpu()
+                both = torch.stack([row_HS, row_HS.abs()]).sum(1)
+                sums[name] += both @ spans_3S.double().T
+
+    model, prefill = subject.model, subject.reader.prefill
+    with evaluating(model):
+        state = prefill.read([Prompt(prompt.context, prompt.tail[:-1])])
+        last = torch.tensor(prompt.tail[-1:], device=model.device)
+        with probing(model, observe):
+            prefill.step(state, last)
+    return dict(sums)
+
+
+def _spans(stack: Haystack, prompt: Prompt, begin: int) -> Tensor:
+    answer_S = torch.zeros(len(prompt.ids), dtype=torch.bool)
+    start, stop = stack.spans[stack.asked[0].city]
+    answer_S[start:stop] = True
+    other_S = torch.zeros_like(answer_S)
+    other_S[:begin] = True
+    other_S[len(prompt.context) :] = True
+    return torch.stack([answer_S, ~(answer_S | other_S), other_S])

@@ -1,0 +1,116 @@
+"""Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from clearhead.data import Corpus, Masking, windows, with_mask_token
+from clearhead.data.batches import IGNORED, opens, told_apart
+from clearhead.data.config import SHARE
+from clearhead.diagnose.running import batches, evaluating, longest_text
+from clearhead.errors import ClearheadError
+from clearhead.eval.options import MaskedOptions
+from clearhead.eval.task import Advanced, Cell, Subject
+
+BATCH = 4096  # tokens run together
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTask(MaskedOptions):
+    """Loss at hidden tokens of held-out text, and the share of them found."""
+
+    headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        if not 0 < self.mask < 1:
+            raise ClearheadError(f"mask is {self.mask}: a share of the tokens, above 0 and below 1")
+        if subject.texts.splits != ("validation",):
+            raise ClearheadError("masked reads the held-out documents only: leave split out")
+        return [{"length": length} for length in subject.lengths]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+        loss, accuracy = masked_loss(
+            subject.model,
+            with_mask_token(subject.texts.corpus),
+            length=cell["length"],
+            tokens=subject.tokens,
+            share=self.mask,
+        )
+        return {
+            "masked_loss": loss["value"],
+            "masked_accuracy": accuracy["value"],
+            "predicted_tokens": loss["predicted_tokens"],
+        }
+
+
+def masked_loss(
+    model: Any,
+    corpus: Corpus,
+    *,
+    length: int,
+    tokens: int,
+    share: float = SHARE,
+    documents_apart: bool = False,
+) -> list[dict[str, Any]]:
+    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
+
+    Not a perplexity: each token is predicted from the others of its window that are shown, those
+    after it too, so it compares with no causal model's.
+
+    Args:
+        corpus: with a mask token (`clearhead.data.with_mask_token`).
+        length: tokens of a window.
+        tokens: validation tokens read, or what there is.
+        share: of the tokens hidden.
+        documents_apart: whether windows are read as training with document masks reads them: no
+            document sees another, and positions begin again in each.
+
+    Returns:
+        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
+        the value None with a "reason" where the model or the text is too short.
+    """
+    masking = Masking(corpus.tokenizer, share)
+    dimensions: dict[str, Any] = {"split": "validation", "length": length}
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        return _unavailable(
+            dimensions, f"the model has {limit} learned positions, too few for {length}"
+        )
+    if not any(len(stream) >= length for stream in corpus.split("validation")):
+        return _unavailable(
+            dimensions, f"the validation split holds no window of {length:,} tokens"
+        )
+    texts = windows(corpus, length=length, count=max(1, tokens // length))
+    loss, right, count = 0.0, 0, 0
+    with evaluating(model):
+        for number, ids_BT in enumerate(batches(model, texts, max(1, BATCH // length))):
+            made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
+            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
+            hidden_BT = labels_BT != IGNORED
+            inputs = {"input_ids": shown_BT}
+            if documents_apart:
+                apart = told_apart(ids_BT, opens(ids_BT, corpus.tokenizer))
+                inputs |= {name: apart[name] for name in ("position_ids", "document_ids")}
+            logits_NV = model(**inputs).logits[hidden_BT].float()
+            target_N = labels_BT[hidden_BT]
+            loss += float(F.cross_entropy(logits_NV, target_N, reduction="none").double().sum())
+            right += int((logits_NV.argmax(-1) == target_N).sum())
+            count += len(target_N)
+    if not count:
+        return _unavailable(
+            dimensions, "the validation text has only special tokens: nothing was hidden"
+        )
+    dimensions["predicted_tokens"] = count
+    return [
+        {"metric": "masked loss", "value": loss / count, **dimensions},
+        {"metric": "masked accuracy", "value": right / count, **dimensions},
+    ]
+
+
+def _unavailable(dimensions: dict[str, Any], reason: str) -> list[dict[str, Any]]:
+    return [
+        {"metric": metric, "value": None, **dimensions, "reason": reason}
+        for metric in ("masked loss", "masked accuracy")
+    ]

@@ -1,0 +1,49 @@
+"""Output for people: text from outside is shown by a terminal, never obeyed."""
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Control characters but tab and line feed; marks that reorder text; lone surrogates, which a file
+# name may hold and no stream encodes.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Replace each character that a terminal might act on by its escape, such as \x1b."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(line: str) -> None:
+    """Print a note on standard error."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def show(line: str) -> None:
+    """Print a line about a result."""
+    print(printable(line))
+
+
+def write(text: str) -> None:
+    """Print text that is itself the result: unchanged into a pipe or file, safe on a terminal."""
+    print(printable(text) if sys.stdout.isatty() else text)
+
+
+def console(**options: Any) -> "Console":
+    """A rich console, for tables and progress bars, that prints nothing but printable text."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render_str(self, text: str, **style: Any) -> Any:
+            return super().render_str(printable(text), **style)  # before columns are measured
+
+        def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+            for segment in super().render(*arguments, **options):  # whatever the text came in
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    return PrintableConsole(**options)

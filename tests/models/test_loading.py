@@ -1,0 +1,210 @@
+"""Every weight of a checkpoint is accounted for: none is made up or silently passed over."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
+
+from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.errors import ClearheadError
+from clearhead.models import ClearheadForSequenceClassification, ClearheadModel
+from clearhead.models.loading import load, pretrained
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
+THEIRS = {**SHAPE, "intermediate_size": 48}
+GPT2 = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=300, bos_token_id=0, eos_token_id=1)
+
+
+def _ours(**changes: object) -> ClearheadForCausalLM:
+    return ClearheadForCausalLM(preset("transformer", **SHAPE, **changes))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["key value head token"] * 30, 290)
+
+
+@pytest.fixture
+def save(tmp_path: Path, tokenizer) -> Callable[..., Path]:
+    def saved(model) -> Path:
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return saved
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _configure(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}))
+
+
+def _without(part: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(weights: dict[str, Tensor]) -> None:
+        found = [key for key in weights if part in key]
+        assert found
+        for key in found:
+            del weights[key]
+
+    return change
+
+
+def _refusal(folder: Path, *kinds: str) -> str:
+    with pytest.raises(ClearheadError) as refused:
+        load(str(folder), kinds or ("causal",))
+    (line,) = str(refused.value).splitlines()
+    assert str(folder) in line
+    return line
+
+
+@pytest.mark.parametrize("model", [_ours, lambda: LlamaForCausalLM(LlamaConfig(**THEIRS))])
+def test_a_layer_that_is_missing_is_refused(model, save, capfd):
+    folder = save(model())
+    _rewrite(folder, _without("layers.1."))
+    assert "lacks 9 weights (model.layers.1." in _refusal(folder)
+    assert "LOAD REPORT" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_one_weight_that_is_missing_is_refused(key, save):
+    folder = save(_ours())
+    _rewrite(folder, _without(key))
+    assert "lacks " in _refusal(folder)
+
+
+def test_more_layers_than_weights_are_refused(save):
+    folder = save(_ours())
+    _configure(folder, num_hidden_layers=3)
+    assert "lacks 9 weights (model.layers.2." in _refusal(folder)
+
+
+def test_another_size_is_refused_with_both(save, capfd):
+    folder = save(_ours())
+    _configure(folder, vocab_size=301)
+    line = _refusal(folder)
+    assert "model.embed_tokens.weight is (300, 32), not (301, 32)" in line
+    assert "LOAD REPORT" not in capfd.readouterr().err
+
+
+def test_an_adapter_does_not_hide_what_its_model_lacks(save):
+    peft = pytest.importorskip("peft")
+    model = _ours()
+    folder = save(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    adapted.save_pretrained(folder)
+    load(str(folder))
+    _rewrite(folder, _without("layers.1.mlp"))
+    assert "lacks weights of a ClearheadForCausalLM beside its adapter's" in _refusal(folder)
+
+
+def test_left_over_weights_are_refused_in_our_folders(save):
+    folder = save(_ours())
+    _configure(folder, num_hidden_layers=1)
+    assert "has 9 weights (model.layers.1." in _refusal(folder)
+
+
+def test_left_over_weights_of_another_library_are_said_in_one_line(save, capsys):
+    folder = save(LlamaForCausalLM(LlamaConfig(**THEIRS)))
+    _rewrite(folder, lambda weights: weights.update({"extra\x1b[2J": torch.ones(2)}))
+    load(str(folder))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not used" in line]
+    assert r"1 weight (extra\x1b[2J) not used" in line
+
+
+@pytest.mark.parametrize(
+    ("model", "opened"),
+    [
+        (_ours, ClearheadForCausalLM),  # its head is the embedding
+        (lambda: GPT2Model(GPT2), AutoModelForCausalLM),  # and so it is here
+        (lambda: BertForMaskedLM(BertConfig(**THEIRS)), AutoModelForMaskedLM),
+    ],
+)
+def test_tied_weights_are_not_missing(model, opened, save):
+    assert not pretrained(opened, save(model())).training
+
+
+@pytest.mark.parametrize(
+    ("model", "trunk"),
+    [
+        (
+            lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)),
+            "ClearheadModel",
+        ),
+        (lambda: BertForTokenClassification(BertConfig(**THEIRS)), "BertModel"),  # has no pooler
+        (lambda: BertModel(BertConfig(**THEIRS), add_pooling_layer=False), "BertModel"),
+        (lambda: ClearheadModel(preset("transformer", **SHAPE)), "ClearheadModel"),
+    ],
+)
+def test_a_trunk_opens_without_the_head(model, trunk, save, capsys):
+    folder = save(model())
+    opened, _ = load(str(folder), ("causal", "masked", "bare"))
+    assert type(opened).__name__ == trunk
+    assert "not used" not in capsys.readouterr().err
+    _rewrite(folder, _without(".1.") if "Bert" in trunk else _without("layers.1."))
+    assert "lacks " in _refusal(folder, "causal", "masked", "bare")
+
+
+def test_a_trunk_without_its_own_head_is_no_language_model(save):
+    assert "lacks 1 weight (lm_head.weight)" in _refusal(save(LlamaModel(LlamaConfig(**THEIRS))))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _ours,
+        lambda: ClearheadForMaskedLM(preset("bert", **SHAPE, tie_word_embeddings=False)),
+        lambda: ClearheadModel(preset("transformer", **SHAPE)),
+        lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)),
+        lambda: BertForMaskedLM(BertConfig(**THEIRS)),
+        lambda: LlamaForCausalLM(LlamaConfig(**THEIRS)),
+        lambda: GPT2Model(GPT2),
+    ],
+)
+def test_a_classifier_takes_any_trunk_but_a_whole_one(model, save, capsys):
+    folder = save(model())
+    found = pretrained(AutoModelForSequenceClassification, folder, head="new", num_labels=5)
+    assert found.config.num_labels == 5
+    assert "not used" not in capsys.readouterr().err
+    weights = load_file(folder / "model.safetensors")
+    _rewrite(folder, _without(max(key for key in weights if ".0." in key or ".1." in key)))
+    with pytest.raises(ClearheadError, match="lacks 1 weight "):
+        pretrained(AutoModelForSequenceClassification, folder, head="new", num_labels=5)
+
+
+def test_a_saved_classifier_keeps_its_whole_head(save):
+    folder = save(ClearheadForSequenceClassification(preset("bert", **SHAPE)))
+    _rewrite(folder, _without("classifier.dense.bias"))
+    with pytest.raises(ClearheadError, match=r"lacks 1 weight \(classifier.dense.bias\)"):
+        pretrained(AutoModelForSequenceClassification, folder, head="new")
+
+
+def test_a_classifier_of_a_trunk_of_another_size_is_refused(save):
+    folder = save(_ours())
+    _configure(folder, intermediate_size=64)
+    with pytest.raises(ClearheadError, match="other sizes than its config"):
+        pretrained(AutoModelForSequenceClassification, folder, head="new")

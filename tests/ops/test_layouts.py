@@ -1,0 +1,270 @@
+"""Every operation on inputs and incoming gradients of every memory layout, against the oracles."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clearhead import ops
+from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
+
+THETA = 10_000.0
+LENGTH = 9
+
+
+def _in_cut_rows(x: Tensor) -> Tensor:
+    """A part of wider rows, whose other numbers must not be read."""
+    wide = _unread(x.new_empty(*x.shape[:-1], x.shape[-1] + 3))
+    wide[..., 1:-2] = x
+    return wide[..., 1:-2]
+
+
+def _every_second(x: Tensor) -> Tensor:
+    return torch.stack([x, _unread(x)], -1)[..., 0]
+
+
+def _unread(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan if like.is_floating_point() else 0)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "channels first": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "heads beside tokens": lambda x: x.movedim(1, -2).contiguous().movedim(-2, 1),
+    "cut rows": _in_cut_rows,
+    "every second": _every_second,
+    "flipped": lambda x: x.mT.contiguous().mT.flip(-1),
+    "one row for all": lambda x: x[:1].expand(x.shape),
+    "one column for all": lambda x: x[..., :1].expand(x.shape),
+    "one number for all": lambda x: x.flatten()[0].expand(x.shape),
+}
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    if x.ndim < 2 and layout in ("transposed", "channels first", "heads beside tokens", "flipped"):
+        return x
+    return x if x.ndim == 0 else LAYOUTS[layout](x)
+
+
+class Case(NamedTuple):
+    """An operation, its oracle, the shapes of what both take, and the bound of their difference.
+
+    Masks, documents, positions and targets come after the numbers that have gradients.
+    """
+
+    fast: Callable[..., Tensor]
+    oracle: Callable[..., Tensor]
+    shapes: Sequence[tuple[int, ...]]
+    whole: Sequence[Tensor] = ()
+    bound: float = 1e-10  # 1e-4 where a rotary table is float32
+
+
+POSITIONS = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 3 + 2])
+SEGMENTS = torch.arange(LENGTH).expand(2, -1).contiguous() // 4
+MASK = torch.arange(LENGTH).expand(2, -1) >= torch.tensor([[0], [3]])
+Q, K, WIDE = (2, 4, LENGTH, 8), (2, 2, LENGTH, 8), (2, 2, LENGTH, 12)
+TOKENS = (2, LENGTH, 3, 4)
+
+
+def _attending(**options: object) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def fast(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
+        return ops.attend(q, k, v, sink=sink[0] if sink else None, **options)
+
+    def oracle(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
+        return oracles.attend(q, k, v, sink=sink[0] if sink else None, **options)
+
+    return fast, oracle
+
+
+def _masked(name: str, **options: object) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def by(module: Any) -> Callable[..., Tensor]:
+        return lambda q, k, v, sink, mask: module.attend(
+            q, k, v, sink=sink, **{name: mask}, **options
+        )
+
+    return by(ops), by(oracles)
+
+
+def _table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    return ops.rotary_table(positions, ops.frequencies(rope, width, positions.device)[0])
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+
+
+def _coca(form: str) -> Case:
+    def fast(q: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        table = _table(positions, 8)
+        return _scores(ops.coca_queries(q, table, form), ops.coca_keys(t, table, form))
+
+    def oracle(q: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        return oracles.coca_scores(q, t, positions, positions, THETA, form)
+
+    width = 4 if form == "strict" else 8
+    return Case(fast, oracle, [(2, 4, LENGTH, width), (2, 2, LENGTH, 4)], [POSITIONS], 1e-4)
+
+
+def _xpos(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    frequency, _ = ops.frequencies({"rope_type": "default", "rope_theta": THETA}, 8, q.device)
+    of_queries, of_keys = ops.xpos_tables(positions, positions, frequency, LENGTH // 2)
+    return _where_earlier(_scores(ops.rotate(q, of_queries), ops.rotate(k, of_keys)), positions)
+
+
+def _xpos_oracle(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    scores = oracles.xpos_scores(q, k, positions, positions, THETA)
+    return _where_earlier(scores, positions)
+
+
+def _where_earlier(scores: Tensor, positions: Tensor) -> Tensor:
+    """Scores that the paper defines: of later keys the oracle and the rotary tables differ."""
+    return torch.where(positions[:, None, :, None] >= positions[:, None, None], scores, 0)
+
+
+def _alibi(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    of_queries, of_keys = ops.alibi_columns(positions, positions, ops.alibi_slopes(4), 1.0)
+    return _scores(ops.with_columns(q, of_queries), ops.with_columns(k, of_keys))
+
+
+def _alibi_oracle(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    return _scores(q, k) + oracles.alibi_bias(positions, positions, 4)
+
+
+def _differential(module: Any) -> Callable[..., Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, weight: Tensor, sink: Tensor) -> Tensor:
+        options = {"norm_weight": weight, "norm_eps": 1e-2, "gain": 0.6, "sink": sink}
+        return module.differential(q, k, v, lam, **options)
+
+    return run
+
+
+def _mean(module: Any) -> Callable[..., Tensor]:
+    def run(x: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        seen = {"key_mask": mask, "segments": segments}
+        if module is oracles:
+            return oracles.running_mean(x, 5, **seen)[0]
+        return ops.running_mean(x, 5, Visibility(**seen))[0]
+
+    return run
+
+
+def _fading(module: Any) -> Callable[..., Tensor]:
+    slopes = torch.tensor([0.7, 0.1, 0.02, 0.3], dtype=torch.float64)
+
+    def run(x: Tensor, positions: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
+        seen = {"key_mask": mask, "segments": segments}
+        if module is oracles:
+            return oracles.fading_mean(x, LENGTH, positions, slopes, **seen)[0]
+        return ops.fading_mean(x, LENGTH, positions, slopes, Visibility(**seen))[0]
+
+    return run
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / x.pow(2).mean(-1, keepdim=True).add(1e-2).sqrt() * weight
+
+
+TARGET = torch.tensor([[3, -100, 0], [4, 2, 2], [1, -100, 3]])
+CASES = {
+    "attend": Case(*_attending(), [Q, K, K, (4,)]),
+    "attend, values wider": Case(*_attending(), [Q, K, WIDE, (4,)]),
+    "attend, values narrower": Case(*_attending(causal=False), [Q, K, (*K[:3], 3)]),
+    "attend, padded": Case(*_masked("key_mask"), [Q, K, K, (4,)], [MASK]),
+    "attend, packed": Case(*_masked("segments"), [Q, K, K, (4,)], [SEGMENTS]),
+    "attend, last queries": Case(*_attending(), [(2, 4, 2, 8), K, K]),
+    "attend, one query": Case(*_attending(), [(2, 4, 1, 8), K, K]),
+    "attend, width 2": Case(
+        *_attending(), [(2, 4, LENGTH, 2), (2, 4, LENGTH, 2), (2, 4, LENGTH, 2)]
+    ),
+    "differential": Case(_differential(ops), _differential(oracles), [Q, K, K, (), (16,), (4,)]),
+    "differential-v2": Case(
+        ops.differential_v2, oracles.differential_v2, [Q, K, K, (2, 2, LENGTH, 1)]
+    ),
+    "coca, exact": _coca("exact"),
+    "coca, strict": _coca("strict"),
+    "coca, slack": _coca("slack"),
+    "xpos": Case(_xpos, _xpos_oracle, [Q, Q], [POSITIONS], 1e-4),
+    "alibi": Case(_alibi, _alibi_oracle, [Q, K], [POSITIONS], 1e-3),
+    "rotate": Case(
+        lambda x, at: ops.rotate(x, _table(at, 8)),
+        lambda x, at: oracles.rotate(x, at, THETA),
+        [Q],
+        [POSITIONS],
+        1e-4,
+    ),
+    "running mean": Case(_mean(ops), _mean(oracles), [Q]),
+    "running mean, padded": Case(_mean(ops), _mean(oracles), [Q], [MASK]),
+    "running mean, packed": Case(_mean(ops), _mean(oracles), [Q], [MASK, SEGMENTS]),
+    "fading mean": Case(_fading(ops), _fading(oracles), [Q], [POSITIONS, MASK, SEGMENTS]),
+    "shaped": Case(ops.shaped_causal, oracles.shaped_causal, [TOKENS, TOKENS, (3,), (3,), (3,)]),
+    "rms norm": Case(lambda x, weight: ops.rms_norm(x, weight, 1e-2), _rms_norm, [Q, (8,)]),
+    "cross entropy": Case(
+        lambda x, weight, target: ops.linear_cross_entropy(x, weight, target[:, 0]),
+        lambda x, weight, target: oracles.linear_cross_entropy(x, weight, target[:, 0]),
+        [(3, 6), (5, 6)],
+        [TARGET],
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_no_layout_of_inputs_or_gradients_changes_a_result(name, layout):
+    case = CASES[name]
+    numbers = [torch.randn(shape, dtype=torch.float64) for shape in case.shapes]
+    inputs = [_laid_out(x, layout).detach().requires_grad_() for x in numbers]
+    whole = [_laid_out(x, layout) for x in case.whole]
+    exact = [
+        x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in inputs
+    ]
+    got = case.fast(*inputs, *whole)
+    want = case.oracle(*exact, *(x.contiguous() for x in whole))
+    assert got.shape == want.shape
+    _agree([got], [want], case.bound)
+    for of_gradient in LAYOUTS:
+        grad = _laid_out(torch.randn_like(want), of_gradient)
+        _agree(
+            torch.autograd.grad(got, inputs, grad, retain_graph=True),
+            torch.autograd.grad(want, exact, grad.contiguous(), retain_graph=True),
+            case.bound,
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_in_lower_precision_takes_every_layout(layout, dtype):
+    q, k, v = (_laid_out(torch.randn(s).to(dtype), layout).requires_grad_() for s in (Q, K, K))
+    exact = [x.detach().double().contiguous().requires_grad_() for x in (q, k, v)]
+    got, want = ops.attend(q, k, v, sink=0.0), oracles.attend(*exact, sink=0.0)
+    bound = 3e-2 if dtype == torch.bfloat16 else 1e-5
+    _agree([got], [want], bound)
+    # A sum's gradient is one number for all.
+    _agree(torch.autograd.grad(got.sum(), (q, k, v)), torch.autograd.grad(want.sum(), exact), bound)
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], bound: float) -> None:
+    for index, (a, b) in enumerate(zip(found, expected, strict=True)):
+        error = (a.double() - b).abs().max() / b.abs().max().clamp_min(1)
+        assert error < bound, f"tensor {index}: {error:.2e}"
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "heads beside tokens", "cut rows"])
+def test_a_layout_that_the_kernel_reads_as_it_is_is_not_copied(layout):
+    class Copies(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.found += func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (_laid_out(torch.randn(s), layout).requires_grad_() for s in (Q, K, K))
+    grad = _laid_out(torch.randn(Q), layout)
+    with Copies() as copies:
+        torch.autograd.grad(ops.attend(q, k, v, sink=0.0), (q, k, v), grad)
+    assert copies.found == 0
