@@ -5,8 +5,9 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import parse
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.conversion import converted
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new

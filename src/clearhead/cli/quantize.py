@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError, require
 from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
+from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy

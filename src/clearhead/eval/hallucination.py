@@ -6,7 +6,7 @@ it holds to the document, and accuracy is the share that does. Without a judge t
 words only, each named for what it is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -16,15 +16,16 @@ from clearhead.data.draws import Draws
 from clearhead.eval.briefs import Frame, stop_of
 from clearhead.eval.cases import Case, load_cases, local
 from clearhead.eval.fingerprints import check_files, file_digest
-from clearhead.eval.judges import Judge, JudgeConfig, LocalJudge, RemoteJudge
+from clearhead.eval.judges import Judge, LocalJudge, RemoteJudge
 from clearhead.eval.kept import Kept
+from clearhead.eval.options import HallucinationOptions
 from clearhead.eval.support import Said, words
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count
+from clearhead.eval.task import Advanced, Cell, Subject, check_count
 from clearhead.eval.written import Work, verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
-class HallucinationTask:
+class HallucinationTask(HallucinationOptions):
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
     headlines: ClassVar[tuple[str, ...]] = (
@@ -36,19 +37,6 @@ class HallucinationTask:
         "unsupported_names",
         "bigram_support",
     )
-
-    files: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
-    samples: int = 100
-    """Questions or summaries of each file, drawn; all of a file that has fewer."""
-    answer_tokens: int = 32
-    """Tokens of an answer, at most."""
-    summary_tokens: int = 128
-    """Tokens of a summary, at most."""
-    chat: bool = False
-    """Ask in the tokenizer's chat template; else in plain text, where a line ends an answer."""
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """Who says whether texts hold to their documents; nobody unless a model is named."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_files("hallucination", self.files, "nq-open-oracle.jsonl.gz")

@@ -16,9 +16,6 @@ from clearhead.eval.rope_limits import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
-# Of an option that only lists the cells: a cell says which it is, so that others may be added.
-LISTED = {"listed": True}
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
