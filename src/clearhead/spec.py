@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.ranges import Range
+from clearhead.ranges import WIDEST, Range
 
 AXES: Mapping[str, str] = {
     "scores": "how a query is compared with a key",
@@ -69,7 +69,9 @@ def check_ranges(numbers: Any) -> None:
     """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
     for name, allowed in RANGES.items():
         value = getattr(numbers, name, None)
-        if value is not None and not isinstance(value, str) and not allowed.holds(value):
+        if value is None or isinstance(value, str):
+            continue
+        if not allowed.holds(value) or (isinstance(value, int) and abs(value) >= WIDEST):
             raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
 
 
