@@ -38,9 +38,7 @@ def test_lists_of_numbers_are_parted_by_commas_too():
     found = parse(Outer, words, verb="x", description="x")
     assert found == Outer(Inner((3, 4, 5), (0.0, 0.25), ("a,b",)), (8, 16))
     assert parse(Outer, [], verb="x", description="x") == Outer()
-    with pytest.raises(
-        ClearheadError, match=r"--inner.keys: .*; see clearhead x --help"
-    ):
+    with pytest.raises(ClearheadError, match=r"--inner.keys: .*; see clearhead x --help"):
         parse(Outer, ["--inner.keys", "1,x"], verb="x", description="x")
 
 
