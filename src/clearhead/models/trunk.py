@@ -26,6 +26,7 @@ from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.positions import Part
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.groups import repeat
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -108,7 +109,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values: a transformers Cache.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference.
+                multiply the values: for differential attention the signed difference. With one map
+                a head and no shaping the output's gradient passes through them, for attribution
+                (`attentions[i].retain_grad()`).
             return_dict: False for a tuple.
 
         Raises:
@@ -222,7 +225,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]
-                maps.append(module.effective(weights, coefficients, alone, first).to(q.dtype))
+                matrix = module.effective(weights, coefficients, alone, first)
+                maps.append(matrix.to(q.dtype))
+                if matrix is weights:  # the output is made of it, so that its gradient is known
+                    return maps[-1] @ repeat(v, q.shape[1])
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
