@@ -16,7 +16,7 @@ def test_every_header_names_commit_command_and_configuration(path: Path) -> None
         headers = [line for line in map(json.loads, file) if line["kind"] in HEADERS]
     assert headers
     for header in headers:
-        assert re.fullmatch(r"[0-9a-f]{40}", header["code"]["commit"])
+        assert re.fullmatch(r"[0-9a-f]{40}", header["commit"])
         assert "clearhead" in header["command"] or "__main__.py" in header["command"]
         if header["kind"] == "run":
             assert header["train"]

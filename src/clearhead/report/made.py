@@ -4,6 +4,7 @@ import html
 import json
 from typing import Any
 
+from clearhead.records.provenance import source_of
 from clearhead.report import narrative
 from clearhead.report.records import Records, Run
 
@@ -35,7 +36,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
         "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
-        "code": [_short(one.get("code") or "") for one in (header, *made)],
+        "source": [source_of(one) for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
             for one in made
