@@ -17,7 +17,7 @@ from clearhead.report import (
     tables,
     verdicts,
 )
-from clearhead.report.contrasts import Contrasts, contrasts
+from clearhead.report.contrasting import Contrasts, contrasts
 from clearhead.report.records import Records, Run
 
 if TYPE_CHECKING:
