@@ -104,6 +104,9 @@ def test_every_verb_has_help(verb, capsys):
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["eval", "nowhere/model"], "cannot load a model from 'nowhere/model'"),
         (["eval", "nowhere/model", "--lengths", "1"], "lengths is (1,): give a whole number of at"),
+        (["generate", "x", "--temprature", "1"], "--temprature, 1: did you mean --temperature?"),
+        (["generate", "x", "--tokens", "a"], "Error parsing --tokens: invalid literal for int()"),
+        (["generate"], "Missing from clearhead generate"),
         (["report"], "report needs one or more records: none is given"),
         (["quantize"], "quantize needs one or more models"),
         (["eval", "nowhere/model", "--records", ""], "'' is no path"),
@@ -199,7 +202,8 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
     assert _call("train", "transformer", "--output", str(run), *settings) == 0
     weights = run / "final" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert "cannot load a model" in _refusal(capsys, "generate", str(run), "x")
+    said = _refusal(capsys, "generate", str(run), "x")
+    assert "final/model.safetensors is missing, cut short or changed" in said
 
 
 def test_module_runs_as_a_program():

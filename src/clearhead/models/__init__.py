@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from clearhead.lazy import lazily
+from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
