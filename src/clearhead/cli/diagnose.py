@@ -52,8 +52,8 @@ def run(words: list[str]) -> int:
     _refuse_idle(command)
     from clearhead.cli.publishing import publish_diagnosis
     from clearhead.diagnose.diagnosis import LESS_MEMORY
-    from clearhead.diagnose.running import within_memory
     from clearhead.experiments.diagnosing import diagnosis_records
+    from clearhead.models.inspection import within_memory
     from clearhead.records.files import write_text
     from clearhead.report.diagnosis import encode
 

@@ -36,10 +36,11 @@ def run(words: list[str]) -> int:
     command = parse(Command, words, verb="generate", description="Continue a text.")
     import torch
 
-    from clearhead.diagnose.running import longest_text
-    from clearhead.experiments.checkpoints import load_model
+    from clearhead.models.inspection import longest_text
+    from clearhead.models.loading import best_device, load
 
-    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
+    model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
+    model = model.to(best_device())
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]

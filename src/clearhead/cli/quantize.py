@@ -96,9 +96,9 @@ def _deploy(command: Command) -> int:
     from rich.table import Table
 
     from clearhead.data import prepare
-    from clearhead.diagnose.running import within_memory
     from clearhead.experiments import deployment, quantization
     from clearhead.experiments.checkpoints import load_model
+    from clearhead.models.inspection import within_memory
     from clearhead.models.loading import resolved
     from clearhead.quantize.deploy import deploy
     from clearhead.records.files import write_json

@@ -9,8 +9,8 @@ from torch import Tensor
 from clearhead.data import Corpus, windows
 from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
-from clearhead.diagnose.running import longest_text
 from clearhead.experiments.configs import DiagnoseConfig
+from clearhead.models.inspection import longest_text
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory
 

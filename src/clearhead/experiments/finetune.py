@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from clearhead.data import DataConfig, Labelled, LabelledBatches, Task, labelled
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.classifiers import load_classifier, load_tokenizer
 from clearhead.experiments.configs import RECORDS, FinetuneJob
+from clearhead.models.inspection import longest_text
 from clearhead.models.loading import best_device, resolved
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
