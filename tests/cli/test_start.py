@@ -5,11 +5,17 @@ import json
 import pkgutil
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 import clearhead
 from clearhead.cli import VERBS, main
+from clearhead.eval import TASKS
+from clearhead.eval.options import OPTIONS
+from clearhead.models import SIZES
+from clearhead.optim import OPTIMIZERS
+from clearhead.train.config import Optimizer
 
 HEAVY = {"torch", "transformers", "datasets", "numpy", "plotly", "pandas", "tokenizers"}
 ROOMS = (
@@ -92,3 +98,14 @@ def test_every_public_name_of_a_room_is_found_and_none_is_a_module_too(room):
     modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
     assert not modules & {*package.__all__}  # the import of the module would hide the name
     assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_what_is_written_out_for_the_sake_of_a_quick_help_is_what_there_is(capsys):
+    for verb in ("train", "plan"):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        told = capsys.readouterr().out.replace("│", " ").split()
+        assert {*SIZES} <= {word.strip(",.") for word in told}
+    assert get_args(Optimizer) == tuple(OPTIMIZERS)
+    assert {*OPTIONS} == {*TASKS}
+    assert all(issubclass(TASKS[name], kind) for name, kind in OPTIONS.items())
