@@ -22,7 +22,14 @@ from clearhead.models.masked import ClearheadForMaskedLM
 from clearhead.models.trunk import ClearheadModel
 
 if TYPE_CHECKING:
-    from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
+    from clearhead.models.catalogue import (
+        BASELINE,
+        PRESETS,
+        SIZES,
+        preset,
+        presets,
+        register_preset,
+    )
     from clearhead.models.planning import Plan, plan
     from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
 
@@ -46,6 +53,7 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "register_preset",
     "scaled",
     "with_rope_scaling",
 ]
