@@ -7,9 +7,10 @@ table, `clearhead plan` and the documentation read them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.ranges import Range
 
 AXES: Mapping[str, str] = {
     "scores": "how a query is compared with a key",
@@ -27,13 +28,6 @@ AXES: Mapping[str, str] = {
     "mlp_skip": "what of the stream passes by the MLP",
     "residual_scale": "what moves the gains of the two branches",
 }
-
-
-class Range(NamedTuple):
-    """The numbers that a field may have, and their description for people."""
-
-    words: str
-    holds: Callable[[Any], bool]
 
 
 # The smallest and the largest number that float32 holds in full, in which models are made.
@@ -103,6 +97,7 @@ class LayerSpec:
         default_factory=lambda: {"rope_type": "default", "rope_theta": 10_000.0}
     )
     max_position_embeddings: int = 2048
+    sliding_window: int | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
     query_range: float | None = None

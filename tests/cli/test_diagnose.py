@@ -1,6 +1,7 @@
 """clearhead diagnose from end to end, on models that transformers saved."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):
     assert any(line.get("metric") == "order_broken_after" for line in lines)
 
 
+def test_a_model_whose_tokenizer_has_no_end_token(saved, words, tmp_path):
+    folder = tmp_path / "open"
+    shutil.copytree(saved / "gpt2", folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "eos_token": None}))
+    assert _call(str(folder), *words, "--length", "16", "--extrapolate", "1") == 0
+    header, *_ = _lines(tmp_path / "out/diagnosis.jsonl")
+    assert header["data"]["packing"].endswith("(the tokenizer has no end token)")
+
+
 def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
     shape = ["hidden_size=24", "num_attention_heads=2", "num_hidden_layers=5"]
     options = ["--set", *shape, "--data.vocabulary", str(VOCABULARY), "--extrapolate", "1"]
@@ -137,13 +149,14 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
         (["t5"], [], "is an encoder-decoder (t5)"),
         (["small"], [], "use the tokenizer that the model was trained with"),
         (["gpt2"], ["--data.tokenizer", "gpt2"], "data.tokenizer has no effect here"),
+        (["gpt2"], ["--data.vocabulary", "300"], "data.vocabulary has no effect here"),
         (["gpt2"], ["--length", "9999"], "enough for one window of 9999"),
         (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
         (["gpt2", "gpt2"], [], "twice"),
         (["gpt2", "bert", "ours"], [], "one model or two side by side"),
         (["nowhere"], [], "cannot load a model"),
         (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),
-        (["gpt2"], ["--length", "1"], "length must be at least 2"),
+        (["gpt2"], ["--length", "1"], "length is 1: give a whole number of at least 2"),
         (["gpt2"], ["--extrapolate", "0.5"], "at least 1 training length"),
     ],
 )

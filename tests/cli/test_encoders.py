@@ -267,7 +267,7 @@ def test_refusals_of_masked_pretraining(capsys, settings, tmp_path):
         (["bert"], "choose --objective mlm"),
         (["transformer", *mlm], "choose --objective next-token"),
         (["transformer", "--mask", "0.2"], "mask has no effect without --objective mlm"),
-        (["bert", *mlm, "--mask", "1.5"], "above 0 and below 1"),
+        (["bert", *mlm, "--mask", "1.5"], "mask is 1.5: give a share between 0 and 1"),
         (["bert", "--objective", "mlm", "--train.accumulation", "1"], "nothing can grow"),
     ):
         assert message in _refusal(capsys, "train", *words, *SMALL, *out)

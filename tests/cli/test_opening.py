@@ -136,7 +136,7 @@ def test_no_code_runs_unasked(verb, kind, folders, verbs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_a_judge_runs_no_code_unasked(kind, folders, verbs, tmp_path, capsys):
+def test_a_judge_runs_code_where_it_is_allowed_for_it(kind, folders, verbs, tmp_path, capsys):
     words = [*verbs["eval"], "--tasks", "hallucination", "--hallucination.judge.model"]
     documents = tmp_path / "documents.jsonl"
     documents.write_text('{"document": "key value", "summary": "key"}\n')
@@ -145,6 +145,8 @@ def test_a_judge_runs_no_code_unasked(kind, folders, verbs, tmp_path, capsys):
     assert _call(words, folders["plain"]) == 2
     assert "not run unasked" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()
+    _call([*words, "--hallucination.judge.trust-remote-code"], folders["plain"])
+    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])

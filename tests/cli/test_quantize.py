@@ -160,7 +160,7 @@ def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, 
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "logits17-row")
     assert "did you mean" in _refusal(capsys, folder, "--scheme", "w8a8-corse")
     assert "give each once" in _refusal(capsys, folder, folder)
-    assert "length must be at least 2" in _refusal(capsys, folder, "--length", "1")
+    assert "length is 1: give a whole number" in _refusal(capsys, folder, "--length", "1")
     assert "no effect" in _refusal(capsys, folder, "--title", "x")
     assert "no effect" in _refusal(capsys, folder, "--questions", "3")
     assert "the model's own" in _refusal(capsys, folder, "--data.tokenizer", folder)

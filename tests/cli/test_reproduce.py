@@ -84,7 +84,7 @@ def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
         (("encodes",), "did you mean encoders"),
         (("blocks", "--only", "sass"), "only names 'sass': arms are transformer, parallel,"),
         (("blocks", "--test-data", "x"), "test_data has no effect on blocks"),
-        (("blocks", "--jobs", "0"), "jobs is 0: at least 1"),
+        (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(words, said, capsys):

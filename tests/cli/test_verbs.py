@@ -104,10 +104,29 @@ def test_every_verb_has_help(verb, capsys):
         (["compare", "--beside", "missing.jsonl"], "missing.jsonl"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["eval", "nowhere/model"], "cannot load a model from 'nowhere/model'"),
-        (["eval", "nowhere/model", "--lengths", "1"], "must be at least 2"),
+        (["eval", "nowhere/model", "--lengths", "1"], "lengths is (1,): give a whole number of at"),
+        (["report"], "report needs one or more records: none is given"),
+        (["quantize"], "quantize needs one or more models"),
+        (["eval", "nowhere/model", "--records", ""], "'' is no path"),
+        (["train", "--output", ""], "'' is no path"),
+        (["train", "--train.tokens", "9" * 23], "tokens is 99999"),
+        (["compare", "--seeds", "9" * 23], "seeds is (99999"),
+        (["generate", "nowhere/model", "--seed", "9" * 23], "a whole number of at most 18 digits"),
+        (["generate", "nowhere/model", "--temperature", "1e-320"], "0, or at least 0.0001"),
+        (["generate", "nowhere/model", "--temperature", "nan"], "0, or at least 0.0001"),
+        (["eval", "nowhere/model", "--passkey.trials", "9" * 23], "passkey.trials is 99999"),
+        (["diagnose", "nowhere/model", "--extrapolate", "nan"], "extrapolate is nan"),
+        (["diagnose", "nowhere/model", "--extrapolate", "inf"], "extrapolate is inf"),
+        (["diagnose", "nowhere/model", "--trained-length", "0"], "trained_length is 0"),
+        (["diagnose", "nowhere/model", "--size", "small"], "--size has no effect"),
+        (["diagnose", "nowhere/model", "--data.vocabulary", "-1"], "vocabulary is -1"),
+        (["eval", "nowhere/model", "--data.vocabulary", "300"], "vocabulary has no effect"),
         (["generate", "nowhere/model"], "cannot load a model"),
-        (["generate", "nowhere/model", "--temperature", "-1"], "temperature at least 0"),
-        (["bench", "--rounds", "0"], "rounds must be at least 1"),
+        (
+            ["generate", "nowhere/model", "--temperature", "-1"],
+            "temperature is -1.0: give 0",
+        ),
+        (["bench", "--rounds", "0"], "rounds is 0: give a whole number of at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
         (["plan", "--set", "head_dim=15"], "is odd"),
         (["plan", "--set", "num_attention_heads=5"], "does not divide hidden_size=192"),
@@ -149,7 +168,7 @@ def test_train_resume_eval_generate(capsys, tmp_path, settings):
     assert capsys.readouterr().out.startswith("attention")
     assert _call("generate", str(run), "attention", "--tokens", "5", "--temperature", "0") == 0
 
-    data = settings[: settings.index("--train.tokens")]
+    data = [*settings[:2], "--data.validation", "0.1"]
     records = tmp_path / "eval.jsonl"
     options = ["--lengths", "16", "32", "--tokens", "64", "--records", str(records)]
     assert _call("eval", str(run), *options, *data) == 0

@@ -37,7 +37,9 @@ def configure(tmp_path: Path) -> Callable[..., DataConfig]:
     """Makes configs with a small vocabulary and a cache of the test's own."""
 
     def make(*data: object, **options: object) -> DataConfig:
-        defaults: dict = {"vocabulary": 280, "validation": 0.2, "cache": tmp_path / "cache"}
+        defaults: dict = {"validation": 0.2, "cache": tmp_path / "cache"}
+        if "tokenizer" not in options:
+            defaults["vocabulary"] = 280
         return DataConfig(data=tuple(map(str, data)), **(defaults | options))
 
     return make

@@ -1,8 +1,11 @@
 """From the words of a user to documents, and every way in which that fails."""
 
+import contextlib
 import gzip
 import io
+import itertools
 import json
+import os
 import re
 from collections import Counter
 
@@ -10,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from clearhead.data import DataConfig
+from clearhead.data import DataConfig, readers
 from clearhead.data.readers import cut_stream
 from clearhead.data.sources import find, parse
 from clearhead.errors import ClearheadError
@@ -154,6 +157,53 @@ def test_damaged_containers(tmp_path):
     table = tmp_path / "a.parquet"
     table.write_bytes(b"PAR1 but not really")
     refuses(r"not a whole \.parquet file", table)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    for name in ("pipe.txt", "pipe.jsonl", "pipe.parquet"):
+        os.mkfifo(tmp_path / name)
+        refuses("not a regular file", tmp_path / name)
+
+
+def test_a_limit_reads_no_more_of_a_packed_file_than_it_needs(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
+    original = gzip.GzipFile.read
+    monkeypatch.setattr(
+        gzip.GzipFile, "read", lambda self, size=-1: read.append(size) or original(self, size)
+    )
+    text, lines = tmp_path / "bomb.txt.gz", tmp_path / "bomb.jsonl.gz"
+    text.write_bytes(gzip.compress(b"word " * (8 << 20)))
+    assert sum(map(len, texts(text, limit=1000)[0])) <= readers.LONGEST_PIECE
+    assert sum(read) < 20 << 20, "40 MiB are packed there"
+    lines.write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20) + b'"}'))
+    refuses("line 1: longer than 1 MiB", lines)
+
+
+def test_a_parquet_file_is_checked_where_it_can_be_and_said_to_be_unsure_elsewhere(tmp_path):
+    rows = pyarrow.table({"number": list(range(50)), "text": [f"text {n}" for n in range(50)]})
+    path = tmp_path / "a.parquet"
+    for kinds in itertools.product((False, True), ("none", "snappy"), ("1.0", "2.0")):
+        packed, compression, version = kinds
+        for checked in (False, True):
+            pyarrow.parquet.write_table(
+                rows,
+                path,
+                use_dictionary=packed,
+                compression=compression,
+                data_page_version=version,
+                write_page_checksum=checked,
+            )
+            assert readers.has_checksums(path, "text") == checked
+            assert find(DataConfig(data=(str(path),)), print)[0].without_checksums() == (
+                [] if checked else ["a.parquet"]
+            )
+        whole = path.read_bytes()
+        place = whole.rindex(b"ext 4") if compression == "none" else whole.rindex(b"ext ")
+        for offset in range(place - 40, place):
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+            with contextlib.suppress(ClearheadError):
+                assert texts(path) == (rows["text"].to_pylist(), {})
 
 
 def test_lone_surrogate_becomes_the_replacement_character(tmp_path):

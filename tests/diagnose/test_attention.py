@@ -12,6 +12,7 @@ from clearhead.diagnose import AttentionStatistics, attention_maps, attention_st
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 T = 13
 
@@ -167,7 +168,7 @@ def test_by_hand():
     """Two queries on two keys of width 1: the second query prefers key 1, by e to 1."""
     statistics = AttentionStatistics()
     q, k = torch.tensor([[[[1.0], [1.0]]]]), torch.tensor([[[[0.0], [1.0]]]])
-    common = {"module": nn.Identity(), "layer": 7, "scale": 1.0, "causal": True}
+    common = {"module": nn.Identity(), "layer": 7, "scale": 1.0}
     statistics.observe(AttentionCall(q=q, k=k, **common))
     assert statistics.layers() == [7]
     assert statistics.pooled("first_token_argmax_share", "softmax") == 0.5
@@ -177,8 +178,8 @@ def test_by_hand():
     assert statistics.pooled("first_token_mass", "softmax", layer=6) is None
     # The same call again, and nothing changes but the count; then a row that sees no key.
     statistics.observe(AttentionCall(q=q, k=k, **common))
-    hidden = torch.tensor([[False, False]])
-    statistics.observe(AttentionCall(q=q, k=k, key_mask=hidden, **common))
+    hidden = Visibility(key_mask=torch.tensor([[False, False]]))
+    statistics.observe(AttentionCall(q=q, k=k, visibility=hidden, **common))
     assert statistics.pooled("first_token_mass", "softmax") == pytest.approx(mass, rel=1e-6)
 
 

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from clearhead.diagnose import profile as module_under_test
 from clearhead.diagnose.profile import AttentionProfile, _by_distance
 from clearhead.diagnose.weights import AttentionCall
+from clearhead.ops.visibility import Visibility
 
 B, H, G, T, D = 2, 4, 2, 37, 6
 
 
 def _call(**changes: object) -> AttentionCall:
     q, k = torch.randn(B, H, T, D) * 2, torch.randn(B, G, T, D) * 2
-    given = {"module": nn.Identity(), "layer": 3, "q": q, "k": k, "scale": 0.6, "causal": True}
-    return AttentionCall(**{**given, **changes})
+    given = {"module": nn.Identity(), "layer": 3, "q": q, "k": k, "scale": 0.6}
+    seen = {name: changes.pop(name) for name in ("causal", "key_mask") if name in changes}
+    return AttentionCall(**{**given, **changes}, visibility=Visibility(**seen))
 
 
 def _oracle(call: AttentionCall) -> SimpleNamespace:
@@ -36,8 +38,8 @@ def _oracle(call: AttentionCall) -> SimpleNamespace:
                 seen = torch.ones(T, dtype=torch.bool)
                 if call.causal:
                     seen[i + 1 :] = False
-                if call.key_mask is not None:
-                    seen &= call.key_mask[b]
+                if call.visibility.key_mask is not None:
+                    seen &= call.visibility.key_mask[b]
                 if not seen.any():
                     continue
                 e = torch.where(seen, s.exp(), 0.0)

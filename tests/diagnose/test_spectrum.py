@@ -9,6 +9,7 @@ from clearhead.diagnose import spectrum as module_under_test
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.spectrum import SpectrumProfile
 from clearhead.diagnose.weights import AttentionCall
+from clearhead.ops.visibility import Visibility
 
 
 def _rank(matrix: torch.Tensor) -> float:
@@ -76,7 +77,8 @@ def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
 
 
 def test_the_identity_and_one_direction():
-    size, common = 12, {"module": nn.Identity(), "scale": 1.0, "causal": False}
+    size, everything = 12, Visibility(causal=False)
+    common = {"module": nn.Identity(), "scale": 1.0, "visibility": everything}
     eye = 200 * torch.eye(size)[None, None]
     profile = SpectrumProfile()
     profile.observe(AttentionCall(layer=0, q=eye, k=eye, **common))
@@ -90,7 +92,7 @@ def test_the_identity_and_one_direction():
 def test_matrices_that_are_not_finite_are_left_out():
     q = torch.full((1, 1, 4, 2), torch.nan)
     profile = SpectrumProfile()
-    call = {"module": nn.Identity(), "layer": 0, "scale": 1.0, "causal": True}
+    call = {"module": nn.Identity(), "layer": 0, "scale": 1.0}
     profile.observe(AttentionCall(q=q, k=q, **call))
     assert profile.measures() == []
     assert profile.curves() == []

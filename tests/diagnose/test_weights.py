@@ -7,14 +7,17 @@ from torch import nn
 from clearhead.diagnose import weights as tiling
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 B, H, G, T, S, D = 2, 6, 3, 11, 11, 5
 
 
 def _call(queries: int = T, **options: object) -> AttentionCall:
     q, k = torch.randn(B, H, queries, D) * 3, torch.randn(B, G, S, D)
-    defaults = {"module": nn.Identity(), "layer": 0, "scale": D**-0.5, "causal": True}
-    return AttentionCall(q=q, k=k, **(defaults | options))
+    defaults = {"module": nn.Identity(), "layer": 0, "scale": D**-0.5}
+    names = ("causal", "window", "key_mask", "segments")
+    seen = {name: options.pop(name) for name in names if name in options}
+    return AttentionCall(q=q, k=k, visibility=Visibility(**seen), **(defaults | options))
 
 
 def _whole(call: AttentionCall) -> torch.Tensor:
@@ -33,6 +36,8 @@ def _whole(call: AttentionCall) -> torch.Tensor:
         {"causal": False},
         {"sink": 0.0},
         {"sink": torch.linspace(-2, 3, H)},
+        {"sink": torch.linspace(-2, 3, B * H * S).view(B, H, S)},
+        {"window": 3},
         {"key_mask": torch.arange(S).expand(B, S) >= torch.tensor([[0], [4]])},
         {"segments": (torch.arange(S) // 4).expand(B, S)},
     ],
@@ -40,6 +45,8 @@ def _whole(call: AttentionCall) -> torch.Tensor:
 def test_tiles_are_the_oracle(monkeypatch, weights, options):
     monkeypatch.setattr(tiling, "WEIGHTS", weights)
     for queries in (T, 4):
+        if getattr(options.get("sink"), "ndim", 1) == 3:
+            options = {"sink": options["sink"][:, :, -queries:]}
         call = _call(queries, **options)
         expected = oracles.weights(call.q, call.k, **({"causal": True} | options))
         assert torch.allclose(_whole(call).double(), expected, atol=1e-6)
@@ -65,7 +72,8 @@ def test_bool_and_additive_masks_are_the_causal_mask():
         torch.zeros(1, 1, T, S).masked_fill(~visible, least),
         torch.zeros(1, 1, T, S).masked_fill(~visible, -torch.inf),
     ):
-        options = {"module": call.module, "layer": 0, "scale": call.scale, "causal": False}
+        options = {"module": call.module, "layer": 0, "scale": call.scale}
+        options["visibility"] = Visibility(causal=False)
         masked = AttentionCall(q=call.q, k=call.k, mask=mask, **options)
         assert torch.allclose(_whole(masked).double(), expected, atol=1e-6)
         assert all(

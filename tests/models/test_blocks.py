@@ -13,6 +13,7 @@ from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import Block, initialise
 from clearhead.nn.positions import Part
+from clearhead.ops.visibility import Visibility
 from clearhead.optim import decay_groups
 
 SHAPE = space.SHAPE | {"head_dim": 4}
@@ -51,8 +52,8 @@ def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
     return block.self_attn
 
 
-def _attend(module, q, k, v, *, coefficients, rows, **options):
-    return ops.attend(q, k, v, **options)
+def _attend(module, q, k, v, *, visibility, coefficients, rows, **options):
+    return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
@@ -76,7 +77,8 @@ def test_the_sub_block_starts_as_the_identity(keys, direction):
     mask[0, :5] = False
     segments = torch.arange(23).expand(2, -1) // 9
     for masks in ({}, {"key_mask": mask}, {"segments": segments}):
-        got = attention(x, parts=(Part(),), attend=_attend, **masks)
+        visibility = Visibility(direction == "causal", **masks)
+        got = attention(x, parts=(Part(),), attend=_attend, visibility=visibility)
         assert (got - x).abs().max() < 2e-6
 
 

@@ -111,6 +111,17 @@ def test_another_size_is_refused_with_both(save, capfd):
     assert "LOAD REPORT" not in capfd.readouterr().err
 
 
+def test_an_adapter_does_not_hide_what_its_model_lacks(save):
+    peft = pytest.importorskip("peft")
+    model = _ours()
+    folder = save(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    adapted.save_pretrained(folder)
+    load(str(folder))
+    _rewrite(folder, _without("layers.1.mlp"))
+    assert "lacks weights of a ClearheadForCausalLM beside its adapter's" in _refusal(folder)
+
+
 def test_left_over_weights_are_refused_in_our_folders(save):
     folder = save(_ours())
     _configure(folder, num_hidden_layers=1)

@@ -282,8 +282,8 @@ def test_differential_v2_by_hand():
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 
-def _implementation(module, q, k, v, *, coefficients, rows, **options):
-    return ops.attend(q, k, v, **options)
+def _implementation(module, q, k, v, *, visibility, coefficients, rows, **options):
+    return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
 def test_flash_attention_is_refused():

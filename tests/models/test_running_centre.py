@@ -86,7 +86,7 @@ def test_it_is_what_the_centre_made_apart_gives(name, monkeypatch):
         return [out, *torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)]
 
     got = run()
-    monkeypatch.setattr(Attention, "_runs", lambda self, part, **masks: False)
+    monkeypatch.setattr(Attention, "_runs", lambda self, part, visibility: False)
     for a, b in zip(got, run(), strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b.abs().max().item())

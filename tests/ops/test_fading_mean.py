@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead import ops
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 SLOPES = torch.tensor([0.7, 0.1, 0.004], dtype=torch.float64)
 
@@ -30,7 +31,7 @@ def test_the_mean_is_the_matrix_s(make_masks, places, padding, packed):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks = make_masks(keys, padding, packed)
         at = _places(keys, places, masks["key_mask"])
-        mean, mass = ops.fading_mean(x, queries, at, SLOPES, **masks)
+        mean, mass = ops.fading_mean(x, queries, at, SLOPES, Visibility(**masks))
         want, want_mass = oracles.fading_mean(x, queries, at, SLOPES, **masks)
         assert mean.shape == (2, 3, queries, 5)
         assert torch.allclose(mean, want, atol=1e-12)
@@ -66,7 +67,7 @@ def test_what_is_hidden_may_be_anything():
     mask = torch.ones(1, 9, dtype=torch.bool)
     mask[:, :2] = False
     x[:, :, :2] = torch.nan
-    mean, mass = ops.fading_mean(x, 9, torch.arange(9)[None], SLOPES, key_mask=mask)
+    mean, mass = ops.fading_mean(x, 9, torch.arange(9)[None], SLOPES, Visibility(key_mask=mask))
     assert mean.isfinite().all()
     assert (mean[:, :, :2] == 0).all()
     assert (mass[:, :, :2] == 0).all()

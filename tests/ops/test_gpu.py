@@ -15,8 +15,8 @@ from clearhead.ops import (
     shaped_fused,
     stock,
 )
-from clearhead.ops.kernels import Options
 from clearhead.ops.running_mean import WAYS, running_sum
+from clearhead.ops.visibility import Visibility
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,7 +66,7 @@ def test_unpadded_requests_take_the_stock_kernel(dtype):
     q = torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype)
     wide = torch.cat([q, q], -1)
     for value in (q, wide):
-        assert stock.takes(q, q, value, Options(True, 0.2, None, None, None))
+        assert stock.takes(q, q, value, Visibility())
 
 
 @pytest.mark.parametrize(

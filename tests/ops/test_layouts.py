@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 THETA = 10_000.0
 LENGTH = 9
@@ -145,7 +146,10 @@ def _differential(module: Any) -> Callable[..., Tensor]:
 
 def _mean(module: Any) -> Callable[..., Tensor]:
     def run(x: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        return module.running_mean(x, 5, key_mask=mask, segments=segments)[0]
+        seen = {"key_mask": mask, "segments": segments}
+        if module is oracles:
+            return oracles.running_mean(x, 5, **seen)[0]
+        return ops.running_mean(x, 5, Visibility(**seen))[0]
 
     return run
 
@@ -154,8 +158,10 @@ def _fading(module: Any) -> Callable[..., Tensor]:
     slopes = torch.tensor([0.7, 0.1, 0.02, 0.3], dtype=torch.float64)
 
     def run(x: Tensor, positions: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
-        masks = {"key_mask": mask, "segments": segments}
-        return module.fading_mean(x, LENGTH, positions, slopes, **masks)[0]
+        seen = {"key_mask": mask, "segments": segments}
+        if module is oracles:
+            return oracles.fading_mean(x, LENGTH, positions, slopes, **seen)[0]
+        return ops.fading_mean(x, LENGTH, positions, slopes, Visibility(**seen))[0]
 
     return run
 

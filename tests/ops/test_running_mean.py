@@ -8,6 +8,7 @@ import torch
 from clearhead import ops
 from clearhead.ops import oracles
 from clearhead.ops.running_mean import WAYS, running_sum
+from clearhead.ops.visibility import Visibility
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -18,7 +19,7 @@ def test_the_mean_is_the_matrix_s(make_masks, causal, padding, packed):
     for keys, queries in ((1, 1), (7, 7), (16, 16), (53, 53), (53, 1), (53, 20)):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks = make_masks(keys, padding, packed)
-        mean, count = ops.running_mean(x, queries, causal=causal, **masks)
+        mean, count = ops.running_mean(x, queries, Visibility(causal, **masks))
         want, want_count = oracles.running_mean(x, queries, causal=causal, **masks)
         assert mean.shape == (2, 3, queries, 5)
         assert torch.allclose(mean, want, atol=1e-12)
@@ -82,7 +83,7 @@ def test_what_is_hidden_may_be_anything():
     mask = torch.ones(1, 9, dtype=torch.bool)
     mask[:, :2] = False
     x[:, :, :2] = torch.nan
-    mean, count = ops.running_mean(x, 9, key_mask=mask)
+    mean, count = ops.running_mean(x, 9, Visibility(key_mask=mask))
     assert mean.isfinite().all()
     assert (mean[:, :, :2] == 0).all()
     assert count[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7]

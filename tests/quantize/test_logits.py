@@ -7,6 +7,7 @@ import torch
 from clearhead import ClearheadError
 from clearhead.diagnose import weights as tiles
 from clearhead.diagnose.weights import AttentionCall
+from clearhead.ops.visibility import Visibility
 from clearhead.quantize import logits
 from clearhead.quantize.schemes import Logits
 
@@ -20,8 +21,8 @@ def _dense(call: AttentionCall, v: torch.Tensor, how: Logits) -> torch.Tensor:
     seen = torch.ones(queries, keys, dtype=torch.bool)
     if call.causal:
         seen = seen.tril(keys - queries)
-    if call.key_mask is not None:
-        seen = seen & call.key_mask[:, None, None]
+    if call.visibility.key_mask is not None:
+        seen = seen & call.visibility.key_mask[:, None, None]
     seen = seen.expand(scores.shape)
     levels = 2 ** (how.bits - 1) - 1
     out = torch.zeros_like(scores)
@@ -59,9 +60,8 @@ def test_against_dense_attention(monkeypatch, rows, sink, scale, size):
                 q=q.double(),
                 k=k.double(),
                 scale=0.4,
-                causal=causal,
+                visibility=Visibility(causal, key_mask=padding),
                 sink=None if sink is None else torch.tensor(sink),
-                key_mask=padding,
             )
             how = Logits(bits=bits, scale=scale)
             found = logits.attend(call, v.double(), how)
@@ -75,8 +75,7 @@ def test_a_query_that_sees_nothing_gets_zeros():
         q=torch.randn(1, 1, 3, 4),
         k=torch.randn(1, 1, 3, 4),
         scale=1.0,
-        causal=True,
-        key_mask=torch.tensor([[False, True, True]]),
+        visibility=Visibility(key_mask=torch.tensor([[False, True, True]])),
     )
     found = logits.attend(call, torch.randn(1, 1, 3, 4), Logits(bits=4, scale="row"))
     assert torch.equal(found[0, 0, 0], torch.zeros(4))

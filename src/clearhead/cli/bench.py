@@ -8,8 +8,8 @@ from typing import Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
 from clearhead.experiments.bench import BENCHES
+from clearhead.ranges import Count
 
 Bench = Literal[
     "training-step",
@@ -34,7 +34,7 @@ class Command:
 
     names: Positional[tuple[Bench, ...]] = ("training-step", "kernel")
     """Benchmarks."""
-    rounds: int = 9
+    rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None
     """Append the results to this file, one JSON line each."""
@@ -47,8 +47,6 @@ def run(words: list[str]) -> int:
         verb="bench",
         description="Measure in turns with a named peer, in one run; the ratio counts.",
     )
-    if command.rounds < 1:
-        raise ClearheadError(f"rounds must be at least 1; found {command.rounds}")
     for name in command.names:
         for found in BENCHES[name](command.rounds):
             aim = ""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer, untrained
+from clearhead.cli.models import is_preset, load_model, own_text, refuse_tokenizer, untrained
 from clearhead.cli.options import OpensModels, parse
 from clearhead.cli.report import publish_diagnosis
-from clearhead.data import Corpus, DataConfig, prepare
+from clearhead.data import Corpus, DataConfig
 from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
@@ -52,6 +52,7 @@ def run(words: list[str]) -> int:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
+    _refuse_idle(command)
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
@@ -77,13 +78,24 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
             trust_remote_code=command.trust_remote_code,
             say=say,
         )
-    refuse_tokenizer(command.data)
     model, tokenizer = load_model(
         source,
         kinds=("causal", "masked", "bare"),
         trust_remote_code=command.trust_remote_code,
     )
-    return model, prepare(command.data, tokenizer=tokenizer, progress=say)
+    return model, own_text(command.data, tokenizer, progress=say)
+
+
+def _refuse_idle(command: Command) -> None:
+    """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
+    fresh = [name.removeprefix("init:") for name in command.models if name.startswith("init:")]
+    presets = [name for name in fresh if is_preset(name)]
+    if not presets:
+        refuse_tokenizer(command.data)
+        if command.size != Command.size:
+            raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
+    elif len(presets) < len(command.models) and command.data.tokenizer is not None:
+        refuse_tokenizer(command.data)
 
 
 def _names(sources: tuple[str, ...]) -> list[str]:

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
+from clearhead.ranges import Count, Length
 from clearhead.report.evaluations import grids, scaling_name, to_console
 from clearhead.terminal import console, say
 
@@ -31,9 +32,9 @@ class Settings(OpensModels):
     """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
     masked for a masked one; any other name is a task of lm-eval. Unless given, perplexity or
     masked."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Length, ...] = ()
     """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
-    tokens: int = 65_536
+    tokens: Length = 65_536
     """Tokens of text read at each length, about."""
     rope_scaling: tuple[str, ...] = (NONE,)
     """Of none, linear, ntk, dynamic, dynamic-causal, yarn: each task is measured under each."""
@@ -41,7 +42,7 @@ class Settings(OpensModels):
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"
     """Documents that are read: the held-out ones, or all (for a file that no training saw)."""
-    batch_tokens: int = 8192
+    batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
     seed: int = 0
     """Of keys, needles, places and samples."""
@@ -76,11 +77,7 @@ def run(words: list[str]) -> int:
     )
     named, command = _named(command)
     variants = _variants(command)
-    if any(length < 2 for length in command.lengths) or command.tokens < 2:
-        raise ClearheadError("lengths and tokens must be at least 2, so that a token has a context")
     refuse_tokenizer(command.data)
-    if command.batch_tokens < 1:
-        raise ClearheadError(f"batch-tokens is {command.batch_tokens}: at least 1")
     model, tokenizer = load_model(
         command.model, kinds=("causal", "masked"), trust_remote_code=command.trust_remote_code
     )

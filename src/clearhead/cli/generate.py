@@ -1,7 +1,7 @@
 """clearhead generate: continue a text."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tyro.conf import Positional
@@ -10,6 +10,7 @@ from clearhead.cli.models import load_model
 from clearhead.cli.options import OpensModels, parse
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
+from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
 
@@ -21,11 +22,13 @@ class Command(OpensModels):
     """A checkpoint's folder (RUN/final), or a hub name."""
     prompt: Positional[str] = ""
     """The text to continue; empty starts a document."""
-    tokens: int = 100
+    tokens: Count = 100
     """New tokens at the most."""
-    temperature: float = 0.8
+    temperature: Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
+        0.8
+    )
     """0 takes the likeliest token each time."""
-    top_p: float = 0.95
+    top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
     """Of the sampling."""
@@ -33,11 +36,6 @@ class Command(OpensModels):
 
 def run(words: list[str]) -> int:
     command = parse(Command, words, verb="generate", description="Continue a text.")
-    if command.tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
-        raise ClearheadError(
-            "tokens must be at least 1, temperature at least 0, top_p above 0 and at most 1; found "
-            f"{command.tokens}, {command.temperature}, {command.top_p}"
-        )
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:

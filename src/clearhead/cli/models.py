@@ -35,8 +35,19 @@ def load_model(
 
 def refuse_tokenizer(data: DataConfig) -> None:
     """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
-    if data.tokenizer is not None:
-        raise ClearheadError("data.tokenizer has no effect here: text is read by the model's own")
+    for name in ("tokenizer", "vocabulary"):
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect here: text is read by the model's own")
+
+
+def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
+    """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False)
+
+
+def is_preset(name: str) -> bool:
+    """Whether an untrained model is a preset's, not one of a checkpoint's configuration."""
+    return not Path(name).is_dir()
 
 
 def untrained(
@@ -53,7 +64,7 @@ def untrained(
     Raises:
         ClearheadError: where there is neither a preset nor a checkpoint of that name.
     """
-    if not Path(name).is_dir():
+    if is_preset(name):
         corpus = prepare(data, progress=say)
         config = fitted(name, size, corpus, TrainConfig(), **overrides(changes))
         kind: Any = clearhead.models.ClearheadForCausalLM
@@ -66,4 +77,4 @@ def untrained(
         config = load_config(name, trust_remote_code=trust_remote_code, **overrides(changes))
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         model = auto.from_config(config, trust_remote_code=trust_remote_code)
-    return model.to(best_device()).eval(), prepare(data, tokenizer=tokenizer, progress=say)
+    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)

@@ -1,13 +1,16 @@
 """What several verbs share: parsing into a dataclass, and KEY=VALUE overrides."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 import tyro
 
 from clearhead.errors import ClearheadError
+from clearhead.ranges import check
 from clearhead.terminal import echoing
 
 T = TypeVar("T")
@@ -18,6 +21,7 @@ _NUMBERS = tyro.constructors.ConstructorRegistry()
 def _numbers(info: Any) -> Any:
     """How tyro reads lists of numbers: commas part them as spaces do; in texts they may be text."""
     kind, *rest = get_args(info.type) or (None,)
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # a number in a range
     if get_origin(info.type) is not tuple or kind not in (int, float) or rest != [...]:
         return None
     word = kind.__name__.upper()
@@ -42,10 +46,32 @@ class OpensModels:
     """Run Python code that the model's folder or repository brings. Read it first."""
 
 
+@_NUMBERS.primitive_rule
+def _path(info: Any) -> Any:
+    """How tyro reads paths: an empty one would be the current folder, which nobody meant."""
+    if info.type is not Path:
+        return None
+
+    def read(words: Sequence[str]) -> Path:
+        if not words[0]:
+            raise ClearheadError("'' is no path: name a file or folder, the current one as .")
+        return Path(words[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 def parse(
     kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
 ) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
+
+    Numbers are held to the ranges that `kind` declares (`clearhead.ranges`).
 
     A list follows one flag, `--seeds 0 1 2`, one of numbers also with commas, `--seeds 0,1,2`; a
     nested setting has a dotted one, `--train.tokens 1000000`. KEY=VALUE pairs may also repeat
@@ -57,7 +83,13 @@ def parse(
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
     with _NUMBERS, echoing(words):
-        return tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+        found = tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    check(found)
+    for field in dataclasses.fields(cast(Any, kind)):
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if needed and getattr(found, field.name) == ():
+            raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
+    return found
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:

@@ -50,7 +50,7 @@ def run(words: list[str]) -> int:
             f"{100 * (found.parameters / baseline - 1):+.2f} %",
             f"{found.non_embedding_parameters:,}",
             f"{found.forward_flops / 1e6:.2f}",
-            f"{found.cache_bytes:,}",
+            f"{found.cache_bytes:,.0f}",
         )
     out = console()
     out.print(table)

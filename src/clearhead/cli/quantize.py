@@ -16,6 +16,7 @@ from clearhead.experiments import deployment, quantization
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
+from clearhead.ranges import Count, Length
 from clearhead.report.quantization import load, write
 from clearhead.report.quantization import parse as parse_lines
 from clearhead.report.quantization_page import write_quantization
@@ -39,14 +40,14 @@ class Command(OpensModels):
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
     """The folder of the saved model; it must not exist yet."""
-    length: int = 256
+    length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     choices: Path | None = None
     """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
     HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
-    questions: int = 200
+    questions: Count = 200
     """The first so many questions are asked."""
     records: Path | None = None
     """Add the results to this file; the page then shows all that it holds."""
@@ -136,14 +137,11 @@ def _given(command: Command, *names: str) -> list[str]:
 
 def _checked(command: Command) -> list[Scheme]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
-    if not command.models:
-        raise ClearheadError("nothing to quantise: give a checkpoint's folder or a hub name")
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
-    if command.length < 2 or command.tokens < command.length or command.questions < 1:
+    if command.tokens < command.length:
         raise ClearheadError(
-            "length must be at least 2, tokens at least one length, questions at least 1; found "
-            f"{command.length}, {command.tokens}, {command.questions}"
+            f"tokens is {command.tokens}: give one length, {command.length}, or more"
         )
     idle = [] if command.choices else _given(command, "questions")
     idle += [] if command.page else _given(command, "title")

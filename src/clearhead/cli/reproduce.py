@@ -14,6 +14,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.reproduce import EXPERIMENTS, stages
 from clearhead.experiments.reproduce.runner import Stopped
 from clearhead.experiments.reproduce.study import Series, Study
+from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, write
 
 
@@ -28,9 +29,9 @@ class Command:
     recipe, for a cluster."""
     output: Path | None = None
     """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
-    jobs: int = 1
+    jobs: Count = 1
     """Commands that run at once, each with its share of the CPU's threads."""
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Natural, ...] = ()
     """Instead of the experiment's own."""
     only: tuple[str, ...] = ()
     """Arms, by name or pattern, such as "sas*"; all unless given."""
@@ -50,8 +51,6 @@ def run(words: list[str]) -> int:
         description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
         "the best, evaluate, report.",
     )
-    if command.jobs < 1:
-        raise ClearheadError(f"jobs is {command.jobs}: at least 1")
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
     series = _series(command, output)
     if command.dry_run:

@@ -23,6 +23,7 @@ from clearhead.experiments.building import (
     masked_recipe,
 )
 from clearhead.models import plan, preset
+from clearhead.ranges import Part
 from clearhead.terminal import say
 from clearhead.train import (
     BatchSource,
@@ -48,7 +49,7 @@ class Command:
     objective: Literal["next-token", "mlm"] = "next-token"
     """What is learnt: the next token, or hidden ones. With mlm, training starts from the crammed
     BERT's recipe: add it to see those defaults."""
-    mask: float | None = None
+    mask: Part | None = None
     """With mlm: the share of tokens hidden; 0.25 where not given."""
     output: Path = Path("runs/train")
     """The run folder."""

@@ -3,8 +3,20 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from clearhead.errors import ClearheadError
+from clearhead.ranges import Part, Range, check
+
+SMALLEST_VOCABULARY = 256 + 3  # every byte, and three special tokens
+Vocabulary = Annotated[
+    int,
+    Range(
+        f"at least {SMALLEST_VOCABULARY} entries (256 bytes and 3 special tokens), "
+        "for example 4096",
+        lambda n: n >= SMALLEST_VOCABULARY,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +42,12 @@ class DataConfig:
 
     data: tuple[str, ...] = ("python-stdlib",)
     tokenizer: str | None = None
-    vocabulary: int = 4096
+    vocabulary: Vocabulary = 4096
     text_field: str = "text"
-    validation: float = 0.02
-    limit: int | None = None
+    validation: Part = 0.02
+    limit: Annotated[
+        int | None, Range("a number of bytes above 0, or none to take everything", lambda n: n > 0)
+    ] = None
     cache: Path | None = None
 
     def __post_init__(self) -> None:
@@ -42,14 +56,10 @@ class DataConfig:
                 f"data is {self.data!r}: give a tuple of one source or more, "
                 "for example ('python-stdlib',)"
             )
-        if not 0 < self.validation < 1:
+        check(self)
+        if self.tokenizer is not None and self.vocabulary != type(self).vocabulary:
             raise ClearheadError(
-                f"validation is {self.validation}: it is a share of the documents, "
-                "between 0 and 1, for example 0.02"
-            )
-        if self.limit is not None and self.limit <= 0:
-            raise ClearheadError(
-                f"limit is {self.limit}: give a number of bytes above 0, or none to take everything"
+                f"vocabulary has no effect beside the tokenizer {self.tokenizer!r}: leave one out"
             )
 
     @property

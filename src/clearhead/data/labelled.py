@@ -150,6 +150,8 @@ def encode(
         inputs = [_by_template(tokenizer, row, length) for row in rows]
     else:
         encoder = Encoder(tokenizer)
+        if encoder.end is None:
+            raise ClearheadError("this model's tokenizer has no end token, which closes each text")
         begin = [] if encoder.begin is None else [encoder.begin]
         room = length - len(begin) - parts
         if room < parts:

@@ -30,7 +30,11 @@ Progress = Callable[[str], None]
 
 
 def prepare(
-    config: DataConfig, *, tokenizer: Any = None, progress: Progress | None = None
+    config: DataConfig,
+    *,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    closed: bool = True,
 ) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
@@ -42,6 +46,7 @@ def prepare(
         config: which text, and how it becomes tokens.
         tokenizer: one that is loaded, instead of the one that `config` names.
         progress: gets a line of text now and then.
+        closed: whether a tokenizer without an end token is refused; else documents have no END.
 
     Raises:
         ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
@@ -50,10 +55,9 @@ def prepare(
     if tokenizer is None and config.tokenizer is not None:
         tokenizer = tokenizers.load(config.tokenizer)
     if tokenizer is None:
-        tokenizers.check_vocabulary(config.vocabulary)
         identity = tokenizers.trained_identity(config.vocabulary)
     else:
-        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer))
+        identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
     found = survey(sources, config.validation, say)
     content = _content(found, identity)
@@ -116,7 +120,7 @@ def _build(
                     if encoder.begin is not None:
                         writer.write([encoder.begin])
                 writer.write(ids)
-                if piece.closes:
+                if piece.closes and encoder.end is not None:
                     writer.write([encoder.end])
         counts = [
             {
@@ -249,9 +253,11 @@ def _open(
 
 def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
     """How documents became one stream, in words for a report."""
-    rule = "each document is BEGIN + tokens + END, end to end"
-    if tokenizer.bos_token_id is None:
-        rule = "each document is tokens + END, end to end (the tokenizer has no begin token)"
+    marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
+    begin, end = (one is not None for one in marks.values())
+    rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"
+    if missing := [f"no {name} token" for name, one in marks.items() if one is None]:
+        rule += f" (the tokenizer has {' and '.join(missing)})"
     if cut := [source.spec for source in sources if source.in_pieces]:
         rule += f"; cut at line ends into pieces that count as documents: {', '.join(cut)}"
     return rule

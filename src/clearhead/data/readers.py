@@ -16,6 +16,8 @@ JSON_LINES = (".jsonl",)
 PARQUET = (".parquet",)
 ENDINGS = "a .txt, .md, .py or .jsonl file (also as .gz) or a .parquet file"
 
+# A line above this is refused: a few packed bytes may hold gigabytes.
+LONGEST_LINE = 64 << 20
 # A text file above this is cut, so that no one file sets the memory that reading takes.
 LONGEST_TEXT = 16 << 20
 # A text file that is named by itself is cut into about so many pseudo-documents, so that
@@ -147,8 +149,13 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
         ClearheadError: a file that cannot be read, or a line that is no JSON.
     """
     with _reading(path), _open(path) as stream:
-        for number, line in enumerate(stream, start=1):
+        lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
+        for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
+            if len(line) > LONGEST_LINE:
+                raise ClearheadError(
+                    f"{where}: longer than {LONGEST_LINE >> 20} MiB: give a text a line"
+                )
             if not line.strip():
                 continue
             try:
@@ -160,7 +167,38 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe or a device, which may never end and cannot be read twice."""
+    if path.exists() and not path.is_file():
+        raise ClearheadError(f"{path}: not a regular file: save what it gives, and name that")
+
+
+def has_checksums(path: Path, text_field: str) -> bool:
+    """Whether damage would be noticed: a .parquet file's pages may carry checksums, or none.
+
+    pyarrow verifies them but does not say whether there are any; a page's header does. It is a
+    Thrift struct of fields 1 to 3, then the checksum as field 4 where there is one.
+    """
+    import pyarrow.parquet
+
+    found = pyarrow.parquet.read_metadata(path)
+    if not found.num_row_groups or text_field not in found.schema.names:
+        return True
+    column = found.row_group(0).column(found.schema.names.index(text_field))
+    with open(path, "rb") as file:
+        file.seek(column.dictionary_page_offset or column.data_page_offset)
+        header = file.read(64)
+    place = 0
+    for _ in range(3):  # an i32 each: one byte that says so, then those of a varint
+        place += 1
+        while header[place] & 0x80:
+            place += 1
+        place += 1
+    return header[place] == 0x15  # an i32, one field further on
+
+
 def _parquet(path: Path, text_field: str) -> Iterator[str]:
+    _check_regular(path)
     try:
         import pyarrow
         import pyarrow.parquet
@@ -169,7 +207,9 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
     number = 0
     try:
         # Without pre_buffer a row group is not loaded whole before its first batch.
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
+        with pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, page_checksum_verification=True
+        ) as table:
             names = table.schema_arrow.names
             if text_field not in names:
                 raise _no_field(names, text_field, str(path))
@@ -177,6 +217,8 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
                 for row in batch.to_pylist():
                     number += 1
                     yield text_of(row, text_field, f"{path}, row {number}")
+            if number != (rows := table.metadata.num_rows):
+                raise ClearheadError(f"{path}: not a whole .parquet file ({number} of {rows} rows)")
     except pyarrow.ArrowException as error:
         line = str(error).strip().splitlines()[0]
         raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
@@ -191,6 +233,7 @@ def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
 
 
 def _open(path: Path) -> IO[bytes]:
+    _check_regular(path)
     if path.name.lower().endswith(".gz"):
         return cast(IO[bytes], gzip.open(path, "rb"))
     return open(path, "rb")
@@ -198,8 +241,8 @@ def _open(path: Path) -> IO[bytes]:
 
 def _piece_size(path: Path) -> int:
     if path.name.lower().endswith(".gz"):
-        with _open(path) as stream:
-            length = sum(len(block) for block in iter(lambda: stream.read(1 << 20), b""))
+        with _open(path) as stream:  # no further than where pieces grow no more
+            length = len(stream.read(PIECES * LONGEST_PIECE))
     else:
         length = path.stat().st_size
     return min(max(length // PIECES, SHORTEST_PIECE), LONGEST_PIECE)

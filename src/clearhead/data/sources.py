@@ -13,7 +13,17 @@ from pathlib import Path
 
 from clearhead.data import hub, synthetic
 from clearhead.data.config import DataConfig
-from clearhead.data.readers import ENDINGS, TEXT, File, UndecodableError, ending, read, readable
+from clearhead.data.readers import (
+    ENDINGS,
+    PARQUET,
+    TEXT,
+    File,
+    UndecodableError,
+    ending,
+    has_checksums,
+    read,
+    readable,
+)
 from clearhead.errors import ClearheadError
 
 STDLIB, PACKAGES = "python-stdlib", "python-packages"
@@ -48,6 +58,11 @@ class Source:
     def in_pieces(self) -> bool:
         """Whether this is one text file, cut so that a part of it can be held out."""
         return any(file.alone and ending(file.path) in TEXT for file in self.files)
+
+    def without_checksums(self) -> list[str]:
+        """The origins of files in which damage may pass for text."""
+        packed = (file for file in self.files if ending(file.path) in PARQUET)
+        return [file.origin for file in packed if not has_checksums(file.path, self.text_field)]
 
     def documents(self, skipped: Counter[str]) -> Iterator[Document]:
         """Yield the documents, always in the same order; count in `skipped` what is left out.

@@ -81,6 +81,11 @@ def survey(
             f"{source.spec}: {documents:,} documents, {size / 1e6:.1f} MB"
             + (f" (skipped: {left_out})" if left_out else "")
         )
+        if unsure := source.without_checksums():
+            progress(
+                f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
+                "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
+            )
         found.append(
             SourceSurvey(
                 documents=documents,

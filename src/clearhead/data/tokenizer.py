@@ -17,22 +17,8 @@ import numpy as np
 from clearhead.errors import ClearheadError
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-_SMALLEST = 256 + 3  # every byte, and the three above
 _THREADS = "TOKENIZERS_PARALLELISM"
 _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
-
-
-def check_vocabulary(vocabulary: int) -> None:
-    """Refuse a size for which no byte-level tokenizer exists.
-
-    Raises:
-        ClearheadError: naming the smallest.
-    """
-    if vocabulary < _SMALLEST:
-        raise ClearheadError(
-            f"vocabulary is {vocabulary}: a byte-level tokenizer has at least {_SMALLEST} entries "
-            "(256 bytes and 3 special tokens), for example 4096"
-        )
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
@@ -49,7 +35,6 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    check_vocabulary(vocabulary)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -92,16 +77,17 @@ def load(name: str) -> Any:
     return checked(tokenizer)
 
 
-def checked(tokenizer: Any) -> Any:
+def checked(tokenizer: Any, *, closed: bool = True) -> Any:
     """Return a tokenizer by which documents can be encoded.
 
     Raises:
-        ClearheadError: where it has no fast (Rust) form, or no end token.
+        ClearheadError: where it has no fast (Rust) form, or documents are to be `closed` and it
+            has no end token.
     """
     name = tokenizer.name_or_path
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ClearheadError(f"tokenizer {name!r} has no fast form; choose one with tokenizer.json")
-    if tokenizer.eos_token_id is None:
+    if closed and tokenizer.eos_token_id is None:
         raise ClearheadError(
             f"tokenizer {name!r} has no end token (eos_token), which must close every document; "
             "choose one that has it, or none to train one"
@@ -130,7 +116,7 @@ class Encoder:
 
     Attributes:
         begin: the id that opens a document, None where the tokenizer has no bos token.
-        end: the id that closes a document.
+        end: the id that closes a document, None where the tokenizer has no eos token.
         dtype: the smallest little-endian unsigned type for every id, uint16 or uint32.
     """
 
@@ -143,7 +129,7 @@ class Encoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.begin: int | None = tokenizer.bos_token_id
-        self.end: int = tokenizer.eos_token_id
+        self.end: int | None = tokenizer.eos_token_id
         self.dtype = np.dtype("<u2" if vocabulary_size(tokenizer) <= 1 << 16 else "<u4")
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
 from clearhead.nn.attention import Attention
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 NAME = "clearhead_probe"
 
@@ -100,13 +101,13 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("causal", "sink", "key_mask", "segments", "coefficients", "rows")
+        names = ("visibility", "sink", "coefficients", "rows")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return AttentionCall(
         **common,
-        causal=bool(causal) and mask is None and query.shape[2] > 1,
+        visibility=Visibility(causal=bool(causal) and mask is None and query.shape[2] > 1),
         sink=options.get("s_aux"),
         mask=mask,
         bias=options.get("position_bias"),
@@ -139,11 +140,12 @@ def _ours(attend: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
         mask: None,
         *,
         scaling: float,
+        visibility: Visibility,
         coefficients: Any,
         rows: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        out = attend(q, k, v, scale=scaling, **options).to(v.dtype)
+        out = attend(q, k, v, scale=scaling, **visibility._asdict(), **options).to(v.dtype)
         return out.transpose(1, 2), None
 
     return run

@@ -1,7 +1,7 @@
 """Which attention maps a layer has, how they combine, and by what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clearhead.diagnose.weights import AttentionCall, Tile, normalised
 from clearhead.nn.attention import Attention
+from clearhead.ops.attention import at_zero_queries
 
 PLAIN = "softmax"
 DIFFERENCE = "difference"
@@ -86,8 +87,9 @@ def alone(call: AttentionCall, tile: Tile) -> Tensor:
     q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows])
     k = attention.alone(call.k[:batch, :, :keys])
     q, k = (x.to(tile.weights.dtype) for x in (q, k))
+    resting = replace(call, sink=at_zero_queries(call.sink))
     score = call.scale * q @ k.repeat_interleave(heads // k.shape[1], dim=1).mT
-    return normalised(score.masked_fill(~tile.visible, -torch.inf), call.sink)[0]
+    return normalised(score.masked_fill(~tile.visible, -torch.inf), resting.null_logit())[0]
 
 
 class _Halves:

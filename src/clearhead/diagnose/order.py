@@ -65,7 +65,10 @@ class OrderProfile:
         generator = torch.Generator().manual_seed(call.layer)
         last = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
         one = torch.rand(PAIRS, generator=generator)
-        other = ((last + 1) * one).long()  # a key that the query sees, whatever the direction
+        # A key that the query sees, whatever the direction.
+        window = call.visibility.window or keys
+        first = (last + 1 - window).clamp_min(0)
+        other = first + ((last + 1 - first) * one).long()
         device = call.q.device
         m, n = last.to(device), other.to(device)
         k = call.k[:, :, n].repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)

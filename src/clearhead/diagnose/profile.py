@@ -65,7 +65,7 @@ class AttentionProfile:
         for tile in call.scores(TILE):
             self._logits(call, tile)
             self._order(call, tile)
-            weights, rows, kept = _softmax(tile, call.sink)
+            weights, rows, kept = _softmax(tile, call.null_logit(tile.start, tile.scores.shape[2]))
             self.bad[layer] = self.bad.get(layer, 0) + int((~kept & rows["seen"].bool()).sum())
             kept = kept & rows["seen"].bool()
             parts = {name: list(maps.split(value)) for name, value in rows.items()}
@@ -310,20 +310,21 @@ def _softmax(tile: Scores, sink: float | Tensor | None) -> tuple[Tensor, dict[st
         hidden.masked_fill_(~visible[..., clear:], _HIDDEN)
     seen = visible.any(-1).expand(scores.shape[:-1])
     share, top = _first_is_largest(scores)
-    sink_1H1 = None
+    logit = None
     if sink is not None:
-        sink_1H1 = torch.as_tensor(sink, dtype=top.dtype, device=top.device).reshape(1, -1, 1)
-        top = torch.maximum(top, sink_1H1)
+        logit = torch.as_tensor(sink, dtype=top.dtype, device=top.device)
+        logit = logit.squeeze(-1) if logit.ndim else logit
+        top = torch.maximum(top, logit)
     scores.sub_(top[..., None])
     weights = torch.exp(scores)
     total = weights.sum(-1)
     # −Σ p log p = log total − Σ p (s − top), the sink being one of them
     products = scores.mul_(weights).sum(-1)
     null = None
-    if sink_1H1 is not None:
-        null = torch.exp(sink_1H1 - top)
+    if logit is not None:
+        null = torch.exp(logit - top)
         total = total + null
-        products = products + torch.where(null > 0, null * (sink_1H1 - top), 0)
+        products = products + torch.where(null > 0, null * (logit - top), 0)
         null = null / total
     entropy = total.log() - products / total
     weights.mul_((1 / total)[..., None])

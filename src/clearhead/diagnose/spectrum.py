@@ -69,6 +69,11 @@ class SpectrumProfile:
         ]
 
 
+def _of_first(call: AttentionCall, length: int) -> float | Tensor | None:
+    logit = call.null_logit(0, length)
+    return logit[:1] if isinstance(logit, Tensor) and logit.ndim == 4 else logit
+
+
 def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """What multiplies the values of one text, and C, [heads or 1, T, T] both."""
     length = min(TOKENS, call.q.shape[2], call.k.shape[2])
@@ -82,7 +87,7 @@ def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
         width = (0, length - part.shape[-1])
         scores.append(torch.nn.functional.pad(part, width, value=-torch.inf))
         visible.append(torch.nn.functional.pad(seen, width))
-    weights, null = normalised(torch.cat(scores, 2), call.sink)
+    weights, null = normalised(torch.cat(scores, 2), _of_first(call, length))
     shown = torch.cat(visible, 2)[:, :1]
     maps, whole = maps_of(call), Tile(0, weights, shown, null)
     matrix, centre = maps.shaped(whole, 0), maps.centre(whole)

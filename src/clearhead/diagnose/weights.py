@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.ops.visibility import Span, Visibility
+
 # A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever
 # the batch and the length; the few copies that statistics make of it bound a probe's memory.
 ROWS = 128
@@ -57,9 +59,8 @@ class AttentionCall:
         layer: the index of the decoder layer that it is in.
         q, k: queries [B, H, T, D] and keys [B, G, S, D] as they are compared (rotated).
         scale: of the products.
-        causal: query i of T sees the keys up to S − T + i.
-        sink: the logit beside every row's, a number or [H]; None for plain softmax.
-        key_mask: bool [B, S], False for padding. segments: int [B, S]; a query sees its own.
+        visibility: the keys that each query sees, `mask` aside.
+        sink: the logit beside every row's, a number, [H] or [B, H, T]; None for plain softmax.
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
@@ -74,20 +75,33 @@ class AttentionCall:
     q: Tensor
     k: Tensor
     scale: float
-    causal: bool
+    visibility: Visibility = Visibility()  # noqa: RUF009 (a frozen value)
     sink: float | Tensor | None = None
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
     mask: Tensor | None = None
     bias: Tensor | None = None
     softcap: float | None = None
     coefficients: Tensor | None = None
     rows: Tensor | None = None
 
+    @property
+    def causal(self) -> bool:
+        """True where no query sees a key after its own."""
+        return self.visibility.causal
+
+    def null_logit(self, start: int = 0, rows: int | None = None) -> float | Tensor | None:
+        """The sink as `normalised` takes it, of some of the queries."""
+        if not isinstance(self.sink, Tensor) or not self.sink.ndim:
+            return self.sink
+        if self.sink.ndim == 1:
+            return self.sink[:, None, None]
+        return self.sink[:, :, start:][:, :, :rows, None]
+
     def tiles(self) -> Iterator[Tile]:
         """The maps in float32 at least, a tile at a time."""
         for start, score, visible, _ in self.scores():
-            weights, null = normalised(score.masked_fill(~visible, -torch.inf), self.sink)
+            weights, null = normalised(
+                score.masked_fill(~visible, -torch.inf), self.null_logit(start, score.shape[2])
+            )
             yield Tile(start, weights, visible, null)
 
     def scores(self, size: int | None = None, first: int = 0) -> Iterator[Scores]:
@@ -98,7 +112,8 @@ class AttentionCall:
         wide = torch.promote_types(self.q.dtype, torch.float32)
         k = self.k.to(wide).repeat_interleave(heads // self.k.shape[1], dim=1)
         rows = max(1, min(ROWS, (size or WEIGHTS) // (batch * heads * keys)))
-        masked = any(part is not None for part in (self.key_mask, self.segments, self.mask))
+        limited = self.visibility.settled(queries, keys)
+        masked = limited.masked or limited.window is not None or self.mask is not None
         for start in range(first, queries, rows):
             stop = min(start + rows, queries)
             end = keys - queries + stop if self.causal else keys
@@ -113,17 +128,11 @@ class AttentionCall:
             yield Scores(start, score, self._visible(start, stop, end), clear)
 
     def _visible(self, start: int, stop: int, end: int) -> Tensor:
-        device = self.q.device
-        before = self.k.shape[2] - self.q.shape[2]
+        device, sizes = self.q.device, (self.q.shape[2], self.k.shape[2])
         visible = torch.ones(1, 1, stop - start, end, dtype=torch.bool, device=device)
-        if self.causal:
-            row = torch.arange(before + start, before + stop, device=device)[:, None]
-            visible = visible & (torch.arange(end, device=device) <= row)
-        if self.key_mask is not None:
-            visible = visible & self.key_mask[:, None, None, :end]
-        if self.segments is not None:
-            own = self.segments[:, None, before + start : before + stop, None]
-            visible = visible & (own == self.segments[:, None, None, :end])
+        hidden = self.visibility.hidden(Span(start, stop, 0, end), *sizes, device)
+        if hidden is not None:
+            visible = visible & ~hidden
         if self.rows is not None:
             visible = visible & self.rows[:, None, start:stop, None]
         if self.mask is not None:
@@ -141,8 +150,8 @@ def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor,
         weight = torch.exp(score_BHRS - top.nan_to_num(neginf=0.0))
         total = weight.sum(-1, keepdim=True)
         return weight / torch.where(total == 0, 1.0, total), None
-    sink_1H11 = torch.as_tensor(sink, dtype=top.dtype, device=top.device).reshape(1, -1, 1, 1)
-    top = torch.maximum(top, sink_1H11)
-    weight, null = torch.exp(score_BHRS - top), torch.exp(sink_1H11 - top)
+    logit = torch.as_tensor(sink, dtype=top.dtype, device=top.device)
+    top = torch.maximum(top, logit)
+    weight, null = torch.exp(score_BHRS - top), torch.exp(logit - top)
     total = weight.sum(-1, keepdim=True) + null
     return weight / total, (null / total).squeeze(-1)

@@ -26,6 +26,7 @@ from clearhead.eval.document_prompts import Case, PromptTemplate
 from clearhead.eval.fingerprints import weights_digest
 from clearhead.eval.prefill import Prompt
 from clearhead.models.loading import kind_of, load, resolved
+from clearhead.ranges import Count, Positive, check
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; each pause is twice the last
 _AGAIN = (408, 409, 429)  # and 5xx: what may pass by itself
@@ -65,19 +66,18 @@ class JudgeConfig:
     """Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
     key_variable: str = ""
     """Environment variable with the endpoint's key; none is sent unless given, or kept at all."""
-    new_tokens: int = 512
+    new_tokens: Count = 512
     """Tokens of a verdict, its explanation included."""
-    timeout: float = 120.0
+    timeout: Positive = 120.0
     """Seconds that the endpoint may take over a reply."""
-    tries: int = 5
+    tries: Count = 5
     """Requests before the endpoint counts as unreachable, with growing pauses between them."""
     trust_remote_code: bool = False
     """Run Python code that a judge loaded here brings. Read it first."""
 
     def check(self) -> None:
         """Refuse what could not work, before anything is written or judged."""
-        if self.new_tokens < 1 or self.tries < 1 or self.timeout <= 0:
-            raise ClearheadError("judge: new-tokens, tries and timeout must be above 0")
+        check(self, "judge.")
         if not self.endpoint:
             for name, default in (("key_variable", ""), ("timeout", 120.0), ("tries", 5)):
                 if getattr(self, name) != default:
@@ -102,9 +102,10 @@ class JudgeConfig:
             good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             good = False
-        if not good or " " in self.endpoint:
+        sendable = self.endpoint.isascii() and self.endpoint.isprintable()
+        if not good or not sendable or " " in self.endpoint:
             raise ClearheadError(
-                f"judge.endpoint {self.endpoint!r} is no http(s) URL: for example "
+                f"judge.endpoint {self.endpoint!r} is no http(s) URL in ASCII: for example "
                 "http://127.0.0.1:8000/v1"
             )
         if parts.username or parts.password or parts.query or parts.fragment:

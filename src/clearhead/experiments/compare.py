@@ -27,6 +27,7 @@ from clearhead.experiments.milestones import Milestones, milestone_steps
 from clearhead.models import plan, preset
 from clearhead.models.loading import pretrained
 from clearhead.optim import build_optimizer
+from clearhead.ranges import Count, Natural, check
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
 from clearhead.train.atomic import write_text
@@ -49,14 +50,14 @@ class CompareConfig:
     """KEY=VALUE,VALUE…: every preset is trained with each value, and with each combination where
     several keys are varied. A key is train.FIELD, such as train.optimizer, or one of the
     configuration, such as norm or num_hidden_layers."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Natural, ...] = (0,)
     """One run an arm for each; a seed fixes initial weights and the order of the data."""
     output: Path = Path("runs/compare")
     """Folder of the runs, records and report; the same command goes on where it stopped."""
-    lengths: tuple[int, ...] = (1, 2, 4, 8)
+    lengths: tuple[Count, ...] = (1, 2, 4, 8)
     """Perplexity, or of encoders the loss at hidden tokens, is measured at these multiples of the
     training length."""
-    evaluation_tokens: int = 65_536
+    evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
@@ -72,13 +73,12 @@ class CompareConfig:
     """Text, tokenizer and split."""
 
     def __post_init__(self) -> None:
+        check(self)
         for name in ("presets", "seeds", "lengths"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 found = " ".join(map(str, values)) or "none"
                 raise ClearheadError(f"{name} must be one or more, each once; found {found}")
-        if min(self.lengths) < 1 or self.evaluation_tokens < 1:
-            raise ClearheadError("lengths and evaluation_tokens must be whole numbers above 0")
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)

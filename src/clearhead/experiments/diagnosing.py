@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from clearhead.data import Corpus, windows
 from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
 from clearhead.diagnose.running import longest_text
-from clearhead.errors import ClearheadError
+from clearhead.ranges import Count, Length, Range, check
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory
 
@@ -22,31 +22,24 @@ LENGTH = 512
 class DiagnoseConfig:
     """What is read, and how."""
 
-    length: int | None = None
+    length: Length | None = None
     """Tokens in a window; unless given 512, or what the model was made for if less."""
-    windows: int = 64
+    windows: Count = 64
     """Windows of validation text."""
     at: Literal["anywhere", "documents"] = "anywhere"
     """Where windows begin: text in order without gaps, or the beginnings of documents, and so with
     the begin token where the tokenizer has one."""
-    batch_tokens: int = 4096
+    batch_tokens: Count = 4096
     """Tokens run together: memory and speed depend on it, the numbers do not."""
-    extrapolate: float = 4.0
+    extrapolate: Annotated[
+        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
+    ] = 4.0
     """One more text of so many training lengths; 1 reads none."""
-    trained_length: int | None = None
+    trained_length: Length | None = None
     """Tokens that the model was trained on; unless given, its max_position_embeddings."""
 
     def __post_init__(self) -> None:
-        if (self.length or 2) < 2 or self.windows < 1 or self.batch_tokens < 1:
-            raise ClearheadError(
-                "length must be at least 2, windows and batch-tokens at least 1; "
-                f"found {self.length}, {self.windows}, {self.batch_tokens}"
-            )
-        if self.extrapolate < 1 or (self.trained_length or 2) < 2:
-            raise ClearheadError(
-                "extrapolate must be at least 1 training length, and trained-length 2 tokens; "
-                f"found {self.extrapolate:g}, {self.trained_length}"
-            )
+        check(self)
 
 
 def diagnosis_records(

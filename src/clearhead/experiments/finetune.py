@@ -17,6 +17,7 @@ from clearhead.eval import METRICS, predict
 from clearhead.experiments.building import best_device
 from clearhead.experiments.classifiers import load_classifier, load_tokenizer
 from clearhead.models.loading import resolved
+from clearhead.ranges import Natural, check
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import FinetuneConfig, Finetuned, finetune
 from clearhead.train.atomic import publish_folder, remove_leftovers, write_text
@@ -46,7 +47,7 @@ class FinetuneJob:
     """The field of a second text, if rows have one."""
     label_field: str | None = None
     """The field of the class; otherwise "label"."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Natural, ...] = (0,)
     """One run for each; a seed fixes the head's first weights, the order and the dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
@@ -58,7 +59,8 @@ class FinetuneJob:
     """Folder for what is downloaded; otherwise $CLEARHEAD_CACHE, or ~/.cache/clearhead."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+        check(self)
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
         if self.task is not None:
             choose("task", self.task, GLUE)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.nn.positions import NoPosition
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec, check_ranges
 
@@ -51,6 +52,8 @@ _ABSENT = {
         "W_Q by 1/eps"
     ),
 }
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names
+_OF_A_LAYER = tuple(axis for axis in AXES if axis != "direction")
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
@@ -70,6 +73,11 @@ class ClearheadConfig(PreTrainedConfig):
     from `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
+
+    `sliding_window` is how many keys a token sees, the last ones with its own, in the layers that
+    `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all of them where
+    it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
+    pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
@@ -103,6 +111,9 @@ class ClearheadConfig(PreTrainedConfig):
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+    layer_overrides: list[dict[str, Any]] | None = None
     lambda_init: float | None = None
     head_norm: str = "affine"
     num_value_heads: int | None = None
@@ -143,7 +154,7 @@ class ClearheadConfig(PreTrainedConfig):
         self._refuse_unknown(kwargs)
         self.settle()
         super().__post_init__(**kwargs)
-        if self.position not in _ROTARY:
+        if not self._rotates():
             self.rope_parameters = None  # transformers fills in a default of its own
         self.auto_map = {auto: f"modeling_clearhead.{name}" for auto, name in _AUTO.items()}
 
@@ -178,6 +189,7 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
+        self._settle_layers()
         self._settle_rope()
         self._check()
 
@@ -190,7 +202,9 @@ class ClearheadConfig(PreTrainedConfig):
         if index == 0:
             axes["norm"] = self.outer_norm
             axes["values"] = self.first_values or self.values
-        own_values = self.shaping != "none" or axes["values"] != "linear"
+        if self.layer_overrides is not None:
+            axes |= self.layer_overrides[index]
+        own_values = axes["shaping"] != "none" or axes["values"] != "linear"
         shared = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
@@ -206,6 +220,7 @@ class ClearheadConfig(PreTrainedConfig):
             initializer_range=self.initializer_range,
             rope_parameters=dict(self.rope_parameters or _ROPE),
             max_position_embeddings=self.max_position_embeddings,
+            sliding_window=self.sliding_window if self._slides(index) else None,
             lambda_init=self.lambda_init,
             head_norm=self.head_norm,
             query_range=self.query_range,
@@ -261,8 +276,56 @@ class ClearheadConfig(PreTrainedConfig):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
+    def _layers(self) -> list[LayerSpec]:
+        return [self.layer(index) for index in range(self.num_hidden_layers)]
+
+    def _slides(self, index: int) -> bool:
+        return self.layer_types is None or self.layer_types[index] == SLIDING
+
+    def _rotates(self) -> bool:
+        return any(layer.position in _ROTARY for layer in self._layers())
+
+    def _settle_layers(self) -> None:
+        for key in ("layer_types", "layer_overrides"):
+            pattern = getattr(self, key)
+            if pattern is None:
+                continue
+            times, rest = divmod(self.num_hidden_layers, max(len(pattern), 1))
+            if rest or not pattern:
+                raise ClearheadError(
+                    f"{key} has {len(pattern)} entries for {self.num_hidden_layers} layers: give "
+                    "one a layer, or a pattern whose length divides their number"
+                )
+            setattr(self, key, list(pattern) * times)
+        for kind in self.layer_types or ():
+            choose("layer type", str(kind), (FULL, SLIDING))
+        for override in self.layer_overrides or ():
+            _check_override(override)
+        self._check_window()
+
+    def _check_window(self) -> None:
+        window = self.sliding_window
+        slides = SLIDING in (self.layer_types or ())
+        if window is None and slides:
+            raise ClearheadError(
+                f"layer_types has {SLIDING!r} without a sliding_window: give it, such as 1024"
+            )
+        if window is None:
+            return
+        if window < 2:
+            raise ClearheadError(f"sliding_window={window} is too short: give 2 keys or more")
+        if self.layer_types is not None and not slides:
+            raise ClearheadError(
+                f"sliding_window={window} has no effect: no entry of layer_types is {SLIDING!r}"
+            )
+        if self.direction != "causal":
+            raise ClearheadError(
+                "sliding_window is of the last keys, and with direction="
+                f"{self.direction!r} a token sees later ones too: choose direction='causal'"
+            )
+
     def _settle_rope(self) -> None:
-        if self.position not in _ROTARY:
+        if not self._rotates():
             if self.rope_parameters:
                 raise ClearheadError(
                     f"rope_parameters have no effect with position={self.position!r}: "
@@ -275,20 +338,20 @@ class ClearheadConfig(PreTrainedConfig):
         self.rope_parameters = settled
 
     def _check(self) -> None:
+        differential = any(layer.maps == "differential" for layer in self._layers())
         for key, default in (("lambda_init", None), ("head_norm", "affine")):
-            if getattr(self, key) != default and self.maps != "differential":
+            if getattr(self, key) != default and not differential:
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
-        for index in range(min(self.num_hidden_layers, 2)):  # the others are as the second
-            REGISTRY.check(self.layer(index))
+        for layer in self._layers():
+            REGISTRY.check(layer)
 
     def _check_values(self) -> None:
-        kinds = {self.first_values or self.values, self.projections}
-        if self.num_hidden_layers > 1:
-            kinds.add(self.values)
+        layers = self._layers()
+        kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
         if self.value_init is not None and kinds == {"identity"}:
             raise ClearheadError(
                 "value_init has no effect where values and projections are the identity: leave it "
@@ -298,6 +361,19 @@ class ClearheadConfig(PreTrainedConfig):
             raise ClearheadError(
                 "value_gain has no effect without a reparametrised matrix: choose "
                 "values='reparametrised', or leave it out"
+            )
+
+
+def _check_override(override: Any) -> None:
+    if not isinstance(override, dict):
+        raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
+    for axis, value in override.items():
+        choose("axis of layer_overrides", str(axis), _OF_A_LAYER)
+        build: Any = REGISTRY.find(axis, str(value)).build
+        if axis == "position" and build.embed is not NoPosition.embed:
+            raise ClearheadError(
+                f"layer_overrides has position={value!r}, which is added before any layer: give it "
+                "as position, or choose rope, xpos, alibi or none here"
             )
 
 

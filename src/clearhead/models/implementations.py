@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.ops import oracles
+from clearhead.ops.visibility import Visibility
 
 
 def stock_attention(
@@ -15,12 +16,13 @@ def stock_attention(
     k: Tensor,
     v: Tensor,
     *,
+    visibility: Visibility,
     coefficients: Any,
     rows: Any,
     **options: Any,
 ) -> Tensor:
     """What `attn_implementation="sdpa"` means: `ops.attend`."""
-    return ops.attend(q, k, v, **options)
+    return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
 def _eager(
@@ -29,11 +31,12 @@ def _eager(
     k: Tensor,
     v: Tensor,
     *,
+    visibility: Visibility,
     coefficients: Any,
     rows: Any,
     **options: Any,
 ) -> Tensor:
-    return oracles.attend(q, k, v, **options).to(v.dtype)
+    return oracles.attend(q, k, v, **visibility._asdict(), **options).to(v.dtype)
 
 
 IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
@@ -42,11 +45,11 @@ IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
 def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink, key_mask, segments, causal (`ops.attend`
-    says what they are), coefficients, by which `module.maps.effective` combines the maps, and rows,
-    bool [B, T] or None for all: the queries whose output is used. For differential attention V1 it
-    gets all first maps and then all second, with values of twice the width; for V2 the two maps of
-    a head in turn.
+    It gets ours beside the usual arguments: sink (`ops.attend` says what it is), visibility, the
+    keys that each query sees (`ops.visibility`), coefficients, by which `module.maps.effective`
+    combines the maps, and rows, bool [B, T] or None for all: the queries whose output is used. For
+    differential attention V1 it gets all first maps and then all second, with values of twice the
+    width; for V2 the two maps of a head in turn.
     """
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -65,7 +65,7 @@ def pretrained(
     Raises:
         ClearheadError: naming the weights that are missing, left over or of another size.
     """
-    with _without_report():
+    with _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -75,6 +75,12 @@ def pretrained(
             **options,
         )
     kind = type(model).__name__
+    # Where the folder has an adapter, `found` tells of the adapter alone, and a table of the model.
+    adapted = getattr(model, "_hf_peft_config_loaded", False)
+    if adapted and any("MISSING" in table or "MISMATCH" in table for table in tables):
+        raise ClearheadError(
+            f"{str(name)!r} lacks weights of a {kind} beside its adapter's: {_MENDS}"
+        )
     trunk = model.base_model_prefix and f"{model.base_model_prefix}."
     # A checkpoint of another class has another head, and may lack what only this one's reads.
     another = head != "saved" and kind not in (model.config.architectures or ())
@@ -190,16 +196,20 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights, of which `pretrained` says what matters."""
+def _without_tables() -> Iterator[list[str]]:
+    """Hide, and collect, transformers' tables of weights: `pretrained` says what matters."""
     logger = logging.getLogger("transformers.modeling_utils")
+    tables = list[str]()
 
     def other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
+        is_table = "LOAD REPORT" in record.getMessage()
+        if is_table:
+            tables.append(record.getMessage())
+        return not is_table
 
     logger.addFilter(other)
     try:
-        yield
+        yield tables
     finally:
         logger.removeFilter(other)
 

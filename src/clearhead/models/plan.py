@@ -17,15 +17,16 @@ class Plan:
         parameters: all of them and the head's, a tied matrix once.
         non_embedding_parameters: without the token and position embeddings and the head.
         forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
-        cache_bytes: key-value cache of one token, at two bytes a number; 0 where there is none, as
-            every token sees the whole text.
+        cache_bytes: key-value cache of a text of `length`, at two bytes a number, over its tokens:
+            a sliding layer holds no more than its window less one; 0 where there is none, as every
+            token sees the whole text.
         length: the sequence length counted with.
     """
 
     parameters: int
     non_embedding_parameters: int
     forward_flops: float
-    cache_bytes: int
+    cache_bytes: float
     length: int
 
 
@@ -47,13 +48,15 @@ def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
         for module in model.modules()
         if isinstance(module, torch.nn.Linear)
     )
-    flops, cache = linear, 0
+    flops, cache = linear, 0.0
     for index in range(config.num_hidden_layers):
         layer = config.layer(index)
+        window = length + 1 if layer.sliding_window is None else layer.sliding_window
+        held = min(1.0, (window - 1) / length)  # of the text, as transformers' caches drop keys
         for declaration in REGISTRY.of(layer).values():
             flops += declaration.flops(layer, length)
             if layer.direction == "causal":
-                cache += 2 * declaration.cache(layer)
+                cache += 2 * declaration.cache(layer) * held
     return Plan(
         parameters=total,
         non_embedding_parameters=total - embedding - head,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from clearhead.models.checks import check_arguments, check_cache, check_inputs, 
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
+from clearhead.nn.positions import Part
 from clearhead.ops import oracles
+from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.visibility import Visibility
+from clearhead.spec import LayerSpec
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
@@ -53,8 +58,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         super().__init__(config, **unknown)
         first = config.layer(0)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        heads = REGISTRY.find("maps", config.maps).heads(first)
-        self.position = REGISTRY.find("position", config.position).build(first, heads)
+        own = replace(first, position=config.position)
+        self.position = _position(own)
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm != "none":
             norm = REGISTRY.find("norm", config.embedding_norm).build
@@ -63,6 +68,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
+        # Of layers that tell order in another way, or to another number of heads.
+        self.other_positions = nn.ModuleDict()
+        for layer in self.layers:
+            spec: Any = layer.self_attn.layer  # type: ignore[union-attr]
+            if _place(spec) != _place(own):
+                self.other_positions[_place(spec)] = _position(spec)
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
@@ -102,7 +113,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         check_inputs(input_ids, inputs_embeds)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        if self.config.direction != "causal":
+        causal = self.config.direction == "causal"
+        if not causal:
             if past_key_values is not None:
                 raise ClearheadError(
                     "a key-value cache needs direction='causal': with "
@@ -113,7 +125,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if document_ids is not None and past_key_values is None:
             use_cache = False
         if use_cache and past_key_values is None and not self.training:
-            past_key_values = DynamicCache()
+            windowed = self.config.sliding_window is not None
+            past_key_values = DynamicCache(config=self.config if windowed else None)
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
         check_positions(position_ids, *x.shape[:2])
@@ -128,26 +141,22 @@ class ClearheadModel(ClearheadPreTrainedModel):
             maps = []
         attend = self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        keys = positions
-        if past and self.layers[0].self_attn.late:  # type: ignore[union-attr]
-            keys = _key_positions(positions, key_mask, past)
-        parts = self.position.parts(positions, keys)
-        if maps is not None and len(parts) > 1:
+        parts = self._parts(positions, key_mask, past)
+        bases = max(map(len, parts))
+        if maps is not None and bases > 1:
             raise ClearheadError(
                 "output_attentions is of one base for all queries, and dynamic-causal has "
-                f"{len(parts)} here: give a text within max_position_embeddings"
+                f"{bases} here: give a text within max_position_embeddings"
             )
         context = {
-            "parts": parts,
             "attend": attend,
             "cache": past_key_values,
             "past": past,
-            "key_mask": key_mask,
-            "segments": document_ids,
+            "visibility": Visibility(causal, None, key_mask, document_ids),
         }
         hidden = [x]
-        for layer in self.layers:
-            x = layer(x, **context)
+        for layer, of_layer in zip(self.layers, parts, strict=True):
+            x = layer(x, parts=of_layer, **context)
             hidden.append(x)
         x = self.norm(x)
         return BaseModelOutputWithPast(
@@ -157,6 +166,25 @@ class ClearheadModel(ClearheadPreTrainedModel):
             hidden_states=(*hidden[:-1], x) if wants_hidden else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
+
+    def _parts(
+        self, positions_BT: Tensor, key_mask: Tensor | None, past: int
+    ) -> list[tuple[Part, ...]]:
+        """Each layer's parts; layers that tell order alike share theirs."""
+        made: dict[tuple[str, bool], tuple[Part, ...]] = {}
+        parts = []
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            key = _place(attention.layer), attention.late and past > 0
+            if key not in made:
+                keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
+                made[key] = self._position_of(key[0]).parts(positions_BT, keys)
+            parts.append(made[key])
+        return parts
+
+    def _position_of(self, place: str) -> Any:
+        others: Any = self.other_positions
+        return others[place] if place in others else self.position  # noqa: SIM401 (no get)
 
     def _attend(self, maps: list[Tensor] | None) -> Callable[..., Tensor]:
         """What computes attention in every layer: `attend(module, q, k, v, **options)`."""
@@ -174,13 +202,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 k: Tensor,
                 v: Tensor,
                 *,
+                visibility: Visibility,
                 coefficients: Any,
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
+                options |= visibility._asdict()
 
                 def alone() -> Tensor:
-                    return oracles.weights(module.alone(q), module.alone(k), **options)
+                    resting = options | {"sink": at_zero_queries(options["sink"])}
+                    return oracles.weights(module.alone(q), module.alone(k), **resting)
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]
@@ -193,13 +224,27 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
 
     def _check_length(self, length: int) -> None:
-        limit = self.position.longest()  # type: ignore[operator]
-        if limit is not None and length > limit:
-            raise ClearheadError(
-                f"{length} tokens are more than the {limit} positions that this model can tell "
-                f"apart (position={self.config.position!r}): shorten the text, or train with "
-                "position='rope'"
-            )
+        for position in (self.position, *self.other_positions.values()):
+            limit = position.longest()  # type: ignore[operator]
+            if limit is not None and length > limit:
+                raise ClearheadError(
+                    f"{length} tokens are more than the {limit} positions that this model can tell "
+                    f"apart (position={position.layer.position!r}): shorten the text, or train "
+                    "with position='rope'"
+                )
+
+
+def _position(layer: LayerSpec) -> Any:
+    return REGISTRY.find("position", layer.position).build(layer, _heads(layer))
+
+
+def _heads(layer: LayerSpec) -> int:
+    return REGISTRY.find("maps", layer.maps).heads(layer)
+
+
+def _place(layer: LayerSpec) -> str:
+    """The way in which a layer tells order: what its position is built from."""
+    return f"{layer.position} of {_heads(layer)} heads"
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:

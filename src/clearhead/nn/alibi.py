@@ -7,6 +7,7 @@ from torch import Tensor
 from clearhead import ops
 from clearhead.nn.positions import NoPosition, Part
 from clearhead.nn.single import visible_keys
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 LONGEST = 256**2
@@ -39,14 +40,15 @@ class Alibi(NoPosition):
 
     @staticmethod
     def centre(
-        x_BHSD: Tensor, queries: int, table: Any, *, causal: bool, **masks: Any
+        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
     ) -> tuple[Tensor, Tensor]:
         """A mean that fades with distance, by each head's slope."""
         positions_BS, slopes_H = table
+        positions_BS = positions_BS[:, -x_BHSD.shape[2] :]  # a cache may have dropped early keys
         if x_BHSD.shape[1] != len(slopes_H):
             x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
             x_BHSD = x_BHSD.transpose(1, 2)
-        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, **masks)
+        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
 
     @staticmethod
     def alone(x_BHTN: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from clearhead.nn.positions import Part
 from clearhead.nn.registry import REGISTRY
 from clearhead.nn.unshaped import Centre
 from clearhead.ops import groups as sharing
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
 
@@ -51,6 +52,7 @@ class Attention(nn.Module):
         if std is not None:
             starting(self.q_proj, partial(fixed_normal, own=std))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
+        self.window = layer.sliding_window
         self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
         self.width_of_head = layer.width // maps.heads(layer)
 
@@ -62,18 +64,17 @@ class Attention(nn.Module):
         attend: Any,
         cache: Any = None,
         past: int = 0,
-        key_mask: Tensor | None = None,
-        segments: Tensor | None = None,
+        visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
     ) -> Tensor:
         """[B, T, C] → [B, T, C].
 
         Args:
             parts: what the position module made for these positions.
-            attend: a function with the signature of `ops.attend`, with this module before it, and
-                the keywords `coefficients`, what `maps` combines its maps by, and `rows`, bool
-                [B, rows], which of the outputs are used (None for all).
+            attend: a function of this module, q, k, v and the keywords `visibility`, `sink` and
+                `scale`, as of `ops.attend`; `coefficients`, by which `maps` combines its maps; and
+                `rows`, bool [B, rows], which of the outputs are used (None for all).
             cache: a transformers Cache of `past` tokens; S = past + T.
-            key_mask: bool [B, S]. segments: int [B, S].
+            visibility: of all S keys, whatever the layer's own window.
         """
         q = _heads(self.q_proj(x_BTC), self.heads)
         k = _heads(self.k_proj(x_BTC), self.groups)
@@ -86,23 +87,22 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         coefficients = self.maps.coefficients(x_BTC)
-        masks = {"key_mask": key_mask, "segments": segments}
-        outputs = [
-            self._part(part, q, k, v, coefficients, attend=attend, **masks) for part in parts
-        ]
+        # A sliding cache has dropped early keys.
+        visibility = visibility.of_keys(past + q.shape[2] - k.shape[2])
+        visibility = visibility._replace(window=self.window)
+        outputs = [self._part(part, q, k, v, coefficients, attend, visibility) for part in parts]
         o_BHTD = outputs[0] if len(parts) == 1 else _together(parts, outputs, q.shape[2])
         o_BTC = o_BHTD.transpose(1, 2).flatten(2)
 
         def make() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.
             values = v_BTC[:, None] if cache is None else v
-            seen = {"causal": self.causal, **masks}
-            mean, weight = self.centre(values, q.shape[2], parts[0].centre, **seen)
+            mean, weight = self.centre(values, q.shape[2], parts[0].centre, visibility)
             mass = self.maps.mass(self.normalizer.mass(weight), coefficients)
             mean = mean.transpose(1, 2).reshape(*own_BTC.shape[:2], -1, self.width_of_head)
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
-        running = past == 0 and self._runs(parts[0], **masks)
+        running = past == 0 and self._runs(parts[0], visibility.settled(q.shape[2], k.shape[2]))
         return self.o_proj(self.shaping(own_BTC, o_BTC, Centre(make, running)))
 
     def effective(
@@ -128,11 +128,11 @@ class Attention(nn.Module):
             weights, own, lambda: self.maps.effective(alone(), coefficients)
         )
 
-    def _runs(self, part: Part, **masks: Tensor | None) -> bool:
+    def _runs(self, part: Part, visibility: Visibility) -> bool:
         """Whether C x is the keys' running mean: each key alike, with mass 1, all up to a query."""
-        alike = part.centre is None and all(mask is None for mask in masks.values())
+        plain = visibility.window is None and not visibility.masked
         whole = self.normalizer.sink() is None and len(self.maps.maps) == 1
-        return self.causal and alike and whole
+        return self.causal and plain and part.centre is None and whole
 
     def _part(
         self,
@@ -141,20 +141,17 @@ class Attention(nn.Module):
         k: Tensor,
         v: Tensor,
         coefficients: Tensor | None,
-        *,
         attend: Any,
-        key_mask: Tensor | None,
-        segments: Tensor | None,
+        visibility: Visibility,
     ) -> Tensor:
         """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
         if self.late:
-            k = self.scores.keys(k, part.keys)
+            k = self.scores.keys(k, _last(part.keys, k.shape[2]))
         k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
         if part.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + part.stop
             q, k, v = q[:, :, part.start : part.stop], k[:, :, :end], v[:, :, :end]
-            key_mask = None if key_mask is None else key_mask[:, :end]
-            segments = None if segments is None else segments[:, :end]
+            visibility = visibility.of_keys(0, end)
             if coefficients is not None and coefficients.ndim > 2:
                 coefficients = coefficients[:, :, part.start : part.stop]
 
@@ -166,20 +163,19 @@ class Attention(nn.Module):
             *(self.scores.queries(q, part.queries), k, v, coefficients),
             attend=bound,
             sink=self.normalizer.sink(),
-            causal=self.causal,
-            key_mask=key_mask,
-            segments=segments,
+            visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-        """All keys and values so far. A static cache has room for more, which is cut off.
+        """All keys and values so far, or the last of them, where a window reaches no further.
 
-        It also takes its number of heads from the keys: values of heads that share one lie side by
-        side in it.
+        A static cache has room for more, which is cut off. It also takes its number of heads from
+        the keys: values of heads that share one lie side by side in it.
         """
         v = _heads(v_BTC, self.groups)
         new = k.shape, v.shape
+        needed = keys if self.window is None else min(keys, k.shape[2] + self.window - 1)
         try:
             k, v = cache.update(k, v, self.layer.index)
         except (RuntimeError, IndexError) as error:
@@ -189,7 +185,7 @@ class Attention(nn.Module):
                 "start a new one"
             ) from error
         for found, given in zip((k.shape, v.shape), new, strict=True):
-            if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < keys:
+            if (*found[:2], found[3]) != (*given[:2], given[3]) or found[2] < needed:
                 raise ClearheadError(
                     f"the cache holds {list(found)} where this model needs "
                     f"{[*given[:2], keys, given[3]]}: "
@@ -197,6 +193,13 @@ class Attention(nn.Module):
                 )
         v = v[:, :, :keys].unflatten(-1, (self.value_heads // self.groups, -1))
         return k[:, :, :keys], v.transpose(2, 3).flatten(1, 2)
+
+
+def _last(table: Any, keys: int) -> Any:
+    """A table of all keys, or several, for the last of them: those that a cache has not dropped."""
+    if isinstance(table, tuple):
+        return tuple(_last(part, keys) for part in table)
+    return table if table is None else table[..., -keys:, :]
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.offloading import with_own_parameters
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -71,17 +72,18 @@ class NoPosition(nn.Module):
         return x_BHTD
 
     @staticmethod
-    def centre(x_BHSD: Tensor, queries: int, table: Any, **seen: Any) -> tuple[Tensor, Tensor]:
+    def centre(
+        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
         """C x where no sink is, and what weighs there: attention at W_Q = 0, its weights unnormed.
 
         Args:
             x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
-            seen: causal, key_mask and segments, as in `ops.attend`.
 
         Returns:
             ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
         """
-        mean, count_BT = ops.running_mean(x_BHSD, queries, **seen)
+        mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
         return mean, count_BT[:, None]
 
     @staticmethod

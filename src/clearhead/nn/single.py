@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -56,7 +57,7 @@ class Single(nn.Module):
 
 def visible_keys(layer: LayerSpec, length: int) -> float:
     """How many keys a token sees on average."""
-    return (length + 1) / 2 if layer.direction == "causal" else float(length)
+    return Visibility(layer.direction == "causal", layer.sliding_window).mean_count(length)
 
 
 def attention_flops(layer: LayerSpec, length: int) -> float:

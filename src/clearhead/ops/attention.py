@@ -5,8 +5,7 @@ takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output i
 o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
 exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
 rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
-instead is silently wrong, as the kernels' lse carries no gradient. Under create_graph=True the
-gradient comes from the oracle instead, T × T and float64, so that it can be differentiated again.
+instead is silently wrong, as the kernels' lse carries no gradient.
 """
 
 from typing import Any
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.kernels import Options, chosen, sink_gradient
+from clearhead.ops.kernels import chosen, sink_by_row, sink_gradient
+from clearhead.ops.visibility import Visibility
 
 
 def attend(
@@ -25,6 +25,7 @@ def attend(
     v_BGSV: Tensor,
     *,
     causal: bool = True,
+    window: int | None = None,
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
@@ -37,8 +38,10 @@ def attend(
         k_BGSD: keys, G dividing H; query head h reads group h // (H / G).
         v_BGSV: values, of any width V.
         causal: query i of T sees the keys up to S − T + i (the queries are the last of the keys).
-        sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H] for a learned
-            logit a head, which receives its gradient.
+        window: a query sees only the last so many of those keys, its own included; causal only.
+            Time and memory then grow with T · window.
+        sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
+            or [B, H, T], a logit a query, which receives its gradient.
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         scale: 1/√D unless given.
@@ -49,65 +52,75 @@ def attend(
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit.
     """
-    _check(q_BHTD, k_BGSD, v_BGSV, causal, sink, key_mask, segments)
-    queries = q_BHTD.shape[2]
-    options = Options(
-        causal=causal and queries > 1,  # a single, last query sees every key
-        scale=q_BHTD.shape[-1] ** -0.5 if scale is None else scale,
-        key_mask=key_mask,
-        query_segments=None if segments is None else segments[:, -queries:],
-        key_segments=segments,
-    )
+    visibility = Visibility(causal, window, key_mask, segments)
+    _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
+    queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
+    if first := visibility.earliest(queries, keys):
+        k_BGSD, v_BGSV = k_BGSD[:, :, first:], v_BGSV[:, :, first:]
+        visibility, keys = visibility.of_keys(first), keys - first
+    visibility = visibility.settled(queries, keys)
+    scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, options)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, scale, visibility)
+
+
+def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
+    """The sink if every query were 0: a logit by query is a product with it."""
+    return 0.0 if isinstance(sink, Tensor) and sink.ndim == 3 else sink
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor | None,
+        scale: float,
+        visibility: Visibility,
     ) -> Tensor:
-        kernel = chosen(q, k, v, options)
+        kernel = chosen(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
-            o, lse = kernel.forward(q, k, v, **options._asdict())
+            o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
         if sink is not None:
-            lse1 = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
+            lse1 = torch.logaddexp(lse, sink_by_row(sink, lse))
             # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
             o, lse = o.mul_(torch.exp(lse - lse1)[..., None]), lse1
-        ctx.save_for_backward(q, k, v, o, lse, sink, *options[2:])
-        ctx.causal, ctx.scale, ctx.kernel = options.causal, options.scale, kernel
+        ctx.save_for_backward(q, k, v, o, lse, sink, visibility.key_mask, visibility.segments)
+        ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
+        ctx.kernel = kernel
         return o
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, o, lse, sink, key_mask, query_segments, key_segments = ctx.saved_tensors
-        options = Options(ctx.causal, ctx.scale, key_mask, query_segments, key_segments)
+        q, k, v, o, lse, sink, *masks = ctx.saved_tensors
+        visibility = Visibility(ctx.causal, ctx.window, *masks)
         if higher_order.requested():
 
             def plain(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
-                return oracles.attend(q, k, v, sink=sink, **options.of_oracle())
+                return oracles.attend(
+                    *(q, k, v), sink=sink, scale=ctx.scale, **visibility._asdict()
+                )
 
             inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
-            return *higher_order.gradients(plain, inputs, needed, grad), None
+            return *higher_order.gradients(plain, inputs, needed, grad), None, None
         dsink = None
         with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv = ctx.kernel.backward(grad, q, k, v, o, lse, **options._asdict())
+            dq, dk, dv = ctx.kernel.backward(
+                *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
+            )
             if sink is not None and ctx.needs_input_grad[3]:
                 dsink = sink_gradient(sink, grad, o, lse)
-        return dq, dk, dv, dsink, None
+        return dq, dk, dv, dsink, None, None
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    sink: float | Tensor | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, sink: float | Tensor | None, visibility: Visibility
 ) -> None:
+    causal, window, key_mask, segments = visibility
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"
         raise ClearheadError(f"q, k and v must share one floating dtype; found {found}")
@@ -120,9 +133,15 @@ def _check(
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
-    if isinstance(sink, Tensor) and sink.shape != (heads,):
+    if window is not None and (not causal or window < 1):
         raise ClearheadError(
-            f"sink must have one logit a head [{heads}]; found {tuple(sink.shape)}"
+            f"window={window} with causal={causal}: a window is of the last keys, at least 1, of "
+            "causal attention"
+        )
+    if isinstance(sink, Tensor) and sink.shape not in ((heads,), (batch, heads, queries)):
+        raise ClearheadError(
+            f"sink must have one logit a head [{heads}], or a query [{batch}, {heads}, {queries}]; "
+            f"found {tuple(sink.shape)}"
         )
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         found = f"{key_mask.dtype} {tuple(key_mask.shape)}"

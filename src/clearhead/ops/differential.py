@@ -33,9 +33,9 @@ def differential(
         norm_weight: [2D] or None (no gain); shared by the heads.
         norm_eps: added to the mean square; None leaves the norm out.
         gain: 1 − λ_init.
-        sink: as in `attend`; a tensor has one logit for each of the H maps.
+        sink: as in `attend`; a tensor has logits for each of the H maps.
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, key_mask, segments, scale, as in `attend`.
+        options: causal, window, key_mask, segments, scale, as in `attend`.
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
@@ -51,7 +51,7 @@ def differential(
     q, k = _by_map(q_BHTD), _by_map(k_BGSD)
     v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
     if isinstance(sink, Tensor):
-        sink = torch.cat([sink[0::2], sink[1::2]])
+        sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
     o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
     first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
     difference = first - lam.to(first.dtype) * second
@@ -60,9 +60,9 @@ def differential(
     return (difference * gain).to(v.dtype)
 
 
-def _by_map(x_BHTD: Tensor) -> Tensor:
+def _by_map(x: Tensor, dim: int = 1) -> Tensor:
     """The first map of every head, then the second: so that grouped queries keep to their pair."""
-    return torch.cat([x_BHTD[:, 0::2], x_BHTD[:, 1::2]], 1)
+    return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def differential_v2(
@@ -83,7 +83,7 @@ def differential_v2(
         q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
         lam: λ, float32 [B, H/2, T, 1].
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, sink, key_mask, segments, scale, as in `attend`.
+        options: causal, window, sink, key_mask, segments, scale, as in `attend`.
 
     Returns:
         [B, H/2, T, D] in the dtype of v.

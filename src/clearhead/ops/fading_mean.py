@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.running_mean import picked
+from clearhead.ops.visibility import Span, Visibility
+from clearhead.ops.windowed_mean import windowed_mean
 
 # Tokens in a block; blocks are summed up by blocks again.
 BLOCK = 16
@@ -24,9 +26,7 @@ def fading_mean(
     queries: int,
     positions_BS: Tensor,
     slopes_H: Tensor,
-    *,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
+    visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
 ) -> tuple[Tensor, Tensor]:
     """m_t = Σ w_ts x_s / Σ w_ts over the keys that query t sees, w_ts = exp(−slope · (p_t − p_s)).
 
@@ -35,7 +35,7 @@ def fading_mean(
     Args:
         x_BHSD: any float dtype. queries: T; queries are the last of the keys.
         positions_BS: int64 [B or 1, S]. slopes_H: above 0.
-        key_mask, segments: what a query sees of the keys up to its own, as in `ops.attend`.
+        visibility: causal.
 
     Returns:
         (mean, mass): [B, H, T, D] and Σ w_ts, [B or 1, H, T], both float32 (float64 for float64).
@@ -44,7 +44,16 @@ def fading_mean(
     exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     x, place, slopes = x_BHSD.to(exact), positions_BS.long(), slopes_H.to(exact)[:, None]
     batch, _, keys, _ = x.shape
-    mask, back = key_mask, None
+    _, window, mask, segments = visibility.settled(queries, keys)
+    if window is not None:
+
+        def fade(span: Span) -> Tensor:
+            own = place[:, -queries:][:, span.start : span.stop, None]
+            distance = own - place[:, None, span.first : span.end]
+            return torch.exp(-_faded(distance, slopes[..., None]))
+
+        return windowed_mean(x, queries, visibility, fade)
+    back = None
     if segments is not None:
         order = segments.argsort(dim=1, stable=True)
         back = order.argsort(1)

@@ -14,6 +14,7 @@ def visible(
     keys: int,
     *,
     causal: bool,
+    window: int | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     device: torch.device | None = None,
@@ -23,6 +24,8 @@ def visible(
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
     if causal:
         allowed = allowed & (torch.arange(keys, device=device)[None, :] <= position)
+    if window is not None:
+        allowed = allowed & (position - torch.arange(keys, device=device)[None, :] < window)
     if key_mask is not None:
         allowed = allowed & key_mask.bool()[:, None, None, :]
     if segments is not None:
@@ -35,6 +38,7 @@ def weights(
     k_BGSD: Tensor,
     *,
     causal: bool = True,
+    window: int | None = None,
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
@@ -52,6 +56,7 @@ def weights(
         q.shape[2],
         k.shape[2],
         causal=causal,
+        window=window,
         key_mask=key_mask,
         segments=segments,
         device=q.device,
@@ -62,10 +67,11 @@ def weights(
         numerator = torch.exp(scores - shift)
         total = numerator.sum(-1, keepdim=True)
         return numerator / total.clamp_min(torch.finfo(torch.float64).tiny)
-    sink_1H11 = torch.as_tensor(sink, dtype=torch.float64, device=q.device).reshape(1, -1, 1, 1)
-    shift = torch.maximum(scores.detach().amax(-1, keepdim=True), sink_1H11.detach())
+    null = torch.as_tensor(sink, dtype=torch.float64, device=q.device)
+    null = null[..., None] if null.ndim == 3 else null.reshape(1, -1, 1, 1)
+    shift = torch.maximum(scores.detach().amax(-1, keepdim=True), null.detach())
     numerator = torch.exp(scores - shift)
-    return numerator / (torch.exp(sink_1H11 - shift) + numerator.sum(-1, keepdim=True))
+    return numerator / (torch.exp(null - shift) + numerator.sum(-1, keepdim=True))
 
 
 def attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, **options: object) -> Tensor:
@@ -137,15 +143,22 @@ def differential_v2(
 
 def _for_head(options: dict[str, object], head: int) -> dict[str, object]:
     sink = options.get("sink")
-    return {**options, "sink": sink[head]} if isinstance(sink, Tensor) and sink.ndim else options
+    if not isinstance(sink, Tensor) or not sink.ndim:
+        return options
+    return {**options, "sink": sink[:, [head]] if sink.ndim == 3 else sink[head]}
 
 
 def running_mean(
-    x_BHSD: Tensor, queries: int, *, causal: bool = True, **masks: Tensor | None
+    x_BHSD: Tensor,
+    queries: int,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    **masks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """C x and the number of visible keys, float64, from the T × S matrix of uniform weights."""
     keys, device = x_BHSD.shape[2], x_BHSD.device
-    seen = visible(queries, keys, causal=causal, device=device, **masks).double()  # type: ignore[arg-type]
+    seen = visible(queries, keys, causal=causal, window=window, device=device, **masks).double()
     count = seen.sum(-1, keepdim=True)
     return seen / count.clamp_min(1) @ x_BHSD.double(), count[:, 0, :, 0]
 
@@ -155,11 +168,13 @@ def fading_mean(
     queries: int,
     positions_BS: Tensor,
     slopes_H: Tensor,
+    *,
+    window: int | None = None,
     **masks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax of ALiBi's penalty alone, as a T × S matrix, and the sum before it is normed."""
     keys, device = x_BHSD.shape[2], x_BHSD.device
-    seen = visible(queries, keys, causal=True, device=device, **masks)  # type: ignore[arg-type]
+    seen = visible(queries, keys, causal=True, window=window, device=device, **masks)
     at = positions_BS.double()[:, None]
     distance = at[:, :, -queries:, None] - at[:, :, None, :]
     bias = (-slopes_H.double()[:, None, None] * distance).masked_fill(~seen, -torch.inf)

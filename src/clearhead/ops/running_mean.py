@@ -6,6 +6,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from clearhead.ops.visibility import Visibility
+from clearhead.ops.windowed_mean import windowed_mean
+
 # Tokens in a block that is one product, and in one that a GPU's thread sums.
 BLOCK, LANES = 16, 32
 
@@ -13,26 +16,25 @@ BLOCK, LANES = 16, 32
 def running_mean(
     x_BHSD: Tensor,
     queries: int,
-    *,
-    causal: bool = True,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
+    visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
 ) -> tuple[Tensor, Tensor]:
     """m_t = Σ x_s / n_t over the n_t keys that query t sees (arXiv 2311.01906, C of eq. 5).
 
     Args:
         x_BHSD: any float dtype. queries: T; queries are the last of the keys.
-        causal, key_mask, segments: what a query sees, as in `ops.attend`.
 
     Returns:
         (mean, count): [B, H, T, D] and [B or 1, T], both float32 (float64 for float64): a sum kept
         in bfloat16 errs by 0.17 after 2,048 tokens. A query that sees no key has mean 0, count 0.
     """
-    if segments is not None:
-        return _by_segment(x_BHSD, queries, causal, key_mask, segments)
-    exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     keys = x_BHSD.shape[2]
-    causal = causal and queries > 1  # a lone query is the last and sees all
+    causal, window, key_mask, segments = visibility.settled(queries, keys)
+    if window is not None:
+        mean, count = windowed_mean(x_BHSD, queries, visibility)
+        return mean, count[:, 0]
+    if segments is not None:
+        return _by_segment(x_BHSD, queries, visibility.causal, key_mask, segments)
+    exact = torch.promote_types(x_BHSD.dtype, torch.float32)
     if key_mask is None and not causal:
         # As few operations as can be: uncompiled, a step of decoding is bound by their number.
         count_BT = torch.full((1, queries), keys, dtype=exact, device=x_BHSD.device)

@@ -12,12 +12,11 @@ first key, so it serves only T = S. Everything else goes to `clearhead.ops.tiles
 are not trusted to share keys among heads, so those are repeated and their gradients summed.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from clearhead.ops import groups
+from clearhead.ops.visibility import Visibility
 
 _aten = torch.ops.aten
 
@@ -25,15 +24,15 @@ _aten = torch.ops.aten
 _SHORT = 256
 
 
-def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, options: Any) -> bool:
+def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> bool:
     """Whether one of the stock kernels computes this request exactly."""
-    if options.key_segments is not None:
+    if visibility.segments is not None or visibility.window is not None:
         return False
-    if options.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
+    if visibility.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:
         return False
     if q_BHTD.device.type == "cpu":
         return v_BGSV.shape[3] <= q_BHTD.shape[3]
-    if q_BHTD.device.type != "cuda" or options.key_mask is not None:
+    if q_BHTD.device.type != "cuda" or visibility.key_mask is not None:
         return False
     width = max(q_BHTD.shape[3], v_BGSV.shape[3])
     if q_BHTD.dtype in (torch.bfloat16, torch.float16):
@@ -46,20 +45,17 @@ def forward(
     k_BGSD: Tensor,
     v_BGSV: Tensor,
     *,
-    causal: bool,
     scale: float,
-    key_mask: Tensor | None,
-    query_segments: None,
-    key_segments: None,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
 
     A row that sees no key has output 0 and log-sum-exp 0, the CPU kernel's own convention.
     """
-    width = v_BGSV.shape[3]
+    width, causal = v_BGSV.shape[3], visibility.causal
     q_BHTD, k_BGSD, v_BGSD = _alike(q_BHTD, k_BGSD, v_BGSV)
     if q_BHTD.device.type == "cpu":
-        bias = _padding_bias(q_BHTD, key_mask)
+        bias = _padding_bias(q_BHTD, visibility.key_mask)
         o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale
         )
@@ -84,28 +80,18 @@ def backward(
     o_BHTV: Tensor,
     lse_BHT: Tensor,
     *,
-    causal: bool,
     scale: float,
-    key_mask: Tensor | None,
-    query_segments: None,
-    key_segments: None,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     if _quicker_in_float32(q_BHTD, k_BGSD):
         wide = (x.float() for x in (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV))
-        dq, dk, dv = backward(
-            *(*wide, lse_BHT),
-            causal=causal,
-            scale=scale,
-            key_mask=key_mask,
-            query_segments=None,
-            key_segments=None,
-        )
+        dq, dk, dv = backward(*(*wide, lse_BHT), scale=scale, visibility=visibility)
         return dq.to(q_BHTD.dtype), dk.to(k_BGSD.dtype), dv.to(v_BGSV.dtype)
-    depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
+    depth, width, causal = q_BHTD.shape[3], v_BGSV.shape[3], visibility.causal
     q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = _alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
     if q_BHTD.device.type == "cpu":
-        bias = _padding_bias(q_BHTD, key_mask)
+        bias = _padding_bias(q_BHTD, visibility.key_mask)
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, causal),
             attn_mask=bias,

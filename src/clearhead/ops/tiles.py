@@ -1,19 +1,19 @@
 """Attention by tiles of query rows, in plain PyTorch: any widths, masks, devices and dtypes.
 
 A tile holds ROWS queries against every key they may see, so memory grows with T and never with
-T × T. Under torch.compile the arithmetic on the scores fuses, and on a CPU the whole is about
-twice as fast as PyTorch's own flash kernel at short lengths (docs/performance.md).
+T × T; under a window neither memory nor time grows with what lies outside it. Under torch.compile
+the arithmetic on the scores fuses, and on a CPU the whole is about twice as fast as PyTorch's own
+flash kernel at short lengths (docs/performance.md).
 
 Scores are made in float32 whatever the inputs: rounding them to bfloat16 would put an error of
 |score| / 256 into every exponent.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from clearhead.ops import groups
+from clearhead.ops.visibility import Visibility
 
 ROWS = 128
 
@@ -23,25 +23,21 @@ def forward(
     k_BGSD: Tensor,
     v_BGSV: Tensor,
     *,
-    causal: bool,
     scale: float,
-    key_mask: Tensor | None,
-    query_segments: Tensor | None,
-    key_segments: Tensor | None,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] in the inputs' dtype, and its log-sum-exp [B, H, T], float32.
 
     A row that sees no key has output 0 and log-sum-exp −inf.
     """
-    _, heads, length, _ = q_BHTD.shape
-    keys = k_BGSD.shape[2]
+    heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
     k, v = groups.repeat(_wide(k_BGSD), heads), groups.repeat(v_BGSV, heads)
     outputs, lses = [], []
-    for start, stop, end in _tiles(length, keys, causal):
+    for span in visibility.spans(queries, keys, ROWS):
+        start, stop, first, end = span
         q = _wide(q_BHTD[:, :, start:stop])
-        score = torch.matmul(q, k[:, :, :end].mT) * scale
-        segments = query_segments, key_segments
-        hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
+        score = torch.matmul(q, k[:, :, first:end].mT) * scale
+        hidden = visibility.hidden(span, queries, keys, q.device)
         if hidden is not None:
             score = torch.where(hidden, -torch.inf, score)
         top = score.amax(-1, keepdim=True)
@@ -49,7 +45,7 @@ def forward(
         weight = torch.exp(score - shift)
         total = weight.sum(-1, keepdim=True)
         weight = weight / torch.where(total == 0, 1.0, total)
-        outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, :end]))
+        outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, first:end]))
         lses.append((shift + torch.log(total)).squeeze(-1))
     return torch.cat(outputs, 2), torch.cat(lses, 2)
 
@@ -62,14 +58,11 @@ def backward(
     o_BHTV: Tensor,
     lse_BHT: Tensor,
     *,
-    causal: bool,
     scale: float,
-    key_mask: Tensor | None,
-    query_segments: Tensor | None,
-    key_segments: Tensor | None,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
-    _, heads, length, _ = q_BHTD.shape
+    heads, queries = q_BHTD.shape[1:3]
     shared, keys = k_BGSD.shape[1:3]
     k, v = groups.repeat(k_BGSD, heads), groups.repeat(v_BGSV, heads)
     wide_k = _wide(k)
@@ -78,21 +71,21 @@ def backward(
     dqs: list[Tensor] = []
     dks: list[Tensor] = []
     dvs: list[Tensor] = []
-    for start, stop, end in _tiles(length, keys, causal):
+    for span in visibility.spans(queries, keys, ROWS):
+        start, stop, first, end = span
         q = q_BHTD[:, :, start:stop]
         g = grad_BHTV[:, :, start:stop]
-        segments = query_segments, key_segments
-        hidden = _hidden(length, keys, start, stop, end, causal, key_mask, segments, q)
+        hidden = visibility.hidden(span, queries, keys, q.device)
         weight, dscore = _differentiate(
-            *(q, g, wide_k[:, :, :end], v[:, :, :end]),
+            *(q, g, wide_k[:, :, first:end], v[:, :, first:end]),
             row_BHT1[:, :, start:stop],
             lse_BHT[:, :, start:stop, None],
             hidden,
             scale,
         )
-        _add(dvs, torch.matmul(weight.mT, g))
-        _add(dks, torch.matmul(dscore.mT, q))
-        dqs.append(torch.matmul(dscore, k[:, :, :end]))
+        _add(dvs, torch.matmul(weight.mT, g), first)
+        _add(dks, torch.matmul(dscore.mT, q), first)
+        dqs.append(torch.matmul(dscore, k[:, :, first:end]))
         del weight, dscore, hidden  # before the next, larger tile is made
     dk, dv = groups.add(torch.cat(dks, 2), shared), groups.add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
@@ -118,53 +111,26 @@ def _differentiate(
     return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
 
 
-def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
-    """(first row, past the last row, past the last key that any of them sees)."""
-    for start in range(0, queries, ROWS):
-        stop = min(start + ROWS, queries)
-        yield start, stop, keys - queries + stop if causal else keys
-
-
-def _add(blocks: list[Tensor], part: Tensor) -> None:
-    """Add a tile's gradient of the first keys to `blocks`, in float32; more keys are a new block.
+def _add(blocks: list[Tensor], part: Tensor, first: int) -> None:
+    """Add a tile's gradient of the keys from `first` on to `blocks`, in float32.
 
     Block by block, and not by += into slices of one buffer: torch.compile turns those into
-    conditions on every element, which made the backward pass half as fast.
+    conditions on every element, which made the backward pass half as fast. A block in which a
+    window begins is cut there; keys beyond the last block become a new one.
     """
     exact = torch.promote_types(part.dtype, torch.float32)
-    begin = 0
-    for index, block in enumerate(blocks):
+    begin, whole = 0, list(blocks)
+    blocks.clear()
+    for block in whole:
         end = begin + block.shape[2]
-        blocks[index] = block + part[:, :, begin:end]
+        cut = min(max(first - begin, 0), block.shape[2])
+        if cut:
+            blocks.append(block[:, :, :cut])
+        if cut < block.shape[2]:
+            blocks.append(block[:, :, cut:] + part[:, :, begin + cut - first : end - first])
         begin = end
-    if part.shape[2] > begin:
-        blocks.append(part[:, :, begin:].to(exact))
-
-
-def _hidden(
-    queries: int,
-    keys: int,
-    start: int,
-    stop: int,
-    end: int,
-    causal: bool,
-    key_mask: Tensor | None,
-    segments: tuple[Tensor | None, Tensor | None],
-    like: Tensor,
-) -> Tensor | None:
-    """What a tile must not see, as bool [B or 1, 1, rows, end]; None where it sees everything."""
-    hidden = None
-    if causal:
-        row = torch.arange(start, stop, device=like.device)[:, None] + (keys - queries)
-        hidden = (torch.arange(end, device=like.device)[None, :] > row)[None, None]
-    if key_mask is not None:
-        padding = ~key_mask[:, None, None, :end]
-        hidden = padding if hidden is None else hidden | padding
-    of_queries, of_keys = segments
-    if of_queries is not None and of_keys is not None:
-        other = of_queries[:, None, start:stop, None] != of_keys[:, None, None, :end]
-        hidden = other if hidden is None else hidden | other
-    return hidden
+    if first + part.shape[2] > begin:
+        blocks.append(part[:, :, begin - first :].to(exact))
 
 
 def _wide(x: Tensor) -> Tensor:

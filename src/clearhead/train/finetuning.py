@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import choose
 from clearhead.optim import decay_groups, learning_rate
+from clearhead.ranges import Betas, Count, Fraction, NotNegative, Positive, Range, Share, check
 from clearhead.train import precision
 from clearhead.train.config import PRECISIONS
 from clearhead.train.interrupt import StopSignals
@@ -35,48 +36,31 @@ class FinetuneConfig:
         ClearheadError: naming the field, what was found and what would work.
     """
 
-    epochs: int = 5
+    epochs: Count = 5
     """Times that every training text is seen."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Texts in a step."""
-    max_length: int = 128
+    max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
     """Tokens of a text, special ones included; longer ones lose their end."""
-    learning_rate: float = 1.5e-4
+    learning_rate: Positive = 1.5e-4
     """Peak learning rate."""
-    warmup: float = 0.1
+    warmup: Fraction = 0.1
     """Length of the linear warmup, as a fraction of the steps; then a cosine to 0."""
-    dropout: float | None = None
+    dropout: Share | None = None
     """Of a clearhead model, 0.1 where not given; other models keep their own."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decay of the matrices."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: Betas = (0.9, 0.98)
     """AdamW's decay of the first and second moment."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """AdamW's, added to the root of the second moment."""
-    clip: float = 1.0
+    clip: NotNegative = 1.0
     """Largest global norm of the gradient; 0 clips nothing."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("max_length", 3)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ClearheadError(f"{name} is {value!r}: give a whole number from {least} on")
-        for name in ("learning_rate", "epsilon"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ClearheadError(f"{name} is {value!r}: give a number above 0")
-        for name in ("weight_decay", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ClearheadError(f"{name} is {value!r}: give a number of at least 0")
-        if not 0 <= self.warmup <= 1:
-            raise ClearheadError(f"warmup is {self.warmup!r}: give a fraction between 0 and 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ClearheadError(f"dropout is {self.dropout!r}: give a share from 0 to below 1")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ClearheadError(f"betas are {self.betas!r}: give two numbers from 0 to below 1")
+        check(self)
         choose("precision", str(self.precision), PRECISIONS)
 
 

@@ -1,0 +1,94 @@
+"""The keys that each query sees: one value for kernels, means, probes and costs."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """Queries `start` to `stop`, and `first` to `end`, all keys that any of them may see."""
+
+    start: int
+    stop: int
+    first: int
+    end: int
+
+
+class Visibility(NamedTuple):
+    """The keys that each of T queries sees; the queries are the last of the S keys.
+
+    Its fields are the keywords of `ops.attend`.
+
+    Attributes:
+        causal: query i sees the keys up to S − T + i.
+        window: of these only the last so many, its own included; None for all.
+        key_mask: bool [B, S], False for keys that nobody sees (padding).
+        segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
+    """
+
+    causal: bool = True
+    window: int | None = None
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+
+    @property
+    def masked(self) -> bool:
+        """True where a mask or segments hide keys."""
+        return self.key_mask is not None or self.segments is not None
+
+    def settled(self, queries: int, keys: int) -> "Visibility":
+        """The same keys, in the form that the most kernels take."""
+        bites = self.window is not None and self.window < keys
+        return self._replace(
+            causal=self.causal and (queries > 1 or bites),  # a lone query is the last
+            window=self.window if bites else None,
+        )
+
+    def earliest(self, queries: int, keys: int) -> int:
+        """The first key that any query may see: those before it may be left out."""
+        return 0 if self.window is None else max(0, keys - queries - self.window + 1)
+
+    def of_keys(self, first: int, end: int | None = None) -> "Visibility":
+        """The same for the keys `first` to `end` alone."""
+        masks = (self.key_mask, self.segments)
+        key_mask, segments = (m if m is None else m[:, first:end] for m in masks)
+        return self._replace(key_mask=key_mask, segments=segments)
+
+    def spans(self, queries: int, keys: int, rows: int) -> Iterator[Span]:
+        """All queries, at most `rows` at a time, with the keys of each lot."""
+        before = keys - queries
+        for start in range(0, queries, rows):
+            stop = min(start + rows, queries)
+            first = self.earliest(queries - start, keys)
+            yield Span(start, stop, first, before + stop if self.causal else keys)
+
+    def hidden(
+        self, span: Span, queries: int, keys: int, device: torch.device | None
+    ) -> Tensor | None:
+        """True where a query does not see a key, [B or 1, 1, rows, keys]; None: it sees all."""
+        start, stop, first, end = span
+        hidden = None
+        if self.causal:
+            own = torch.arange(start, stop, device=device)[:, None] + (keys - queries)
+            key = torch.arange(first, end, device=device)[None, :]
+            hidden = key > own
+            if self.window is not None:
+                hidden = hidden | (key <= own - self.window)
+            hidden = hidden[None, None]
+        if self.key_mask is not None:
+            padding = ~self.key_mask[:, None, None, first:end]
+            hidden = padding if hidden is None else hidden | padding
+        if self.segments is not None:
+            own = self.segments[:, -queries:][:, start:stop]
+            other = own[:, None, :, None] != self.segments[:, None, None, first:end]
+            hidden = other if hidden is None else hidden | other
+        return hidden
+
+    def mean_count(self, length: int) -> float:
+        """Keys that a token sees on average in a text of `length`, padding and documents aside."""
+        if not self.causal:
+            return float(length)
+        window = length if self.window is None else min(self.window, length)
+        return ((window + 1) / 2 * window + (length - window) * window) / length

@@ -1,0 +1,97 @@
+"""Ranges of numbers: declared on the fields of settings, checked in one place."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from clearhead.errors import ClearheadError
+
+WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have, and their description for people."""
+
+    words: str
+    holds: Callable[[Any], bool] = lambda number: True
+
+
+Natural = Annotated[int, Range("a whole number of at least 0", lambda n: n >= 0)]
+Count = Annotated[int, Range("a whole number of at least 1", lambda n: n >= 1)]
+Length = Annotated[int, Range("a whole number of at least 2", lambda n: n >= 2)]
+Positive = Annotated[float, Range("a number above 0", lambda x: x > 0)]
+NotNegative = Annotated[float, Range("a number of at least 0", lambda x: x >= 0)]
+Fraction = Annotated[float, Range("a fraction between 0 and 1", lambda x: 0 <= x <= 1)]
+Part = Annotated[float, Range("a share between 0 and 1", lambda x: 0 < x < 1)]
+Share = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
+Betas = Annotated[
+    tuple[float, float],
+    Range("two numbers from 0 to below 1, such as 0.9 0.95", lambda x: 0 <= x < 1),
+]
+
+_WANTED = {int: "a whole number of at most 18 digits", float: "a finite number", bool: "a bool"}
+
+
+def check(settings: Any, place: str = "") -> None:
+    """Refuse a number outside the range that its field declares, in nested settings too.
+
+    A field that declares none takes whole numbers of 64 bits, or finite ones.
+
+    Raises:
+        ClearheadError: naming the field, what was found and what would work.
+    """
+    for name, hint in _hints(type(settings)).items():
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            check(value, f"{place}{name}.")
+        elif not _fits(value, hint, None):
+            raise ClearheadError(f"{place}{name} is {_short(value)}: give {_wanted(hint)}")
+
+
+def _hints(settings: Any) -> dict[str, Any]:
+    hints = get_type_hints(settings, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(settings)}
+
+
+def _fits(value: Any, hint: Any, within: Range | None) -> bool:
+    kind, kinds = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        declared = (one for one in hint.__metadata__ if isinstance(one, Range))
+        return _fits(value, kinds[0], next(declared, within))
+    if kind in (Union, UnionType):
+        return any(_fits(value, one, within) for one in kinds)
+    if kind is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        kinds = kinds[:1] * len(value) if kinds[-1] is ... else kinds
+        return len(value) == len(kinds) and all(
+            _fits(one, each, within) for one, each in zip(value, kinds, strict=True)
+        )
+    if kind is dict:
+        return all(_fits(one, kinds[1], within) for one in value.values())
+    if hint in (bool, str, NoneType):
+        return isinstance(value, hint)
+    if hint not in (int, float):
+        return True
+    numeric = isinstance(value, int if hint is int else int | float)
+    if not numeric or isinstance(value, bool):
+        return False
+    finite = abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value)
+    return finite and (within is None or within.holds(value))
+
+
+def _wanted(hint: Any) -> str:
+    """The words of the first range in a hint, or of its kind of number."""
+    for one in getattr(hint, "__metadata__", ()):
+        if isinstance(one, Range):
+            return one.words
+    found = (_wanted(one) for one in get_args(hint) if one is not NoneType)
+    return _WANTED.get(hint, "") if not get_args(hint) else next(filter(None, found), "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}… of {len(text)} characters"

@@ -1,0 +1,192 @@
+"""Sliding windows and hybrid layers: caches that drop keys, and what the layers cost."""
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead.diagnose import attention_maps
+from clearhead.models import plan
+from clearhead.ops import oracles
+
+SHAPE = space.SHAPE | {"num_hidden_layers": 4}
+HYBRID = {"sliding_window": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}
+POINTS = {
+    "transformer": {},
+    "sinks": {"normalizer": "sink"},
+    "differential": {"maps": "differential", "normalizer": "softmax1"},
+    "differential-v2": {"maps": "differential-v2"},
+    "coca": {"scores": "collinear"},
+    "alibi": {"position": "alibi"},
+    "xpos": {"position": "xpos"},
+    "dynamic-causal": {
+        "rope_parameters": {"rope_type": "dynamic-causal", "factor": 4.0},
+        "max_position_embeddings": 8,
+    },
+    "sas": {"shaping": "shaped", "query_range": 0.3, "normalizer": "softmax1"},
+    "sas with alibi": {"shaping": "shaped", "query_range": 0.3, "position": "alibi"},
+    "no position in full layers": {"layer_overrides": [{}, {}, {}, {"position": "none"}]},
+    "alibi in windows": {"layer_overrides": [{"position": "alibi"}] * 3 + [{}]},
+    "differential in full layers": {"layer_overrides": [{}, {"maps": "differential"}]},
+    "coca in some layers": {"layer_overrides": [{"scores": "collinear"}, {}]},
+    "shaped in some layers": {"layer_overrides": [{"shaping": "shaped"}, {}], "query_range": 0.3},
+}
+
+
+def _model(name: str, **more: object) -> ClearheadForCausalLM:
+    return ClearheadForCausalLM(ClearheadConfig(**SHAPE | HYBRID | POINTS[name] | more)).eval()
+
+
+def _ids(batch: int = 2, length: int = 15) -> Tensor:
+    return torch.randint(0, 31, (batch, length))
+
+
+def _close(got: Tensor, want: Tensor) -> None:
+    assert (got - want).abs().max() / want.abs().max() < 1e-5
+
+
+def _caches(model: ClearheadForCausalLM) -> list:
+    return [
+        DynamicCache(),  # drops nothing
+        DynamicCache(config=model.config),
+        StaticCache(config=model.config, max_cache_len=24),
+    ]
+
+
+@pytest.mark.parametrize("name", POINTS)
+@torch.no_grad()
+def test_caches_that_drop_keys_give_the_full_forward(name):
+    """By steps and chunks, below the window and beyond it; rows padded on the left."""
+    model, ids = _model(name), _ids()
+    whole = model(ids, use_cache=False).logits
+    for sizes in ([15], [2, 1, 1, 1, 1, 1, 3, 5], [6, 9], [5, 1, 1, 4, 1, 1, 1, 1]):
+        for cache in _caches(model):
+            parts = ids.split(sizes, 1)
+            rows = [model(part, past_key_values=cache).logits for part in parts]
+            _close(torch.cat(rows, 1), whole)
+    mask = torch.ones(2, 15, dtype=torch.long)
+    mask[1, :6] = 0
+    want = model(ids[1:, 6:], use_cache=False).logits
+    for cache in _caches(model):
+        rows = []
+        for start, stop in ((0, 8), (8, 9), (9, 13), (13, 14), (14, 15)):
+            part = ids[:, start:stop]
+            out = model(part, attention_mask=mask[:, :stop], past_key_values=cache)
+            rows.append(out.logits)
+        got = torch.cat(rows, 1)
+        _close(got[:1], whole[:1])
+        _close(got[1:, 6:], want)
+
+
+@pytest.mark.parametrize("name", ["transformer", "coca", "alibi", "no position in full layers"])
+def test_generation_with_either_cache_is_that_without(name):
+    model, ids = _model(name), _ids(2, 9)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    want = model.generate(ids, use_cache=False, **options).tolist()
+    for kind in ("dynamic", "static"):
+        assert model.generate(ids, cache_implementation=kind, **options).tolist() == want
+    other = _model(name, num_hidden_layers=4)
+    alone = {**options, "attention_mask": mask[:1]}
+    assisted = model.generate(ids[:1], assistant_model=other, **alone)
+    assert assisted.tolist() == model.generate(ids[:1], use_cache=False, **alone).tolist()
+
+
+def test_a_token_sees_its_window_and_no_further():
+    model = _model("transformer", layer_types=None, num_hidden_layers=1)
+    ids = _ids(1)
+    other = ids.clone()
+    other[:, 5] = (other[:, 5] + 1) % 31
+    with torch.no_grad():
+        moved = (model(ids).logits - model(other).logits).abs().amax((0, 2)) > 1e-6
+    assert moved.tolist() == [5 <= place < 5 + 4 for place in range(15)]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_eager_is_the_oracle_and_gradients_reach_everything(name):
+    model, ids = _model(name, max_position_embeddings=24), _ids()
+    fast = model(ids, use_cache=False).logits
+    fast.square().sum().backward()
+    for parameter, p in model.named_parameters():
+        assert p.grad is not None, parameter
+        assert (p.grad != 0).any(), parameter
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(ids, use_cache=False, output_attentions=True)
+    _close(out.logits, fast.detach())
+    seen = oracles.visible(15, 15, causal=True, window=4)[0, 0]
+    assert (out.attentions[0][..., ~seen] == 0).all()
+    assert (out.attentions[3][..., 14, 0] != 0).any()
+
+
+def test_a_plan_counts_what_is_seen_and_what_is_held():
+    model = _model("transformer")
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(_ids(1), past_key_values=cache)
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    hybrid, full = (
+        plan(ClearheadConfig(**SHAPE | keys), length=15) for keys in (HYBRID, {"head_dim": 8})
+    )
+    assert hybrid.cache_bytes * 15 == 2 * held
+    assert hybrid.cache_bytes == full.cache_bytes * (15 + 3 * 3) / 60
+    # 15 tokens see 120 keys, by windows of 4 only 54.
+    assert full.forward_flops - hybrid.forward_flops == pytest.approx(3 * 4 * 32 * (120 - 54) / 15)
+    assert hybrid.parameters == full.parameters
+
+
+def test_layers_are_described_as_they_are(tmp_path):
+    model = _model("no position in full layers")
+    model.save_pretrained(tmp_path)
+    config = ClearheadForCausalLM.from_pretrained(tmp_path).config
+    assert [config.layer(i).sliding_window for i in range(4)] == [4, 4, 4, None]
+    assert [config.layer(i).position for i in range(4)] == ["rope"] * 3 + ["none"]
+    assert config.layer_types == HYBRID["layer_types"]
+    twelve = ClearheadConfig(**SHAPE | HYBRID | {"num_hidden_layers": 12})
+    assert twelve.layer_types == HYBRID["layer_types"] * 3
+
+
+def test_a_probe_sees_the_window():
+    model, ids = _model("transformer"), _ids(1)
+    maps = attention_maps(model, ids[0])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = model(ids, output_attentions=True).attentions
+    for line in maps:
+        found = torch.tensor(line["weights"])
+        assert torch.allclose(found, want[line["layer"]][0, line["head"]], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sliding_window": 1}, "give 2 keys or more"),
+        ({"layer_types": ["sliding_attention"]}, "without a sliding_window"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "has no effect"),
+        ({"sliding_window": 4, "layer_types": ["sliding_attentoin"]}, "did you mean sliding_att"),
+        ({"sliding_window": 4, "layer_types": ["sliding_attention"] * 3}, "whose length divides"),
+        ({"sliding_window": 4, "layer_types": []}, "whose length divides"),
+        ({"sliding_window": 4, "direction": "bidirectional"}, "choose direction='causal'"),
+        ({"layer_overrides": [{"direction": "bidirectional"}]}, "unknown axis of layer_overrides"),
+        ({"layer_overrides": [{"map": "single"}]}, "did you mean maps"),
+        ({"layer_overrides": [{"maps": "singel"}]}, "did you mean single"),
+        ({"layer_overrides": [{"position": "learned"}]}, "added before any layer"),
+        ({"layer_overrides": ["full"]}, "give a mapping"),
+    ],
+)
+def test_what_cannot_be_a_window_is_refused_in_one_line(keys, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        ClearheadConfig(**SHAPE | keys)
+    assert "\n" not in str(error.value)
+
+
+def test_another_model_s_shorter_cache_is_refused():
+    model, whole = _model("transformer"), _model("transformer", layer_types=None)
+    cache = DynamicCache(config=whole.config)
+    with torch.no_grad():
+        whole(_ids(), past_key_values=cache)
+    with pytest.raises(ClearheadError, match="start a new one"):
+        model(_ids(length=1), past_key_values=cache)
