@@ -333,5 +333,5 @@ def _not(where: str, field: str, kind: str, found: Any) -> ClearheadError:
 
 
 def _all_forms() -> str:
-    """What rows may have, in words."""
+    """The fields of every form, in words."""
     return " or ".join(", ".join(form.needs) for form in _FORMS)

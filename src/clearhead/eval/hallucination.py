@@ -122,7 +122,7 @@ class JudgedGeneration:
 
     Args:
         file: the name of the data, for people who read the cache.
-        advanced: told how many texts or verdicts were just made.
+        advanced: called with the number of texts or verdicts just made.
     """
 
     def __init__(

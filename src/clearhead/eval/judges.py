@@ -126,13 +126,13 @@ class JudgeConfig:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return Path(self.model).name if Path(self.model).is_dir() else self.model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a judge wrote, and as which model it answered."""
+    """The text of a judge's reply, and the model that wrote it."""
 
     text: str
     model: str
@@ -142,20 +142,20 @@ class Judge(Protocol):
     """Answers prompts.
 
     Attributes:
-        identity: tells it from other judges, wherever their replies are kept together.
+        identity: a part of the cache key of its replies.
     """
 
     identity: str
 
     def check(self) -> None:
-        """Raise a ClearheadError where it plainly cannot answer."""
+        """Refuse a judge that plainly cannot answer."""
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        """Replies to one prompt or more by number, in any order, each as soon as it is there."""
+        """Replies by the prompt's number, in any order, each as soon as it is there."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """urllib would take the key along to wherever it is sent."""
+    """Follows no redirect: urllib would send the key along."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None
@@ -195,7 +195,7 @@ class RemoteJudge:
                 raise self._refusal(status) from status
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        """As `Judge`; a reply without text is "".
+        """Replies as `Judge` has them; one without text is "".
 
         Raises:
             ClearheadError: a server that is not reached in all tries, refuses, or answers otherwise
@@ -358,7 +358,7 @@ class LocalJudge:
 
 
 def question_to(case: Case, document: str, text: str) -> str:
-    """What a judge is asked about a text that was written on `document`."""
+    """The judge's prompt about a text that was written on `document`."""
     return _PROMPT.format(
         and_question=" and a question on it" if case.question else "",
         thing=case.kind,

@@ -23,13 +23,13 @@ class NeedlesTask:
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
 
     grid: tuple[str, ...] = ("1x1", "2x2", "4x2", "6x2")
-    """NxR: so many needles, so many of them asked for."""
+    """NxR: N needles, R of them asked for."""
     depths: tuple[float, ...] = DEPTHS
     """Shares of the filler that come before the needles asked for."""
     samples: int = 50
     """Contexts at each length and depth."""
     digits: int = 5
-    """Of a magic number."""
+    """Digits of a magic number."""
     filler: Filler = "text"
     """Held-out documents, or made sentences."""
     new_tokens: int = 10

@@ -39,7 +39,7 @@ class PasskeyTask:
     trials: int = 20
     """Keys at each length and depth."""
     digits: int = 5
-    """Of a key."""
+    """Digits of a key."""
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
     new_tokens: int | None = None
@@ -110,7 +110,7 @@ class PasskeyTask:
 def scores(
     subject: Subject, found: Sequence[Answer], keys: Sequence[str], leads: Sequence[int]
 ) -> dict[str, Any]:
-    """How often numbers were found; `leads` tokens of a forced answer come before its number."""
+    """Shares of numbers found; `leads` tokens of a forced answer come before its number."""
     numbers = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
     right = sum(key in some for key, some in zip(keys, numbers, strict=True))
     first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))

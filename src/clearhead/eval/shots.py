@@ -50,7 +50,7 @@ class ShotsTask:
     queries: int = 100
     """Texts asked for in a cell."""
     orders: tuple[str, ...] = ("random", "alternating")
-    """Of demonstrations: random, or alternating, labels in rotation."""
+    """Orders of demonstrations: random, or alternating, labels in rotation."""
     permutations: int = 5
     """Orders drawn of each kind, of the same demonstrations."""
 
