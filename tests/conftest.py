@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,22 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server = sys.modules["tests_judge_server"].JudgeServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def room() -> Callable[[int], AbstractContextManager[None]]:
+    """room(bytes): within it no file of this process can grow beyond so many, as on a full disk."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ AXES: Mapping[str, str] = {
     "normalizer": "how a row of scores becomes weights",
     "maps": "how attention maps are combined into one",
     "shaping": "how the attention matrix meets the identity",
+    "epilogue": "what becomes of the heads before the output projection",
     "values": "what attention averages",
     "projections": "how the heads are written into the stream",
     "position": "how order enters",
@@ -47,6 +48,8 @@ RANGES: Mapping[str, Range] = {
     "num_value_heads": _COUNT,
     "head_dim": _COUNT,
     "max_position_embeddings": _COUNT,
+    # Of 1 transformers' caches would keep everything.
+    "sliding_window": Range("a whole number above 1", lambda x: isinstance(x, int) and x > 1),
     "norm_eps": _POSITIVE,
     "initializer_range": _POSITIVE,
     "query_range": Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST),
@@ -111,6 +114,7 @@ class LayerSpec:
     normalizer: str = "softmax"
     maps: str = "single"
     shaping: str = "none"
+    epilogue: str = "none"
     values: str = "linear"
     projections: str = "linear"
     position: str = "rope"
@@ -142,7 +146,8 @@ class Declaration:
         summary: one line for tables and help.
         source: the paper and equation it comes from.
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
-            normalizers, from the number of maps; for positions, from a spec and the number of
+            normalizers, from a spec, the number of maps, and how many neighbours share a key head
+            (`keys_together`); for positions, from a spec and the number of
             heads; for scores, from the position's `prepare`; for residual scales, from the gain
             that a branch starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
@@ -152,8 +157,6 @@ class Declaration:
         heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
-        shards: the tensor dimension its parameters may be split along ("heads", "channels"),
-            or None where every device needs them whole.
     """
 
     axis: str
@@ -168,7 +171,6 @@ class Declaration:
     query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
-    shards: str | None = None
 
 
 class Registry:
@@ -192,6 +194,15 @@ class Registry:
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
         return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+
+    def table(self) -> str:
+        """Every mechanism in Markdown, as docs/mechanisms.md has it."""
+        lines = ["| axis | value | what it is | source |", "| --- | --- | --- | --- |"]
+        for axis, declarations in self._table.items():
+            for name, found in declarations.items():
+                cells = (f"`{axis}`", f"`{name}`", found.summary, found.source)
+                lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        return "\n".join(lines)
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""

@@ -1,17 +1,24 @@
 """What a record says of the software that made it."""
 
+import platform
+
 __version__ = "0.1.0"
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "triton")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The version of clearhead, torch, transformers and `packages`, each by its name.
+    """The versions of Python, clearhead, the libraries below it and `packages`, by name.
 
-    clearhead's own is known where it runs from its source without being installed, too.
-
-    Raises:
-        PackageNotFoundError: for another package that is not installed.
+    clearhead's own is known where it runs from its source without being installed, too. What is
+    not installed, as triton without a GPU, is left out.
     """
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    others = {name: version(name) for name in ("torch", "transformers", *packages)}
-    return {"clearhead": __version__, **others}
+    found = {"python": platform.python_version(), "clearhead": __version__}
+    for name in (*_LIBRARIES, *packages):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

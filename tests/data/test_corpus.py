@@ -205,7 +205,7 @@ def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configur
     assert prepare(configure(folder)).fingerprint == seen[0]
 
 
-def test_a_damaged_manifest_is_made_anew(folder, configure):
+def test_a_damaged_survey_is_made_anew(folder, configure):
     _aged(folder)
     config = configure(folder)
     first = prepare(config)

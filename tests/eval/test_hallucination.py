@@ -384,6 +384,6 @@ def test_refuses_lengths_beyond_learned_positions(make_subject, task):
 
 def test_a_file_of_something_else_is_left_alone(subject, task):
     subject.kept.write_text('{"kind": "cell"}\n')
-    with pytest.raises(ClearheadError, match=r"line 1 is no text or verdict: move the file"):
+    with pytest.raises(ClearheadError, match=r"line 1: not a text or verdict .*: move the file"):
         task.measure(subject, task.cells(subject)[0], _ignore)
     assert subject.kept.read_text() == '{"kind": "cell"}\n'

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+import scipy.stats
 
 from clearhead import ClearheadError
 from clearhead.cli.report import publish
-from clearhead.report import load, write_page
+from clearhead.report import contrasts, load, write_page
 from clearhead.report.evaluation_page import section
+from clearhead.report.evaluation_values import items
 from clearhead.report.evaluations import grids, row_name, scaling_name, to_console
 from clearhead.report.sections import Page
 from clearhead.report.style import looks
@@ -68,6 +70,60 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     (curve,) = [f for f in page.figures.values() if f["data"][0]["type"] == "scatter"]
     assert curve["data"][0]["x"] == [1, 2, 255]
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
+
+
+def _retrieval(tmp_path: Path, items: bool) -> Path:
+    """Three seeds of two models: each names 8 or 2 of ten keys, the same ones with every seed."""
+    lines = []
+    for preset, right, spread in (("transformer", 2, 0), ("coca", 8, 1)):
+        for seed in range(3):
+            run = f"{preset}{seed}"
+            lines.append({"kind": "run", "run": run, "preset": preset, "seed": seed, "size": ""})
+            named = [1.0] * (right + spread * (seed - 1)) + [0.0] * 10
+            result = {"accuracy": sum(named[:10]) / 10, "low": 0.1, "high": 0.9, "trials": 10}
+            if items:
+                result["accuracy_by_item"] = named[:10]
+            at = {"length": 128, "depth": 0.5}
+            lines.append(_cell(run, "passkey", at, result, "accuracy"))
+    path = tmp_path / f"{items}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tmp_path):
+    found = {}
+    for known in (True, False):
+        judged = contrasts(load(_retrieval(tmp_path, known)))
+        (grid,) = judged.evaluations["", "passkey"]
+        (difference,) = grid.differences.values()
+        assert difference.mean == pytest.approx(0.6)
+        assert difference in judged.differences
+        found[known] = difference.decidable
+    # Seeds: .7, .8, .9 and .2, .2, .2: error² .01/3 + 0 with 2 degrees, t 4.303.
+    assert found[False] == pytest.approx(4.30265 * (0.01 / 3) ** 0.5, rel=1e-5)
+    # Each key's mean over seeds, less the other model's.
+    less = [0, 0, 1, 1, 1, 1, 1, 2 / 3, 1 / 3, 0]
+    mean = sum(less) / 10
+    keys = sum((one - mean) ** 2 for one in less) / 9 / 10
+    degrees = (0.01 / 3 + keys) ** 2 / ((0.01 / 3) ** 2 / 2 + keys**2 / 9)
+    half = scipy.stats.t.ppf(0.975, degrees) * (0.01 / 3 + keys) ** 0.5
+    assert found[True] == pytest.approx(half, rel=1e-6)
+
+
+def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hold(tmp_path, capsys):
+    publish([_retrieval(tmp_path, True)], tmp_path / "page.html", title="t")
+    told = capsys.readouterr().out
+    assert "higher by 0.60" in told
+    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in told
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert '<span class="verdict decided">higher by 0.60</span>' in page
+
+
+def test_a_documents_perplexity_counts_on_the_scale_of_the_loss():
+    documents = [{"loss": 3.1}, {"loss": 2.9}]
+    cell = {"result": {"perplexity": 20.0, "loss": 3.0, "documents": documents}}
+    assert items(cell, "perplexity") == pytest.approx([22.0, 18.0])
+    assert items({"result": {"perplexity": 20.0, "loss": 3.0}}, "perplexity") == []
 
 
 @pytest.mark.parametrize("arms", [4, 5])

@@ -56,7 +56,7 @@ def test_models_are_compared_where_they_are_equally_good(path: Path) -> None:
     assert mine.difference is not None
     assert mine.difference.verdict is Verdict.HIGHER
     out = io.StringIO()
-    Console(file=out, width=100).print(to_console(table))
+    Console(file=out, width=100).print(to_console(table, 0.05))
     assert "higher by 15" in out.getvalue()
 
 
@@ -105,7 +105,7 @@ def test_many_arms_stay_apart(tmp_path: Path) -> None:
     assert len({(look.colour, look.symbol) for look in looks.values()}) == 16
     assert len({look.colour for look in list(looks.values())[:12]}) == 12
     assert "transformer and softmax1 each with eight values of train.optimizer" in narrative.lead(
-        records
+        records, 0.05
     )
     page = re.sub(r"<script>.*?</script>", "", render(records, title="t"), flags=re.DOTALL)
     key = page.split('<ul class="key">')[1].split("</ul>")[0]

@@ -106,19 +106,20 @@ def test_pieces_may_be_missing(fake: Fake, tmp_path: Path) -> None:
 
 def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
     one = load(fake(steps=5, attention=False))
-    assert narrative.lead(one) == (
+    assert narrative.lead(one, 0.05) == (
         "Three language models, transformer, differential and softmax1, were trained on the same "
         "text: in this run a single seed cannot say which predicts unseen text better."
     )
     assert "no sink on the first token has formed" in narrative.findings(one)
     assert "Each model read the same 10.2\u00a0k tokens, with one seed." in narrative.findings(one)
     one.runs[0].header["data"] = {"fingerprint": "another"}
-    assert "the same" not in narrative.lead(one) + narrative.findings(one)
+    assert "the same" not in narrative.lead(one, 0.05) + narrative.findings(one)
     label = {"label": "longer", "trained": True, "seeds": 3}
     long = load(fake("long.jsonl", steps=5, attention=False, **label))
-    assert narrative.lead(long).endswith(
+    assert narrative.lead(long, 0.05).endswith(
         "in “longer” differential and softmax1 predict unseen text better than transformer."
     )
+    assert "exceeds the spread of the seeds" in narrative.lead(long, 1e-9)  # of very many
     assert "no sink" not in narrative.findings(long)
 
 

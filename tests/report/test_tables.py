@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from clearhead.report import append, comparison, load, style, tables
@@ -20,21 +21,21 @@ def write(path: Path, preset: str, values: list[float], metric: str = "perplexit
         append(path, {"kind": "measure", "run": run, "metric": metric, "value": value, "length": 8})
 
 
-def console(path: Path, width: int = 100) -> str:
+def console(path: Path, width: int = 100, threshold: float = 0.05) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(tables.to_console(comparison(load(path))))
+    Console(file=out, width=width).print(tables.to_console(comparison(load(path)), threshold))
     return out.getvalue()
 
 
-def html(path: Path) -> str:
+def html(path: Path, threshold: float = 0.05) -> str:
     records = load(path)
-    return tables.to_html(comparison(records), style.looks(records.arms()))
+    return tables.to_html(comparison(records), style.looks(records.arms()), threshold)
 
 
 def test_mean_spread_and_verdicts(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     write(path, "transformer", [10.0, 12.0, 11.0])
-    write(path, "differential", [9.0, 11.1, 9.9])
+    write(path, "differential", [7.0, 9.1, 7.9])
     write(path, "softmax1", [9.0, 12.5, 10.2])
     table = comparison(load(path))
     titles = [column.title for column in table.columns]
@@ -45,9 +46,17 @@ def test_mean_spread_and_verdicts(tmp_path: Path) -> None:
     assert cells["differential"].difference is not None
     assert cells["differential"].difference.verdict is Verdict.LOWER
     assert "95 % interval" in cells["differential"].detail
-    assert "lower by 1.0" in html(path)
-    assert "undecided" in html(path)
-    assert "lower by 1.0" in console(path)
+    # Means 8 and 11, variances 1.11 and 1: error² 2.11/3; t(3.99) 2.778: half the interval 2.33.
+    assert cells["differential"].difference.decidable == pytest.approx(2.33, abs=0.01)
+    # softmax1: variances 3.163 and 1, t(3.16) 3.09: half the interval 3.65.
+    for text in (html(path), console(path)):
+        assert "lower by 3.0" in text
+        assert "alone" not in text
+        assert "undecided (±3.7)" in text
+        assert "p = 0.02" in html(path)
+    assert "lower by 3.0, alone" in console(path, threshold=0.001)
+    assert 'class="verdict decided"' in html(path)
+    assert 'class="verdict decided"' not in html(path, threshold=0.001)
     assert [row.seeds for row in table.rows] == ["3 seeds"] * 3
 
 

@@ -64,15 +64,6 @@ def test_metrics_are_cut_back_to_the_resumed_step(run, tmp_path):
     assert steps_in(path) == [1, 2, 3, 4]
 
 
-def test_metrics_on_a_full_disk_are_one_clear_line(run):
-    callback = MetricsFile()
-    callback.start(run)
-    callback._file.close()
-    callback._file = open("/dev/full", "w")  # noqa: SIM115
-    with pytest.raises(ClearheadError, match="cannot write /dev/full"):
-        callback.step(metrics(1))
-
-
 def test_progress_off_a_terminal_is_a_few_plain_lines(run):
     stream = io.StringIO()
     progress = Progress(stream)

@@ -1,6 +1,4 @@
-import errno
 import json
-import os
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
-from clearhead.train import atomic, checkpoint
+from clearhead.train import checkpoint
 
 
 @pytest.fixture
@@ -99,32 +97,33 @@ def test_trainer_json_vouches_for_itself(trained, tmp_path, damage):
         checkpoint.verify(path.parent)
 
 
-@pytest.mark.parametrize("writer", ["save_file", "save_pretrained", "write_json", "fsync"])
-def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, monkeypatch, writer):
+@pytest.mark.parametrize("size", [100, 50_000, 120_000])  # configuration, weights, optimizer
+def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size):
     before = save(tmp_path, trained, 2)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os if writer == "fsync" else checkpoint, writer, full)
-    with pytest.raises(ClearheadError, match="No space left on device") as caught:
+    with room(size), pytest.raises(ClearheadError, match="File too large") as caught:
         save(tmp_path, trained, 4, keep=1)
     assert f"{before}, is whole" in str(caught.value)
-    monkeypatch.undo()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
     checkpoint.verify(before)
     save(tmp_path, trained, 4)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    atomic.write_json(path, {"step": 1})
+def test_other_folders_are_neither_counted_nor_removed(trained, tmp_path):
+    mine = ["step-00000002-mybackup", "step-00000009 (copy)", "step-9", "step-000000012", "notes"]
+    for name in mine:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    for step in (2, 4, 6, 123_456_789):
+        save(tmp_path, trained, step)
+    assert [path.name for path in checkpoint.folders(tmp_path)] == [
+        "step-00000006",
+        "step-123456789",
+    ]
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert left == {*mine, "step-00000006", "step-123456789"}
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        atomic.write_json(path, {"step": 2})
-    assert json.loads(path.read_text()) == {"step": 1}
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_file_that_was_not_written_with_the_checkpoint_is_refused(trained, tmp_path):
+    path = save(tmp_path, trained)
+    (path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ClearheadError, match=r"adapter_config\.json was not there when .*: delete"):
+        checkpoint.verify(path)

@@ -129,7 +129,8 @@ def test_run_json_says_what_was_run_and_nothing_about_the_machines_paths(tiny, t
     assert record["config"]["betas"] == [0.9, 0.95]
     assert record["model"]["hidden_size"] == 32
     assert (record["run"], record["seed"], record["data"]) == ("run", 0, "tiny")
-    assert set(record["versions"]) == {"python", "clearhead", "torch", "transformers"}
+    assert {"python", "clearhead", "torch", "tokenizers"} <= set(record["versions"])
+    assert record["threads"] == torch.get_num_threads()
     assert record["parameters"] > 0
     assert record["date"].endswith("+00:00")
     assert str(tmp_path) not in text
@@ -305,7 +306,7 @@ def test_a_folder_with_a_run_needs_resume_and_resume_needs_a_run(tiny, stopped, 
     with pytest.raises(ClearheadError, match="holds no run to resume"):
         again(tiny, tmp_path / "nothing")
     (tmp_path / "file").touch()
-    with pytest.raises(ClearheadError, match="cannot make the run folder"):
+    with pytest.raises(ClearheadError, match=r"cannot lock .*run \(Not a directory\)"):
         again(tiny, tmp_path / "file" / "run", resume=False)
 
 

@@ -3,10 +3,16 @@
 import importlib.util
 import itertools
 import json
+import os
+import random
+import shutil
 import signal
 
 import pytest
 from transformers import AutoModelForCausalLM
+
+from clearhead.records import jsonl
+from clearhead.records.lock import hold_folder
 
 KILL = -signal.SIGKILL
 VARIANTS = {
@@ -130,6 +136,7 @@ def test_the_trained_folder_is_an_ordinary_model(unbroken):
     assert sorted(path.name for path in (unbroken["plain"] / "final").iterdir()) == [
         "config.json",
         "generation_config.json",
+        "manifest.json",
         "model.safetensors",
     ]
 
@@ -139,7 +146,78 @@ def test_a_file_that_cannot_grow_keeps_the_checkpoint_before(trainer, tmp_path):
     assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
     status, log = trainer(output, resume=True, file_limit=50_000)
     assert status == 2
-    assert "cannot write checkpoint" in log
+    assert "cannot write" in log
+    assert "step-00000008 (File too large)" in log
     assert "step-00000004, is whole" in log
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000004"]
     assert trainer(output, resume=True)[0] == 0
+
+
+def test_a_damaged_line_costs_its_step_alone_and_is_said(trainer, unbroken, tmp_path):
+    output = tmp_path / "run"
+    assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
+    path = output / "metrics.jsonl"
+    content = bytearray(path.read_bytes())
+    content[1] ^= 1
+    path.write_bytes(content)
+    status, log = trainer(output, resume=True)
+    assert status == 0
+    assert f"{path}: line 1 is damaged and left out; the others are kept\n" in log
+    assert [line["step"] for line in steps(output)] == list(range(2, 13))
+    assert weights(output) == weights(unbroken["plain"])
+
+
+def test_killed_at_any_change_of_a_file_the_run_goes_on(trainer, unbroken, tmp_path):
+    """Whatever the file is: lock, run.json, metrics, checkpoint, pruning, final model."""
+    output = tmp_path / "run"
+    draw = random.Random(3)
+    killed = 0
+    for number in [*range(6), *(draw.randrange(12, 40) for _ in range(12))]:
+        if (output / "final").exists():
+            shutil.rmtree(output)
+        # As a person does: with --resume where there is a run.
+        status, log = trainer(output, resume=(output / "run.json").exists(), kill_at=number)
+        assert status in (0, KILL), log
+        killed += status == KILL
+    assert killed >= 12
+    if not (output / "final").exists():
+        assert trainer(output, resume=(output / "run.json").exists())[0] == 0
+    assert weights(output) == weights(unbroken["plain"])
+    assert [line["step"] for line in steps(output)] == list(range(1, 13))
+    names = sorted(path.name for path in output.iterdir())
+    assert names == ["checkpoints", "final", "metrics.jsonl", "run.json"]
+
+
+def test_a_run_in_use_is_refused_and_a_killed_ones_lock_is_not(trainer, unbroken, tmp_path):
+    output = tmp_path / "run"
+    assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
+    assert (output / ".lock").is_dir()
+    with hold_folder(output):
+        status, log = trainer(output, resume=True)
+    assert status == 2
+    assert f"{output} is in use by process {os.getpid()} on" in log
+    assert trainer(output, resume=True)[0] == 0
+    assert weights(output) == weights(unbroken["plain"])
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+@pytest.mark.parametrize("log_every", [1, 12])
+def test_a_run_folder_that_vanishes_is_an_error(trainer, tmp_path, how, log_every):
+    output = tmp_path / "run"
+    at = 6 if log_every == 1 else 12
+    status, log = trainer(output, {"log_every": log_every}, gone=[at, how])
+    assert status == 2
+    assert "was deleted, moved or replaced while" in log
+    assert not output.exists()
+
+
+def test_a_disk_that_fills_with_metrics_is_named_with_the_advice(trainer, tmp_path):
+    output = tmp_path / "run"
+    config = {"tokens": 10_000 * 32, "save_every": 0, "log_every": 1}
+    status, log = trainer(output, config, file_limit=8000)
+    assert status == 2
+    assert f"cannot write {output}/metrics.jsonl (File too large): make room and resume" in log
+    assert "Traceback" not in log
+    whole = [line["step"] for line in jsonl.salvage(output / "metrics.jsonl")]
+    assert len(whole) > 20
+    assert whole == list(range(1, len(whole) + 1))

@@ -7,6 +7,7 @@ that trains as asked: one start of Python serves all the runs that tests kill.
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import traceback
@@ -100,6 +101,47 @@ class SignalAt(Callback):
                 os.kill(os.getpid(), self.number)
 
 
+class GoneAt(Callback):
+    """Deletes or moves the run folder once a step is done."""
+
+    def __init__(self, step, how):
+        self.at = step
+        self.how = how
+
+    def start(self, run):
+        self.output = run.output
+
+    def step(self, metrics):
+        if metrics.step == self.at and self.how == "deleted":
+            shutil.rmtree(self.output)
+        elif metrics.step == self.at:
+            self.output.rename(self.output.with_name("moved"))
+
+
+def kill_before_publishing(event, arguments):
+    """Die where all of a checkpoint is written, and nothing is published."""
+    if event == "os.rename" and Path(arguments[1]).name.startswith("step-"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(output, number):
+    """Die at the operation of that number, from 0, that changes files under `output`."""
+    left = number
+
+    def watch(event, arguments):
+        nonlocal left
+        if event == "open":
+            ours = isinstance(arguments[1], str) and arguments[1][:1] in "wax"
+        else:
+            ours = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+        if ours and str(arguments[0]).startswith(output):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
 class KilledIn(Batches):
     """Dies while a batch is being read: in the middle of a step."""
 
@@ -117,18 +159,21 @@ def run(request):
     """Train as asked, in this process."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
-        | {"masked": False}
+        | {"masked": False, "gone": None, "kill_at": None}
         | request
     )
     callbacks = [Progress()]
     batches = Batches()
     if ask.signal:
         callbacks.append(SignalAt(*ask.signal))
+    if ask.gone:
+        callbacks.append(GoneAt(*ask.gone))
+    if ask.kill_at is not None:
+        kill_at(ask.output, ask.kill_at)
     if ask.kill_in_batch is not None:
         batches = KilledIn(ask.kill_in_batch)
     if ask.kill_in_save:
-        # All is written, nothing is published.
-        Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(kill_before_publishing)
     if ask.file_limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ask.file_limit, ask.file_limit))
     result = train(

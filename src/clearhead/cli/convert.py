@@ -5,11 +5,13 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import parse
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.conversion import converted
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, require_new
 from clearhead.terminal import show
-from clearhead.train.atomic import publish_folder, require_new
 from clearhead.train.checkpoint import save_pretrained
 
 
@@ -35,5 +37,6 @@ def run(words: list[str]) -> int:
     made = converted(model)
     with publish_folder(command.output) as folder:
         save_pretrained(made, tokenizer, folder)
+        manifest.seal(folder)
     show(f"{type(model).__name__} → {type(made).__name__}, with equal logits: {command.output}")
     return 0

@@ -9,17 +9,24 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import is_preset, load_model, own_text, refuse_tokenizer, untrained
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import overrides, parse
 from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig
 from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import (
+    is_preset,
+    load_model,
+    own_text,
+    refuse_tokenizer,
+    untrained,
+)
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.experiments.opening import OpensModels
+from clearhead.records.files import write_text
 from clearhead.report.diagnosis import encode
 from clearhead.terminal import printable, say
-from clearhead.train.atomic import write_text
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
@@ -61,7 +68,6 @@ def run(words: list[str]) -> int:
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    command.output.mkdir(parents=True, exist_ok=True)
     write_text(command.output / RECORDS, encode(records))
     publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
     return 0
@@ -73,7 +79,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
         return untrained(
             source.removeprefix("init:"),
             command.size,
-            command.set,
+            overrides(command.set),
             command.data,
             trust_remote_code=command.trust_remote_code,
             say=say,

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import parse
 from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.opening import OpensModels
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 

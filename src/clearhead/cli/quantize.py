@@ -6,23 +6,25 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import OpensModels, parse
+from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError, require
 from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
+from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
+from clearhead.experiments.opening import OpensModels
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy
 from clearhead.ranges import Count, Length
+from clearhead.records.files import write_json
+from clearhead.records.lock import hold_file
 from clearhead.report.quantization import load, write
 from clearhead.report.quantization import parse as parse_lines
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console
 from clearhead.terminal import console, say, show
-from clearhead.train.atomic import write_json
 
 ALL = "all"
 
@@ -70,6 +72,12 @@ def run(words: list[str]) -> int:
     refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
+    with hold_file(command.records):
+        return _simulate(command)
+
+
+def _simulate(command: Command) -> int:
+
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, quantization.distinct(command.models), strict=True):

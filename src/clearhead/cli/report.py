@@ -8,13 +8,12 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.report import at_equal_loss, comparison, load, to_console, write_page
+from clearhead.records import jsonl
+from clearhead.report import contrasts, load, to_console, write_page
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
-from clearhead.report.evaluation_values import summaries, tasks
 from clearhead.report.evaluations import to_console as grid_to_console
-from clearhead.report.lines import first_kind
 from clearhead.report.quantization import load as load_quantized
 from clearhead.report.quantization_page import write_quantization
 from clearhead.report.quantization_tables import to_console as quantized_to_console
@@ -42,7 +41,10 @@ def run(words: list[str]) -> int:
         description="Read records, print the comparison and write one page that opens offline.",
     )
     publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
-    kinds = {path: publishers.get(first_kind(path) or "", publish) for path in command.records}
+    kinds = {
+        path: publishers.get(str((jsonl.first(path) or {}).get("kind")), publish)
+        for path in command.records
+    }
     if len(set(kinds.values())) > 1:
         raise ClearheadError(
             f"records of runs, of diagnoses and of quantisations do not share a page: "
@@ -76,15 +78,17 @@ def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
 
     records = load(paths)
     out = console()
+    found = contrasts(records)
     for label in records.labels():
-        labelled = records.labelled(label)
-        if (compared := comparison(labelled)).columns:
-            out.print(to_console(compared))
-        if (table := at_equal_loss(labelled)) is not None:
+        if (compared := found.arms.get(label)) is not None:
+            out.print(to_console(compared, found.threshold))
+        if (table := found.equal_loss.get(label)) is not None:
             out.print(f"At equal loss, beside {escape(table.baseline)}:")
-            out.print(to_console(table))
-        for task in tasks(labelled):
-            for grid in summaries(labelled, task):
-                out.print(grid_to_console(grid, label))
+            out.print(to_console(table, found.threshold))
+        for (of, _), grids in found.evaluations.items():
+            for grid in grids if of == label else ():
+                out.print(grid_to_console(grid, label, found.threshold))
+    if found.account:
+        out.print(found.account)
     write_page(records, page, title=title)
     show(f"report: {page}")

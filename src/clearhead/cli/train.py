@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
 from clearhead.data import DataConfig, prepare, with_mask_token
-from clearhead.data.masking import SHARE
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import (
     OBJECTIVES,

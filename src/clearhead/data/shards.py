@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from clearhead.data.corpus import SPLITS
-from clearhead.data.manifest import Manifest, digest_of
+from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
 
 _INDEX = "corpus.json"
@@ -108,8 +108,8 @@ def check(folder: Path, verified: Path | None = None) -> dict[str, Any]:
     """Return the index of a build after verifying every file that it names.
 
     Args:
-        verified: a manifest, by which files that did not change since are not read again. Renaming
-            the folder changes none.
+        verified: a `StatCache`, by which files that did not change since are not read again.
+            Renaming the folder changes none.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -121,10 +121,10 @@ def check(folder: Path, verified: Path | None = None) -> dict[str, Any]:
         seal = index.pop("seal")
         if seal != digest_of(index):
             raise DamagedError(f"the content of {_INDEX} has changed")
-        manifest = None
+        cached = None
         if verified is not None:
-            manifest = Manifest(verified, [folder / name for name in index["files"]], seal)
-            if manifest.read():
+            cached = StatCache(verified, [folder / name for name in index["files"]], seal)
+            if cached.read():
                 return index
         for name, (size, digest) in index["files"].items():
             path = folder / name
@@ -133,8 +133,8 @@ def check(folder: Path, verified: Path | None = None) -> dict[str, Any]:
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise DamagedError(f"the content of {name} has changed")
-        if manifest is not None:
-            manifest.write(True)
+        if cached is not None:
+            cached.write(True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(str(error)) from error
     return index

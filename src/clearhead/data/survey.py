@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clearhead.data.manifest import Manifest, digest_of
 from clearhead.data.sources import Document, Source
+from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 
@@ -96,12 +96,12 @@ def survey(
 def forget(sources: tuple[Source, ...], cache: Path) -> None:
     """Have every source read again, whatever its files' times say."""
     for source in sources:
-        _manifest(source, cache).forget()
+        _cached(source, cache).forget()
 
 
 def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceSurvey:
-    manifest = _manifest(source, cache)
-    if (known := manifest.read()) is not None:
+    cached = _cached(source, cache)
+    if (known := cached.read()) is not None:
         found = SourceSurvey(**known)
         progress(f"{_described(source, found)}, unchanged since it was read")
         return found
@@ -133,17 +133,17 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
             f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
             "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
         )
-    manifest.write(asdict(found))
+    cached.write(asdict(found))
     return found
 
 
-def _manifest(source: Source, cache: Path) -> Manifest:
+def _cached(source: Source, cache: Path) -> StatCache:
     """Where the survey of a source is kept; a synthetic one, which has no files, keeps none."""
     files = [file.path.absolute() for file in source.files]
     options = [source.spec, source.text_field, source.limit]
     name = digest_of([options, [str(path) for path in files[:1]]])[:32]
     key = [_READING, options, [(file.origin, file.alone) for file in source.files]]
-    return Manifest(cache / "surveys" / f"{name}.json", files, key)
+    return StatCache(cache / "surveys" / f"{name}.json", files, key)
 
 
 def _described(source: Source, found: SourceSurvey) -> str:

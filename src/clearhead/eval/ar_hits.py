@@ -11,19 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
 from clearhead.eval.task import Advanced, Cell, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
-class HitsTask:
+class HitsTask(HitsOptions):
     """Validation loss split into AR-hits and others; windows side by side."""
 
     headlines: ClassVar[tuple[str, ...]] = ("ar_hit_loss", "others_loss")
-
-    ngram: int = 2
-    """Tokens of the n-gram, the recalled one included."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if self.ngram < 2:

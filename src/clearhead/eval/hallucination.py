@@ -8,7 +8,7 @@ that a judge finds supported by the document. Without a judge there are `groundi
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -28,13 +28,14 @@ from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.grounding_metrics import grounding_metrics
 from clearhead.eval.judges import (
     Judge,
-    JudgeConfig,
     LocalJudge,
     RemoteJudge,
     conclusion,
     question_to,
 )
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.options import HallucinationOptions
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+from clearhead.records import jsonl
 
 
 class JsonlCache:
@@ -51,19 +52,12 @@ class JsonlCache:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lines: dict[str, dict[str, Any]] = {}
-        self._whole = 0  # bytes of whole lines
         if path is None or not path.exists():
             return
-        content = path.read_bytes()
-        self._whole = content.rfind(b"\n") + 1
-        for number, text in enumerate(content[: self._whole].splitlines(), start=1):
-            try:
-                line = json.loads(text)
-                self._lines[line["key"]] = line
-            except (ValueError, KeyError, TypeError) as error:
-                raise ClearheadError(
-                    f"{path}, line {number} is no text or verdict: move the file away"
-                ) from error
+        try:
+            jsonl.each([path], self._know, what="text or verdict of an evaluation")
+        except ClearheadError as error:
+            raise ClearheadError(f"{error}: move the file away") from error
 
     @property
     def advice(self) -> str:
@@ -86,16 +80,11 @@ class JsonlCache:
             ClearheadError: where the file cannot be written.
         """
         self._lines[key] = {"key": key, **line}
-        if self._path is None:
-            return
-        text = json.dumps(self._lines[key], ensure_ascii=False) + "\n"
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.truncate(self._whole)
-                self._whole += file.write(text.encode("utf-8", errors="backslashreplace"))
-        except OSError as error:
-            raise ClearheadError(f"cannot write {self._path}: {error.strerror}") from error
+        if self._path is not None:
+            jsonl.append(self._path, self._lines[key])
+
+    def _know(self, line: dict[str, Any]) -> None:
+        self._lines[str(line["key"])] = line
 
 
 def key_of(*parts: Any) -> str:
@@ -240,7 +229,7 @@ def _until(text: str, stop: str | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HallucinationTask:
+class HallucinationTask(HallucinationOptions):
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
     headlines: ClassVar[tuple[str, ...]] = (
@@ -252,19 +241,6 @@ class HallucinationTask:
         "unsupported_names",
         "bigram_support",
     )
-
-    files: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
-    samples: int = 100
-    """Questions or summaries of each file, drawn; all of a file that has fewer."""
-    answer_tokens: int = 32
-    """Tokens of an answer, at most."""
-    summary_tokens: int = 128
-    """Tokens of a summary, at most."""
-    chat: bool = False
-    """Ask in the tokenizer's chat template; else in plain text, where a line ends an answer."""
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """The model that judges texts; none unless it is named."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_files("hallucination", self.files, "nq-open-oracle.jsonl.gz")

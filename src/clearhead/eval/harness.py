@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -18,27 +18,19 @@ import torch
 from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
+from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count
+from clearhead.eval.task import Advanced, Cell, Subject, check_count
 
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessTask:
+class HarnessTask(HarnessOptions):
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
     headlines: ClassVar[tuple[str, ...]] = ()  # as the tasks have them: found with the numbers
-
-    tasks: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
-    shots: int | None = None
-    """Examples before each question; unless given, as many as the task says."""
-    limit: int | None = None
-    """Items of each task, its first; unless given, all."""
-    include_path: str = ""
-    """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:

@@ -8,22 +8,20 @@ import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows, with_mask_token
 from clearhead.data.batches import IGNORED, opens, told_apart
-from clearhead.data.masking import SHARE
+from clearhead.data.config import SHARE
 from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import MaskedOptions
 from clearhead.eval.task import Advanced, Cell, Subject
 
 BATCH = 4096  # tokens run together
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedTask:
+class MaskedTask(MaskedOptions):
     """Loss at hidden tokens of held-out text, and the share of them found."""
 
     headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
-
-    mask: float = SHARE
-    """Share of the tokens hidden."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not 0 < self.mask < 1:

@@ -10,15 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Answer
+from clearhead.eval.options import PasskeyOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import (
-    DEPTHS,
     Advanced,
     Cell,
     Subject,
@@ -29,21 +29,10 @@ from clearhead.eval.task import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PasskeyTask:
+class PasskeyTask(PasskeyOptions):
     """Retrieval of a number from filler, by length and depth."""
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
-
-    depths: tuple[float, ...] = DEPTHS
-    """Shares of the filler that come before the key."""
-    trials: int = 20
-    """Keys at each length and depth."""
-    digits: int = 5
-    """Digits of a key."""
-    wording: Literal["paper", "landmark"] = "paper"
-    """The prompt: the CoCA paper's, or landmark attention's."""
-    new_tokens: int | None = None
-    """Tokens written; unless given, the prompt's own: 64, landmark's 10."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_depths(self.depths)
@@ -108,15 +97,27 @@ class PasskeyTask:
 
 
 def scores(
-    subject: Subject, found: Sequence[Answer], keys: Sequence[str], leads: Sequence[int]
+    subject: Subject,
+    found: Sequence[Answer],
+    keys: Sequence[str],
+    leads: Sequence[int],
+    together: int = 1,
 ) -> dict[str, Any]:
-    """Shares of numbers found; `leads` tokens of a forced answer come before its number."""
+    """Shares of numbers found, and by item, for the standard error of drawing items.
+
+    Args:
+        leads: tokens of a forced answer that come before its number.
+        together: neighbouring numbers that were asked of one text: they make one item.
+    """
     numbers = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
-    right = sum(key in some for key, some in zip(keys, numbers, strict=True))
+    named = [key in some for key, some in zip(keys, numbers, strict=True)]
+    right = sum(named)
     first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))
     forced = sum(all(a.right[lead:]) for a, lead in zip(found, leads, strict=True))
     low, high = wilson(right, len(found))
-    tokens = [one for a, lead in zip(found, leads, strict=True) for one in a.right[lead:]]
+    by_number = [a.right[lead:] for a, lead in zip(found, leads, strict=True)]
+    tokens = [one for right_tokens in by_number for one in right_tokens]
+    starts = range(0, len(found), together)
     return {
         "accuracy": right / len(found),
         "low": low,
@@ -125,4 +126,9 @@ def scores(
         "forced": forced / len(found),
         "forced_tokens": fmean(tokens),
         "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),
+        "accuracy_by_item": [fmean(named[i : i + together]) for i in starts],
+        "forced_tokens_by_item": [
+            fmean(one for right_tokens in by_number[i : i + together] for one in right_tokens)
+            for i in starts
+        ],
     }

@@ -3,29 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.documents import Document, at_least
+from clearhead.eval.options import PerplexityOptions
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.eval.task import Advanced, Cell, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityTask:
+class PerplexityTask(PerplexityOptions):
     """Sliding-window perplexity (Press et al.), in float32."""
 
     headlines: ClassVar[tuple[str, ...]] = ("perplexity",)
-
-    stride: int | None = None
-    """Tokens from one window to the next; unless given, half of each length."""
-    text: Literal["document", "stream"] = "document"
-    """Windows inside single documents, of which only those as long as the longest length are read;
-    or across them, all documents of a source end to end."""
-    document_tokens: int | None = None
-    """Read only so many tokens of a document; unless given, as many as the longest length has."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:

@@ -16,9 +16,6 @@ from clearhead.eval.rope_limits import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
-# Marks an option that only lists cells: cells name its values, so more may be added later.
-LISTED = {"listed": True}
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from clearhead.data import Batches, Corpus, MaskedBatches, Masking
-from clearhead.data.masking import SHARE
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.nn import REGISTRY

@@ -1,6 +1,7 @@
 """A checkpoint of any kind as a classifier with its tokenizer."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from clearhead.models.loading import (
     resolved,
     without_bars,
 )
+from clearhead.records.manifest import verify_model
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
@@ -61,6 +63,7 @@ def load_classifier(
     from transformers import AutoModelForSequenceClassification
 
     path = resolved(name)
+    verify_model(Path(path))
     with without_bars(), explained(name, "classifier"):
         config = load_config(path, trust_remote_code=trust_remote_code)
         _prepare(config, classes, tokenizer.pad_token_id, dropout)

@@ -1,5 +1,6 @@
 """The main job: the same tokens, in the same order, to every arm; then the same questions."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -28,11 +29,27 @@ from clearhead.models import plan, preset
 from clearhead.models.loading import pretrained
 from clearhead.optim import build_optimizer
 from clearhead.ranges import Count, Natural, check
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.records.lock import Lock, hold_folder
+from clearhead.records.manifest import verify_model
+from clearhead.records.provenance import KEYS
 from clearhead.report.records import Records, as_line, load
-from clearhead.train import Callback, DivergedError, TrainConfig, TrainResult, is_finished, train
-from clearhead.train.atomic import write_text
+from clearhead.train import (
+    Callback,
+    DivergedError,
+    TrainConfig,
+    TrainResult,
+    holds_run,
+    is_finished,
+    train,
+)
+from clearhead.train.callbacks.metrics import FILE as METRICS
+from clearhead.train.folder import FINAL, read_record
 
 RECORDS = "records.jsonl"
+# Of a run's header: SHA-256 of the lines that follow it in the run's own file.
+SEAL = "lines_sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +159,20 @@ def compare(
     diverges is recorded as such, and the others go on: in a sweep that is a result.
 
     Raises:
-        ClearheadError: for settings or data that do not work, a folder of other settings, or where
-            every run diverged.
+        ClearheadError: for settings or data that do not work, a folder of other settings, in use
+            or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
+    with hold_folder(config.output) as lock:
+        return _compare(config, lock, say, callbacks)
+
+
+def _compare(
+    config: CompareConfig,
+    lock: Lock,
+    say: Callable[[str], None],
+    callbacks: Callable[[], list[Callback]],
+) -> Records:
     corpus = prepare(config.data, progress=say)
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
@@ -155,7 +182,7 @@ def compare(
     jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
     for job in jobs:  # all before the first, which may take hours
         if job.records.exists():
-            _check_same(job.records, job.header)
+            _check_same(job.records, _intact(job.records), job.header)
         else:
             _check_optimizer(job)
     written, diverged = list[Path](), list[str | None]()
@@ -164,14 +191,15 @@ def compare(
             say(f"{job.called}: already done")
         else:
             say(f"{job.called}: {job.header['parameters']:,} parameters")
-            lines = _run(job, callbacks())
-            write_text(job.records, "".join(map(as_line, lines)))
-        header = json.loads(job.records.read_text("utf-8").splitlines()[0])
-        diverged.append(header.get("diverged"))
+            header, *lines = _run(job, callbacks())
+            text = "".join(map(as_line, lines))
+            lock.check()  # measuring takes its time
+            write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+        diverged.append(_intact(job.records).get("diverged"))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
         written.append(job.records)
-        text = "".join(path.read_text("utf-8") for path in written)
+        text = "".join(path.read_bytes().decode() for path in written)
         write_text(config.output / RECORDS, text)
     if all(diverged):
         raise DivergedError(f"no run stayed finite: {diverged[0]}")
@@ -244,7 +272,8 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     measures: dict[str, Any] = {}
     diverged = None
     if is_finished(folder):  # trained, but stopped before it was measured
-        model = pretrained(type(model), folder / "final").to(device)
+        verify_model(folder / FINAL)
+        model = pretrained(type(model), folder / FINAL).to(device)
         measures = {"reason": "the process that trained it was stopped before the measurements"}
     else:
         try:
@@ -254,7 +283,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 settings,
                 output=folder,
                 tokenizer=corpus.tokenizer,
-                resume=folder.exists(),
+                resume=holds_run(folder),
                 callbacks=callbacks,
                 description={"run": name},
             )
@@ -268,14 +297,12 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
-    made = json.loads((folder / "run.json").read_text("utf-8"))
-    made = {key: made[key] for key in ("versions", "device", "command", "date")}
-    yield job.header | made | {"diverged": diverged}
-    for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        yield json.loads(line) | {"kind": "step", "run": name}
+    made = read_record(folder)
+    yield job.header | {key: made[key] for key in KEYS if key in made} | {"diverged": diverged}
+    for line in jsonl.salvage(folder / METRICS):
+        yield line | {"kind": "step", "run": name}
     if every:
-        for line in (folder / MILESTONES).read_text("utf-8").splitlines():
-            yield json.loads(line)
+        yield from jsonl.salvage(folder / MILESTONES)
     for metric in ("train_seconds", "tokens_per_second", "peak_memory_bytes"):
         value = measures.get(metric)
         reason = {} if value is not None else {"reason": measures["reason"]}
@@ -299,21 +326,43 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
             yield {"kind": "attention", "run": name, **found}
 
 
-def _check_same(path: Path, header: dict[str, Any]) -> None:
+def _intact(path: Path) -> dict[str, Any]:
+    """The header of a finished run's records.
+
+    Raises:
+        ClearheadError: naming the file, where it is not what was written whole.
+    """
+    content = path.read_bytes()
+    runs = load(path).runs
+    whole = len(runs) == 1 and content.endswith(b"\n")
+    if whole and SEAL in runs[0].header:  # records of before have none
+        whole = runs[0].header[SEAL] == _sha256(content.partition(b"\n")[2])
+    if not whole:
+        raise ClearheadError(
+            f"{path} is damaged, cut short or changed: restore it, or delete it to have the "
+            "trained model measured again"
+        )
+    return runs[0].header
+
+
+def _sha256(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+def _check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    found = json.loads(path.read_text("utf-8").splitlines()[0])
     wanted = json.loads(json.dumps(header))
     found = {"measure_every": 0, "documents": "together", **found}  # of older records
     settings = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every")
     for key in (*settings, "documents"):
-        if found[key] != wanted[key]:
+        if found.get(key) != wanted[key]:
             different = key
-            if isinstance(wanted[key], dict):
+            if isinstance(wanted[key], dict) and isinstance(found.get(key), dict):
                 changed = [k for k in wanted[key] if found[key].get(k) != wanted[key][k]]
                 different = f"{key}: {', '.join(changed)}"
             raise ClearheadError(
                 f"{path.parent} holds a run of other settings ({different}): "
                 "choose another output folder, or the settings of that run"
             )
-    if found["data"].get("fingerprint") != wanted["data"].get("fingerprint"):
+    if (found.get("data") or {}).get("fingerprint") != wanted["data"].get("fingerprint"):
         raise ClearheadError(f"{path.parent} holds a run on other data: choose another output")

@@ -10,13 +10,14 @@ from torch import Tensor
 from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.bench.race import take_turns
+from clearhead.experiments.timing import take_turns
 from clearhead.quantize.deploy import (
     INT4_INPUTS,
     Deployed,
     continuation,
     continued_elsewhere,
 )
+from clearhead.records.provenance import provenance
 from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
@@ -82,7 +83,7 @@ def figures(
         "quantized_layers": len(deployed.layers),
         "narrowest_input": min(deployed.peer.get_submodule(n).in_features for n in deployed.layers),
         "other_linear_layers": list(deployed.others),
-        "device": str(deployed.model.device),
+        **provenance(deployed.model.device),
         "versions": versions("torchao"),
     }
 

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Task
 from clearhead.models import scaled
+from clearhead.records.provenance import provenance
 from clearhead.report.records import append, load
-from clearhead.versions import versions
 
 NONE = "none"
 # What of a cell's making decides its numbers: where one differs, it is another cell.
@@ -25,8 +25,8 @@ class Scaling(NamedTuple):
     factor: float | None = None
 
 
-class Watcher(Protocol):
-    """Told how a sweep goes."""
+class Watcher:
+    """Told how a sweep goes; this one does nothing about it."""
 
     def started(self, cells: int, done: int) -> None:
         """So many cells in all, of which so many are known already."""
@@ -166,8 +166,7 @@ def _made(subject: Subject) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": subject.seed,
         "batch_tokens": subject.batch_tokens,
-        "device": str(model.device.type),
-        "versions": versions(),
+        **provenance(model.device),
     }
 
 

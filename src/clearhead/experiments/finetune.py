@@ -18,9 +18,11 @@ from clearhead.experiments.building import best_device
 from clearhead.experiments.classifiers import load_classifier, load_tokenizer
 from clearhead.models.loading import resolved
 from clearhead.ranges import Natural, check
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, remove_leftovers, write_text
+from clearhead.records.lock import Lock, hold_folder
 from clearhead.report.records import Records, as_line, load
 from clearhead.train import FinetuneConfig, Finetuned, finetune
-from clearhead.train.atomic import publish_folder, remove_leftovers, write_text
 from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.folder import describe
 
@@ -130,21 +132,22 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
         (split, labelled.encode(found, known, tokenizer, length=length))
         for (split, found), known in zip(held, held_labels, strict=True)
     ]
-    if job.output.exists():
+    with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
-    done = []
-    for seed in job.seeds:
-        folder = job.output / f"seed{seed}"
-        header = _header(job, task, classes, seed, training, validation)
-        if (folder / RECORDS).exists():
-            _check_same(folder / RECORDS, header)
-            say(f"seed {seed}: already done")
-        else:
-            say(f"seed {seed}: {len(training):,} texts, {len(classes) or 'a number'} classes")
-            _run(job, task, header, folder, tokenizer, (training, validation), say)
-        done.append(folder / RECORDS)
-        write_text(job.output / RECORDS, "".join(path.read_text("utf-8") for path in done))
-    return load(job.output / RECORDS)
+        done = []
+        for seed in job.seeds:
+            folder = job.output / f"seed{seed}"
+            header = _header(job, task, classes, seed, training, validation)
+            if (folder / RECORDS).exists():
+                _check_same(folder / RECORDS, header)
+                say(f"seed {seed}: already done")
+            else:
+                say(f"seed {seed}: {len(training):,} texts, {len(classes) or 'a number'} classes")
+                _run(job, task, header, folder, tokenizer, (training, validation), say, lock)
+            done.append(folder / RECORDS)
+            text = "".join(path.read_bytes().decode() for path in done)
+            write_text(job.output / RECORDS, text)
+        return load(job.output / RECORDS)
 
 
 def model_name(name: str) -> str:
@@ -191,6 +194,7 @@ def _run(
     tokenizer: Any,
     data: tuple[Labelled, Sequence[tuple[str, Labelled]]],
     say: Callable[[str], None],
+    lock: Lock,
 ) -> None:
     """One seed: train, measure, publish all at once."""
     seed, classes, size = header["seed"], header["task"]["classes"], job.train.batch_size
@@ -226,12 +230,11 @@ def _run(
         for line in scores(answers, found.labels, training.labels, task):
             lines.append({"kind": "measure", "run": run, "split": split, **line})
             say(f"seed {seed}, {split}: {line['metric']} {line['value']:.4f}")
-    try:
-        with publish_folder(folder) as temporary:
-            save_pretrained(model, tokenizer, temporary)
-            (temporary / RECORDS).write_text("".join(map(as_line, lines)), "utf-8")
-    except OSError as error:
-        raise ClearheadError(f"cannot write {folder} ({error.strerror}): make room") from error
+    lock.check()
+    with publish_folder(folder) as temporary:
+        save_pretrained(model, tokenizer, temporary)
+        write_text(temporary / RECORDS, "".join(map(as_line, lines)))
+        manifest.seal(temporary)
 
 
 def scores(
@@ -253,10 +256,13 @@ def scores(
 
 
 def _check_same(path: Path, header: dict[str, Any]) -> None:
-    """Refuse a folder whose finished seed was made with other settings."""
-    found = json.loads(path.read_text("utf-8").splitlines()[0])
-    wanted = json.loads(json.dumps(header))
-    changed = [key for key in ("arm", "task", "train", "data") if found[key] != wanted[key]]
+    """Refuse a folder whose finished seed is damaged, or was made with other settings."""
+    manifest.verify_model(path.parent)
+    runs = load(path).runs
+    if len(runs) != 1:
+        raise ClearheadError(f"{path} is damaged: restore it, or delete {path.parent}")
+    found, wanted = runs[0].header, json.loads(json.dumps(header))
+    changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
     if changed:
         raise ClearheadError(
             f"{path.parent} holds a run of another {' and '.join(changed)}: choose another output "

@@ -1,7 +1,6 @@
 """A model under several schemes, as records."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
 from clearhead.quantize.measure import CALIBRATION
-from clearhead.versions import versions
+from clearhead.records.provenance import provenance
 
 
 def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
@@ -76,9 +75,7 @@ def header(model: Any, read: Texts, *, name: str, path: str, **described: Any) -
         "length": len(read.windows[0]),
         "tokens": sum(map(len, read.windows)),
         "calibration": calibration if read.calibration else None,
-        "device": str(model.device),
-        "versions": versions(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(model.device),
         **described,
     }
 

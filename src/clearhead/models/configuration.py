@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.nn.positions import NoPosition
+from clearhead.models.layers import SLIDING, settle_layers
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec, check_ranges
 
@@ -52,8 +52,6 @@ _ABSENT = {
         "W_Q by 1/eps"
     ),
 }
-FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names
-_OF_A_LAYER = tuple(axis for axis in AXES if axis != "direction")
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
@@ -61,8 +59,8 @@ class ClearheadConfig(PreTrainedConfig):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
-    `normalizer`, `maps`, `shaping`, `values`, `projections`, `position`, `direction`, `norm`,
-    `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
+    `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -139,6 +137,7 @@ class ClearheadConfig(PreTrainedConfig):
     normalizer: str = "softmax"
     maps: str = "single"
     shaping: str = "none"
+    epilogue: str = "none"
     values: str = "linear"
     projections: str = "linear"
     position: str = "rope"
@@ -189,7 +188,7 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
-        self._settle_layers()
+        settle_layers(self)
         self._settle_rope()
         self._check()
 
@@ -277,52 +276,16 @@ class ClearheadConfig(PreTrainedConfig):
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
     def _layers(self) -> list[LayerSpec]:
-        return [self.layer(index) for index in range(self.num_hidden_layers)]
+        """All layers that may differ: unless told otherwise, the others are as the second."""
+        alike = self.layer_types is None and self.layer_overrides is None
+        number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
+        return [self.layer(index) for index in range(number)]
 
     def _slides(self, index: int) -> bool:
         return self.layer_types is None or self.layer_types[index] == SLIDING
 
     def _rotates(self) -> bool:
         return any(layer.position in _ROTARY for layer in self._layers())
-
-    def _settle_layers(self) -> None:
-        for key in ("layer_types", "layer_overrides"):
-            pattern = getattr(self, key)
-            if pattern is None:
-                continue
-            times, rest = divmod(self.num_hidden_layers, max(len(pattern), 1))
-            if rest or not pattern:
-                raise ClearheadError(
-                    f"{key} has {len(pattern)} entries for {self.num_hidden_layers} layers: give "
-                    "one a layer, or a pattern whose length divides their number"
-                )
-            setattr(self, key, list(pattern) * times)
-        for kind in self.layer_types or ():
-            choose("layer type", str(kind), (FULL, SLIDING))
-        for override in self.layer_overrides or ():
-            _check_override(override)
-        self._check_window()
-
-    def _check_window(self) -> None:
-        window = self.sliding_window
-        slides = SLIDING in (self.layer_types or ())
-        if window is None and slides:
-            raise ClearheadError(
-                f"layer_types has {SLIDING!r} without a sliding_window: give it, such as 1024"
-            )
-        if window is None:
-            return
-        if window < 2:
-            raise ClearheadError(f"sliding_window={window} is too short: give 2 keys or more")
-        if self.layer_types is not None and not slides:
-            raise ClearheadError(
-                f"sliding_window={window} has no effect: no entry of layer_types is {SLIDING!r}"
-            )
-        if self.direction != "causal":
-            raise ClearheadError(
-                "sliding_window is of the last keys, and with direction="
-                f"{self.direction!r} a token sees later ones too: choose direction='causal'"
-            )
 
     def _settle_rope(self) -> None:
         if not self._rotates():
@@ -361,19 +324,6 @@ class ClearheadConfig(PreTrainedConfig):
             raise ClearheadError(
                 "value_gain has no effect without a reparametrised matrix: choose "
                 "values='reparametrised', or leave it out"
-            )
-
-
-def _check_override(override: Any) -> None:
-    if not isinstance(override, dict):
-        raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
-    for axis, value in override.items():
-        choose("axis of layer_overrides", str(axis), _OF_A_LAYER)
-        build: Any = REGISTRY.find(axis, str(value)).build
-        if axis == "position" and build.embed is not NoPosition.embed:
-            raise ClearheadError(
-                f"layer_overrides has position={value!r}, which is added before any layer: give it "
-                "as position, or choose rope, xpos, alibi or none here"
             )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError
+from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
@@ -31,6 +32,7 @@ def load(
             another kind, or it needs code of its own without `trust_remote_code`.
     """
     name = resolved(name)
+    verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
     if kind == "masked" and kind not in kinds:
         raise ClearheadError(f"{name} predicts hidden tokens, not the next: give a causal one")

@@ -44,10 +44,13 @@ class Attention(nn.Module):
         self.scores = scores.build(position.prepare)
         self.late = self.scores.late or position.late(layer)
         self.centre, self.alone = position.centre, position.alone
-        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
         self.maps = maps.build(layer)
+        normalizer = REGISTRY.find("normalizer", layer.normalizer).build
+        self.normalizer = normalizer(layer, queries, self.maps.keys_together)
         shaping = REGISTRY.find("shaping", layer.shaping).build
         self.shaping = shaping(layer, maps.heads(layer))
+        epilogue = REGISTRY.find("epilogue", layer.epilogue).build
+        self.epilogue = epilogue(layer, maps.heads(layer))
         std = 0.0 if layer.query_range is None and self.shaping.zero_queries else layer.query_range
         if std is not None:
             starting(self.q_proj, partial(fixed_normal, own=std))
@@ -103,7 +106,14 @@ class Attention(nn.Module):
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
         running = past == 0 and self._runs(parts[0], visibility.settled(q.shape[2], k.shape[2]))
-        return self.o_proj(self.shaping(own_BTC, o_BTC, Centre(make, running)))
+        o_BTC = self.shaping(own_BTC, o_BTC, Centre(make, running))
+
+        def own() -> Tensor:
+            value = _heads(own_BTC, self.value_heads)
+            value = sharing.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
+            return value.transpose(1, 2).flatten(2)
+
+        return self.o_proj(self.epilogue(o_BTC, x_BTC, own))
 
     def effective(
         self,
@@ -131,7 +141,7 @@ class Attention(nn.Module):
     def _runs(self, part: Part, visibility: Visibility) -> bool:
         """Whether C x is the keys' running mean: each key alike, with mass 1, all up to a query."""
         plain = visibility.window is None and not visibility.masked
-        whole = self.normalizer.sink() is None and len(self.maps.maps) == 1
+        whole = self.normalizer.resting() is None and len(self.maps.maps) == 1
         return self.causal and plain and part.centre is None and whole
 
     def _part(
@@ -162,7 +172,7 @@ class Attention(nn.Module):
         return self.maps(
             *(self.scores.queries(q, part.queries), k, v, coefficients),
             attend=bound,
-            sink=self.normalizer.sink(),
+            sink=self.normalizer.sink(q),
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )

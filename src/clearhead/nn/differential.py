@@ -116,5 +116,4 @@ DECLARATION = Declaration(
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    shards="heads",
 )

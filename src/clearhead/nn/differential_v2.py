@@ -63,5 +63,4 @@ DECLARATION = Declaration(
     build=DifferentialV2,
     query_heads=lambda layer: 2 * layer.num_attention_heads,
     flops=lambda layer, length: 2 * attention_flops(layer, length),
-    shards="heads",
 )

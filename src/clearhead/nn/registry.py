@@ -6,7 +6,10 @@ from clearhead.nn import (
     differential,
     differential_v2,
     direction,
+    epilogues,
     gains,
+    gate,
+    key_bias,
     mlps,
     norms,
     orders,
@@ -22,6 +25,7 @@ from clearhead.nn import (
     softmax1,
     unshaped,
     values,
+    xsa,
 )
 from clearhead.spec import Registry
 
@@ -34,6 +38,7 @@ REGISTRY = Registry(
         softmax.DECLARATION,
         softmax1.DECLARATION,
         sink.DECLARATION,
+        key_bias.DECLARATION,
         single.DECLARATION,
         differential.DECLARATION,
         differential_v2.DECLARATION,
@@ -41,6 +46,9 @@ REGISTRY = Registry(
         skipinit.DECLARATION,
         shaped.DECLARATION,
         annealed.DECLARATION,
+        epilogues.DECLARATION,
+        gate.DECLARATION,
+        xsa.DECLARATION,
         values.LINEAR,
         values.IDENTITY,
         values.REPARAMETRISED,

@@ -64,7 +64,6 @@ def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
         key_width=_half,
         flops=lambda layer, length: 3.0 * layer.head_dim * layer.num_attention_heads,
         cache=lambda layer: numbers_per_group(layer) // 2,
-        shards="heads",
     )
 
 

@@ -57,5 +57,4 @@ DECLARATION = Declaration(
     build=Shaped,
     refuses=skipinit.refuses,
     flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
-    shards="heads",
 )

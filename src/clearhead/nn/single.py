@@ -77,5 +77,4 @@ DECLARATION = Declaration(
     source="arXiv 1706.03762",
     build=Single,
     flops=attention_flops,
-    shards="heads",
 )

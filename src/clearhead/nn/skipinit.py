@@ -59,5 +59,4 @@ DECLARATION = Declaration(
     build=SkipInit,
     refuses=refuses,
     flops=lambda layer, length: 3.0 * layer.width,
-    shards="heads",
 )

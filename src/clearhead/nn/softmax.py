@@ -3,21 +3,26 @@
 import torch
 from torch import Tensor, nn
 
-from clearhead.spec import Declaration
+from clearhead.spec import Declaration, LayerSpec
 
 
 class Softmax(nn.Module):
     """No sink beside the keys.
 
-    Normalizers are built for a number of maps, the queries that a token has.
+    Normalizers are built for a layer, its number of maps (the queries that a token has), and how
+    many neighbouring maps are one head's.
     """
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.together = heads, together
 
-    def sink(self) -> float | Tensor | None:
-        """The logit that competes with the keys in `ops.attend`."""
+    def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
+        """The logit that competes with the keys in `ops.attend`, for queries as projected."""
+        return self.resting()
+
+    def resting(self) -> float | Tensor | None:
+        """The same at W_Q = 0."""
         return None
 
     def mass(self, weight_BGT: Tensor) -> Tensor | None:
@@ -25,7 +30,7 @@ class Softmax(nn.Module):
 
         G divides the number of heads: neighbours weigh alike.
         """
-        sink = self.sink()
+        sink = self.resting()
         if sink is None:
             return None
         weight_BHT = weight_BGT.repeat_interleave(self.heads // weight_BGT.shape[1], 1)

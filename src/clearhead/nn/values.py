@@ -120,7 +120,6 @@ LINEAR = Declaration(
     build=_linear_value,
     refuses=_linear_value_refuses,
     cache=_cached,
-    shards="heads",
 )
 IDENTITY = Declaration(
     axis="values",
@@ -148,7 +147,6 @@ LINEAR_PROJECTION = Declaration(
     source="arXiv 1706.03762",
     build=_linear_projection,
     refuses=_drawn_refuses,
-    shards="heads",
 )
 IDENTITY_PROJECTION = Declaration(
     axis="projections",

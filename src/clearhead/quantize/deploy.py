@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError, choose, require
 from clearhead.models.loading import pretrained
 from clearhead.quantize.linear import linear_layers
-from clearhead.train.atomic import publish_folder, require_new
+from clearhead.records.files import publish_folder, require_new
 
 GROUP = 128  # inputs that share a scale in int4
 INT4_INPUTS = 1024  # of which torchao's tiles of 4-bit weights hold a multiple, by padding

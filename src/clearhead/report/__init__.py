@@ -1,9 +1,15 @@
 """Records to tables, figures and one page. Nothing here trains or measures."""
 
-from clearhead.report.milestones import at_equal_loss
-from clearhead.report.page import write_page
-from clearhead.report.records import Records, Run, append, load
-from clearhead.report.tables import comparison, to_console
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.report.contrasts import contrasts
+    from clearhead.report.milestones import at_equal_loss
+    from clearhead.report.page import write_page
+    from clearhead.report.records import Records, Run, append, load
+    from clearhead.report.tables import comparison, to_console
 
 __all__ = [
     "Records",
@@ -11,7 +17,10 @@ __all__ = [
     "append",
     "at_equal_loss",
     "comparison",
+    "contrasts",
     "load",
     "to_console",
     "write_page",
 ]
+
+__getattr__ = lazily(__name__)

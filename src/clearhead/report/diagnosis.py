@@ -5,8 +5,6 @@ dimensions), `curve` (x and y), `channel` (an outlier), `note` (what could not b
 and `advice`. A line's `run` names the model.
 """
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import choose
-from clearhead.report.lines import read_lines
+from clearhead.records import jsonl
 
 KINDS = ("diagnosis", "measure", "curve", "channel", "note", "advice")
 DIMENSIONS = ("map", "tokens", "layer", "head")
@@ -62,25 +60,12 @@ class Diagnosed:
 
 
 def encode(records: Iterable[dict[str, Any]]) -> str:
-    """The text of a file of records. Numbers that are not finite become null, with a "reason"."""
+    """The text of a file of records; see `jsonl.encode`."""
     lines = []
     for record in records:
         choose("kind of record", str(record.get("kind")), KINDS)
-        clean = {name: _finite(value) for name, value in record.items()}
-        if clean.get("value", 0) is None and record["value"] is not None:
-            clean.setdefault("reason", f"it was {record['value']}")
-        lines.append(json.dumps(clean, ensure_ascii=False, allow_nan=False))
-    return "\n".join(lines) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+        lines.append(jsonl.encode(record))
+    return "".join(lines)
 
 
 def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
@@ -91,7 +76,7 @@ def load_diagnoses(paths: Sequence[Path]) -> list[Diagnosed]:
             two of one name.
     """
     found: dict[str, Diagnosed] = {}
-    read_lines(paths, partial(_add, found), what="diagnosis")
+    jsonl.each(paths, partial(_add, found), what="record of a diagnosis")
     return list(found.values())
 
 

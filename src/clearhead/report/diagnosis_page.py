@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clearhead.records.files import write_text
 from clearhead.report import diagnosis_figures as figures
 from clearhead.report import diagnosis_table as table
 from clearhead.report import sections, style
@@ -13,7 +14,7 @@ from clearhead.report.diagnosis import Diagnosed
 from clearhead.report.diagnosis_figures import Line
 from clearhead.report.figures import Panel
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.page import shell, write_whole
+from clearhead.report.page import shell
 from clearhead.report.records import Records
 
 
@@ -23,7 +24,7 @@ def write_diagnosis(models: Sequence[Diagnosed], path: Path, *, title: str) -> N
     Raises:
         ClearheadError: the file cannot be written.
     """
-    write_whole(render(models, title=title), path)
+    write_text(path, render(models, title=title))
 
 
 def render(models: Sequence[Diagnosed], *, title: str) -> str:
@@ -378,6 +379,7 @@ def _facts(header: dict[str, Any]) -> str:
             "device",
             "dtype",
             "versions",
+            "code",
             "windows",
             "length",
             "seconds",

@@ -4,10 +4,12 @@ Everything is read from cells; a task that is new here is shown by the numbers i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clearhead.report import style
+from clearhead.report.statistics import Difference
+from clearhead.report.verdicts import verdict_in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,17 +21,24 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """One number of one task: `texts` by (row, column), each number with its interval, if any."""
+    """One number of one task: `texts` by (row, column), each number with its interval, if any;
+    `differences` to the baseline where several models are compared."""
 
     task: str
     headline: str
     columns: tuple[int, ...]
     rows: tuple[str, ...]
     texts: Mapping[tuple[str, int], str]
+    differences: Mapping[tuple[str, int], Difference] = field(default_factory=dict)
 
     def text(self, row: str, column: int) -> str:
         """A number as it is shown; a dash where there is none."""
         return self.texts.get((row, column), "–")
+
+    def verdict(self, row: str, column: int, threshold: float) -> str:
+        """What the seeds say of a number's difference to the baseline's, if anything."""
+        found = self.differences.get((row, column))
+        return "" if found is None else verdict_in_words(found, threshold)
 
 
 def grids(lines: Sequence[Line]) -> list[Grid]:
@@ -87,8 +96,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def to_console(grid: Grid, title: str) -> "Table":
-    """A table for the terminal, under a title of one's own unless that is empty."""
+def to_console(grid: Grid, title: str, threshold: float = 0.0) -> "Table":
+    """A table for the terminal, under a title of one's own unless that is empty.
+
+    Args:
+        threshold: the largest p of a difference that holds among all that are shown.
+    """
     from rich.markup import escape
     from rich.table import Table
 
@@ -100,7 +113,11 @@ def to_console(grid: Grid, title: str) -> "Table":
     for column in grid.columns:
         table.add_column(column_name(column), justify="right")
     for row in grid.rows:
-        table.add_row(escape(row), *(grid.text(row, column) for column in grid.columns))
+        cells = [
+            "\n".join(filter(None, (grid.text(row, one), grid.verdict(row, one, threshold))))
+            for one in grid.columns
+        ]
+        table.add_row(escape(row), *cells)
     return table
 
 

@@ -14,6 +14,7 @@ from clearhead.report.figures import Looks, Panel, line, new, scale_axis
 from clearhead.report.records import Records, Run, ordered_maps
 from clearhead.report.statistics import Difference, compare, summarize
 from clearhead.report.tables import Column, Entry, Row, Table, seeds_in_words, seeds_of
+from clearhead.report.verdicts import interval_in_words
 
 Curve = list[tuple[float, float]]  # (loss, value) in the order of steps
 
@@ -124,7 +125,7 @@ def _row(records: Records, arm: str, reference: str) -> Iterator[tuple[Column, E
             tokens = {"first": ", first token", "rest": ", other tokens"}
             group = quantity.title + tokens.get(dimensions.get("tokens", ""), "")
             unit = "" if quantity.by_tokens else quantity.axis
-            difference = compare(mine, theirs)
+            difference = compare(list(mine.values()), list(theirs.values()))
             yield _column(group, "this model", unit), _entry(list(mine.values()), difference)
             yield _column(group, reference, unit), _entry(list(theirs.values()), None)
 
@@ -137,9 +138,8 @@ def _entry(values: Sequence[float], difference: Difference | None) -> Entry:
     summary = summarize(values)
     assert summary is not None
     detail = seeds_in_words(summary.n)
-    if difference is not None and difference.summary and difference.summary.interval:
-        low, high = (style.number(bound, 3) for bound in difference.summary.interval)
-        detail += f"; difference, 95 % interval: {low} to {high}"
+    if difference is not None:
+        detail += interval_in_words(difference, "difference")
     return Entry(
         name="",
         text=style.with_spread(summary.mean, summary.deviation),

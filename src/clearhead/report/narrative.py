@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 from clearhead.report import style
 from clearhead.report.records import Records, Run
-from clearhead.report.statistics import Verdict, compare
+from clearhead.report.statistics import Difference, Verdict, compare
 from clearhead.report.tables import chance_floor
+from clearhead.report.verdicts import holds
 
 _WORDS = (
     *("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
@@ -36,8 +37,12 @@ def budget(run: Run) -> float | None:
     return None if planned is None else float(planned)
 
 
-def lead(records: Records) -> str:
-    """The first sentence: what was compared, and what came out in each set of records."""
+def lead(records: Records, threshold: float) -> str:
+    """The first sentence: what was compared, and what came out in each set of records.
+
+    Args:
+        threshold: the largest p of a difference that holds among all comparisons of the page.
+    """
     arms = records.arms()
     if not arms:
         return "There are no records yet."
@@ -53,7 +58,7 @@ def lead(records: Records) -> str:
     found = [
         (f"in {'this run' if not label else f'“{label}”'} ", outcome)
         for label in records.labels()
-        if (outcome := _decided(records.labelled(label)))
+        if (outcome := _decided(records.labelled(label), threshold))
     ]
     if not found:
         return f"{what}."
@@ -94,15 +99,13 @@ def _same_data(records: Records) -> bool:
     return described[0] is not None and all(one == described[0] for one in described)
 
 
-def _verdicts(records: Records) -> dict[str, Verdict]:
-    """What the seeds say of each variant's perplexity at the training length."""
+def _differences(records: Records) -> dict[str, Difference]:
+    """Each variant's perplexity at the training length, less the baseline's."""
     baseline, *variants = records.arms()
     values = _values(records)
-    if baseline not in values:
-        return {}
-    return {
-        arm: compare(values[arm], values[baseline]).verdict for arm in variants if arm in values
-    }
+    reference = list(values.get(baseline, {}).values())
+    compared = {arm: compare(list(values.get(arm, {}).values()), reference) for arm in variants}
+    return {arm: difference for arm, difference in compared.items() if difference is not None}
 
 
 def _values(records: Records) -> dict[str, dict[int, float]]:
@@ -112,21 +115,29 @@ def _values(records: Records) -> dict[str, dict[int, float]]:
     return {arm: found for arm, found in values.items() if found}
 
 
-def _decided(records: Records) -> str:
-    verdicts = _verdicts(records)
-    if not verdicts:
+def _decided(records: Records, threshold: float) -> str:
+    differences = _differences(records)
+    if not differences:
         return ""
-    if all(verdict is Verdict.ONE_SEED for verdict in verdicts.values()):
+    if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
         return "a single seed cannot say which predicts unseen text better"
     baseline = records.arms()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
-        named = [arm for arm, verdict in verdicts.items() if verdict is wanted]
+        named = [
+            arm
+            for arm, one in differences.items()
+            if one.verdict is wanted and holds(one, threshold)
+        ]
         if named:
             verb = "predicts" if len(named) == 1 else "predict"
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {baseline}")
     if not parts:
-        return f"no difference to {baseline} exceeds the spread of the seeds"
+        limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        return (
+            f"no difference to {baseline} exceeds the spread of the seeds, which hides effects of "
+            f"up to {style.number(max(limits), 2)} in perplexity"
+        )
     return enumerate_words(parts)
 
 

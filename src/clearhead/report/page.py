@@ -4,13 +4,12 @@ import base64
 import hashlib
 import html
 import json
-import os
-import tempfile
 from importlib import resources
 from pathlib import Path
 from string import Template
 
 from clearhead.errors import ClearheadError
+from clearhead.records.files import write_text
 from clearhead.report import narrative, sections, style
 from clearhead.report.records import Records
 
@@ -28,34 +27,14 @@ def write_page(records: Records, path: Path, *, title: str) -> None:
     Raises:
         ClearheadError: the file cannot be written.
     """
-    write_whole(render(records, title=title), path)
-
-
-def write_whole(text: str, path: Path) -> None:
-    """Write `text` to `path`: whole or not at all.
-
-    Raises:
-        ClearheadError: the file cannot be written.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's are private; a report is there to be opened
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise ClearheadError(f"cannot write {path}: {error.strerror}") from error
+    write_text(path, render(records, title=title))
 
 
 def render(records: Records, *, title: str) -> str:
     """The page as HTML text."""
     page = sections.Page(records=records, looks=style.looks(records.arms()))
     body = sections.build(page) if records.runs else ""
-    return shell(page, title=title, lead=_lead(records), body=body)
+    return shell(page, title=title, lead=_lead(records, page.contrasts.threshold), body=body)
 
 
 def shell(page: sections.Page, *, title: str, lead: str, body: str) -> str:
@@ -90,7 +69,7 @@ def embed(data: object) -> str:
     return text
 
 
-def _lead(records: Records) -> str:
+def _lead(records: Records, threshold: float) -> str:
     """The lead sentence, and under it the findings of each set of records side by side."""
     findings = "".join(
         f'<div class="{"committed" if label else "now"}">'
@@ -100,7 +79,7 @@ def _lead(records: Records) -> str:
         if (found := narrative.findings(records.labelled(label)))
     )
     below = f'<div class="findings">{findings}</div>' if findings else ""
-    return f'<p class="lead">{html.escape(narrative.lead(records))}</p>{below}'
+    return f'<p class="lead">{html.escape(narrative.lead(records, threshold))}</p>{below}'
 
 
 def _part(name: str) -> str:

@@ -4,7 +4,6 @@ Kinds of line: `quantization`, a model and what it was measured on, and `scheme`
 full precision first (its "scheme" is null). A line's `run` names the model.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.report.lines import read_lines
-from clearhead.report.page import write_whole
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
 
 KINDS = ("quantization", "scheme")
 CLOSE = 0.01  # of full precision's perplexity
@@ -92,12 +91,11 @@ def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     Raises:
         ClearheadError: the file cannot be written, or holds something else.
     """
-    before = ""
+    before = []
     if path.exists():
         load([path])
-        before = path.read_text("utf-8")
-    new = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in lines]
-    write_whole(before + "\n".join(new) + "\n", path)
+        before = jsonl.read(path)
+    write_text(path, "".join(map(jsonl.encode, [*before, *lines])))
 
 
 def load(paths: Sequence[Path]) -> list[Quantized]:
@@ -107,7 +105,7 @@ def load(paths: Sequence[Path]) -> list[Quantized]:
         ClearheadError: naming file and line, for anything that is not such a record.
     """
     models: dict[str, Quantized] = {}
-    read_lines(paths, partial(_add, models), what="quantisation")
+    jsonl.each(paths, partial(_add, models), what="record of a quantisation")
     return _whole(models)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clearhead.records.files import write_text
 from clearhead.report import figures, sections, style, tables
 from clearhead.report import quantization_tables as words
-from clearhead.report.page import shell, write_whole
+from clearhead.report.page import shell
 from clearhead.report.quantization import CLOSE, Quantized, families
 from clearhead.report.records import Records
 
@@ -21,7 +22,7 @@ def write_quantization(models: Sequence[Quantized], path: Path, *, title: str) -
     Raises:
         ClearheadError: the file cannot be written.
     """
-    write_whole(render(models, title=title), path)
+    write_text(path, render(models, title=title))
 
 
 def render(models: Sequence[Quantized], *, title: str) -> str:

@@ -5,16 +5,15 @@ with its dimensions), `attention` (one map) and `cell` (one of an evaluation's).
 names the run within its own file.
 """
 
-import json
-import math
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.records import jsonl
 from clearhead.report.statistics import Summary, summarize
 
 KINDS = ("run", "step", "measure", "attention", "cell")
@@ -136,9 +135,7 @@ class Records:
 
 
 def as_line(record: dict[str, Any]) -> str:
-    """A record as its line, newline and all.
-
-    Numbers that are not finite become null, with a "reason".
+    """A record as its line, newline and all; see `jsonl.encode`.
 
     Raises:
         ClearheadError: the record has no known "kind" or no "run".
@@ -146,30 +143,17 @@ def as_line(record: dict[str, Any]) -> str:
     choose("kind of record", str(record.get("kind")), KINDS)
     if not isinstance(record.get("run"), str):
         raise ClearheadError(f'a record needs the name of its "run", found {record.get("run")!r}')
-    problems: list[str] = []
-    clean = _finite(record, "", problems)
-    if problems:
-        clean.setdefault("reason", "; ".join(problems))
-    return json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n"
+    return jsonl.encode(record)
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Append the line of a record to `path`, creating the file and its folder.
-
-    A last line torn by an interruption is dropped first, so that it never ends up in the middle of
-    the file.
+    """Append the line of a record to `path`; see `jsonl.append`.
 
     Raises:
         ClearheadError: as `as_line`, or the file cannot be written.
     """
-    line = as_line(record)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            _mend(file)
-            file.write(line.encode("utf-8", errors="backslashreplace"))
-    except OSError as error:
-        raise ClearheadError(f"cannot write records to {path}: {error.strerror}") from error
+    as_line(record)
+    jsonl.append(path, record)
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
@@ -203,29 +187,9 @@ def ordered_maps(names: Iterable[str]) -> list[str]:
 
 
 def _load_file(path: Path) -> list[Run]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
     runs: dict[str, Run] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            _add(runs, _parse(line))
-        except (ClearheadError, ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # no newline after it: torn by an interruption
-                break
-            detail = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise ClearheadError(f"{path}, line {number}: not a record: {detail}") from error
+    jsonl.each([path], partial(_add, runs))
     return list(runs.values())
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"expected an object, found {type(record).__name__}")
-    return record
 
 
 def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
@@ -275,43 +239,3 @@ def _add(runs: dict[str, Run], record: dict[str, Any]) -> None:
 def _key(metric: str, dimensions: dict[str, Any]) -> tuple[Any, ...]:
     split = dimensions.get("split", "validation")
     return (metric, split, *(dimensions.get(name) for name in DIMENSIONS))
-
-
-def _finite(value: Any, name: str, problems: list[str]) -> Any:
-    """A copy of `value` that JSON can hold; what could not be kept is named in `problems`."""
-    if isinstance(value, dict):
-        return {
-            str(key): _finite(item, f"{name}.{key}" if name else str(key), problems)
-            for key, item in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_finite(item, name, problems) for item in value]
-    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
-        return _finite(value.tolist(), name, problems)
-    if isinstance(value, float) and not math.isfinite(value):
-        problem = f"{name} was {value}"
-        if problem not in problems:
-            problems.append(problem)
-        return None
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    return str(value)
-
-
-def _mend(file: Any) -> None:
-    """Bring a file whose last line has no end back to whole lines."""
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    content = file.read()
-    start = content.rfind(b"\n") + 1
-    try:
-        _parse(content[start:])
-    except ValueError:
-        file.truncate(start)
-    else:
-        file.write(b"\n")

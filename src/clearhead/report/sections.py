@@ -4,6 +4,7 @@ import html
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from clearhead.report import (
@@ -14,7 +15,9 @@ from clearhead.report import (
     narrative,
     style,
     tables,
+    verdicts,
 )
+from clearhead.report.contrasts import Contrasts, contrasts
 from clearhead.report.records import Records, Run
 
 if TYPE_CHECKING:
@@ -50,6 +53,20 @@ class Page:
             for arm, look in self.looks.items()
         )
         return f'<ul class="key">{items}</ul>'
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        """All comparisons of the page."""
+        return contrasts(self.records)
+
+    def tables_of(self, found: dict[str, tables.Table]) -> str:
+        """Tables by label as HTML, each under the mark of its set of records."""
+        return "".join(
+            _tag(label, records)
+            + tables.to_html(found[label], self.looks, self.contrasts.threshold)
+            for label, records in self.sets()
+            if label in found
+        )
 
     def sets(self) -> Iterable[tuple[str, Records]]:
         return [(label, self.records.labelled(label)) for label in self.records.labels()]
@@ -123,20 +140,13 @@ def _side_by_side(page: Page, makers: Iterable[Callable[[Records], figures.Panel
 
 
 def _comparison(page: Page) -> str:
-    content = "".join(
-        _tag(label, records) + tables.to_html(table, page.looks)
-        for label, records in page.sets()
-        if (table := tables.comparison(records)).columns
-    )
+    content = page.tables_of(page.contrasts.arms)
     if not content:
         return ""  # evaluations alone: their tables stand below
     return _section(
         "comparison",
         "The comparison",
-        "One row a model; mean ± standard deviation over seeds. Under a number stands its "
-        "difference to the first row: “lower” or “higher” only where the 95 % t-interval of the "
-        "differences, paired by seed, excludes zero (each number judged on its own), else "
-        "“undecided”. The exact intervals show when you point at a number.",
+        f"{verdicts.CAPTION} {page.contrasts.account}",
         content,
     )
 
@@ -162,11 +172,7 @@ def _equal_loss(page: Page) -> str:
     def maker(quantity: milestones.Quantity) -> Callable[[Records], figures.Panel | None]:
         return lambda records: milestones.against_loss(records, page.looks, quantity)
 
-    content = "".join(
-        _tag(label, records) + tables.to_html(table, page.looks)
-        for label, records in page.sets()
-        if (table := milestones.at_equal_loss(records)) is not None
-    )
+    content = page.tables_of(page.contrasts.equal_loss)
     content += _side_by_side(page, map(maker, milestones.QUANTITIES))
     return content and _section(
         "equal-loss",
@@ -363,6 +369,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
         "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
+        "code": [_short(one.get("code") or "") for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
             for one in made

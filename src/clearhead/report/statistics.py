@@ -1,17 +1,16 @@
-"""Mean and spread over seeds, and when a difference between two arms may be called one."""
+"""Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
+
+Arms are compared by Welch's test, not paired by seed. A seed gives two architectures the same order
+of data but other initial weights: over 115 contrasts of the committed records paired runs correlate
+by 0.04 on average, so that pairing halves the degrees of freedom and buys no precision.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_Z_975 = 1.959964
+LEVEL = 0.05  # of every test, and the false discovery rate of a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +24,15 @@ class Summary:
     interval: tuple[float, float] | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One independent source of a mean's error: its variance and that estimate's degrees of
+    freedom."""
+
+    variance: float
+    degrees: float
+
+
 class Verdict(StrEnum):
     """What the seeds say about a difference to the baseline."""
 
@@ -36,20 +44,27 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The per-seed difference `variant - baseline`; `summary` is None where no seed is shared."""
+    """Mean of the variant less mean of the baseline, and its two-sided 95 % interval and p-value.
 
-    verdict: Verdict
-    summary: Summary | None
+    `interval` and `p` are None where either arm has a single seed.
+    """
 
+    mean: float
+    interval: tuple[float, float] | None
+    p: float | None
 
-def t_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, to three digits."""
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, not {degrees}")
-    if degrees <= len(_T_975):
-        return _T_975[degrees - 1]
-    z = _Z_975  # Cornish-Fisher expansion about the normal; exact to 1e-4 from 30 degrees on
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    @property
+    def verdict(self) -> Verdict:
+        """Decided where the interval excludes zero."""
+        if self.interval is None:
+            return Verdict.ONE_SEED
+        low, high = self.interval
+        return Verdict.HIGHER if low > 0 else Verdict.LOWER if high < 0 else Verdict.UNDECIDED
+
+    @property
+    def decidable(self) -> float | None:
+        """The smallest effect that seeds of this spread could have decided: half the interval."""
+        return None if self.interval is None else (self.interval[1] - self.interval[0]) / 2
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -60,23 +75,91 @@ def summarize(values: Sequence[float]) -> Summary | None:
     mean = math.fsum(values) / n
     if n == 1:
         return Summary(n=1, mean=mean, deviation=None, interval=None)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = t_quantile(n - 1) * deviation / math.sqrt(n)
+    error = component(values)
+    half = t_quantile(error.degrees) * math.sqrt(error.variance)
+    deviation = math.sqrt(error.variance * n)
     return Summary(n=n, mean=mean, deviation=deviation, interval=(mean - half, mean + half))
 
 
-def compare(variant: Mapping[int, float], baseline: Mapping[int, float]) -> Difference:
-    """Compare two {seed: value}, paired by seed (which fixes the order of the data for both).
+def component(values: Sequence[float]) -> Component:
+    """The error of the mean of two or more independent numbers."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Component(variance=squares / (n - 1) / n, degrees=n - 1)
 
-    A difference counts only where the 95 % t-interval of the per-seed differences excludes zero.
+
+def compare(
+    variant: Sequence[float], baseline: Sequence[float], items: Sequence[Component] = ()
+) -> Difference | None:
+    """Compare two arms by one number a seed; None where one of them has none.
+
+    Args:
+        items: further errors of the difference, such as that of the questions which were drawn.
+            Degrees of freedom are Welch's and Satterthwaite's, of all components together.
     """
-    seeds = sorted(variant.keys() & baseline.keys())
-    summary = summarize([variant[seed] - baseline[seed] for seed in seeds])
-    if summary is None or summary.interval is None:
-        return Difference(verdict=Verdict.ONE_SEED, summary=summary)
-    low, high = summary.interval
-    if low > 0:
-        return Difference(verdict=Verdict.HIGHER, summary=summary)
-    if high < 0:
-        return Difference(verdict=Verdict.LOWER, summary=summary)
-    return Difference(verdict=Verdict.UNDECIDED, summary=summary)
+    if not variant or not baseline:
+        return None
+    mean = math.fsum(variant) / len(variant) - math.fsum(baseline) / len(baseline)
+    if len(variant) < 2 or len(baseline) < 2:
+        return Difference(mean=mean, interval=None, p=None)
+    components = (component(variant), component(baseline), *items)
+    variance = math.fsum(c.variance for c in components)
+    if variance == 0:
+        return Difference(mean=mean, interval=(mean, mean), p=float(mean == 0))
+    degrees = variance**2 / math.fsum(c.variance**2 / c.degrees for c in components)
+    error = math.sqrt(variance)
+    half = t_quantile(degrees) * error
+    return Difference(
+        mean=mean, interval=(mean - half, mean + half), p=t_tails(mean / error, degrees)
+    )
+
+
+def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) -> float:
+    """Benjamini and Hochberg's threshold: differences with p up to it hold at that rate together.
+
+    Negative where none does.
+    """
+    ordered = sorted(p_values)
+    limits = [rate * rank / len(ordered) for rank in range(1, len(ordered) + 1)]
+    return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)
+
+
+def t_tails(t: float, degrees: float) -> float:
+    """The probability that Student's t is further from 0 than `t`, on either side."""
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def t_quantile(degrees: float) -> float:
+    """The 97.5 % quantile of Student's t, for 1 degree of freedom or more, whole or not."""
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, not {degrees}")
+    low, high = 1.9, 12.8  # of infinitely many degrees, and of one
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tails(middle, degrees) > LEVEL else (low, middle)
+    return low
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):  # where the fraction of the complement converges fast
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    numerator, denominator = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    fraction = denominator
+    for m in range(1, 500):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            denominator = 1 / (1 + term * denominator)
+            numerator = 1 + term / numerator
+            fraction *= denominator * numerator
+        if abs(denominator * numerator - 1) < 1e-14:
+            break
+    return front * fraction / a

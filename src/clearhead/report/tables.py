@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from clearhead.report import style
 from clearhead.report.records import Records, ordered_maps
 from clearhead.report.statistics import Difference, Verdict, compare, summarize
+from clearhead.report.verdicts import holds, interval_in_words, verdict_in_words
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 _COST = "Cost"
 _FIRST_TOKEN = "First token’s attention"
+_NOTHING = '<span class="muted">–</span>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,12 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     baseline: str
+
+    def differences(self) -> Iterator[Difference]:
+        """All differences that the table shows."""
+        for row in self.rows:
+            for cell in row.cells:
+                yield from (entry.difference for entry in cell if entry.difference is not None)
 
     def groups(self) -> dict[str, int]:
         """Column groups in order, with their width in columns."""
@@ -212,10 +220,9 @@ def _entry(
         if column.by_map and not other:  # maps that plain attention lacks are held against its one
             other = _values(records, baseline, column, {"map": "softmax"})
         if other:
-            difference = compare(values, other)
-            if difference.summary is not None and difference.summary.interval is not None:
-                low, high = (style.number(bound, 3) for bound in difference.summary.interval)
-                detail += f"; difference to {baseline}, 95 % interval: {low} to {high}"
+            difference = compare(list(values.values()), list(other.values()))
+        if difference is not None:
+            detail += interval_in_words(difference, f"difference to {baseline}")
     yield Entry(
         name=name,
         text=style.with_spread(summary.mean, summary.deviation)
@@ -237,17 +244,12 @@ def _values(
     return {seed: value * column.scale for seed, value in values.items()}
 
 
-def verdict_in_words(difference: Difference) -> str:
-    """`lower by 1.2`, `undecided`, or nothing where one seed leaves the whole row undecided."""
-    if difference.verdict == Verdict.ONE_SEED:
-        return ""
-    if difference.verdict in (Verdict.LOWER, Verdict.HIGHER) and difference.summary is not None:
-        return f"{difference.verdict} by {style.number(abs(difference.summary.mean), 2)}"
-    return str(difference.verdict)
+def to_html(table: Table, looks: dict[str, style.Look], threshold: float) -> str:
+    """The table as an HTML fragment; every text of the records is escaped.
 
-
-def to_html(table: Table, looks: dict[str, style.Look]) -> str:
-    """The table as an HTML fragment; every text of the records is escaped."""
+    Args:
+        threshold: the largest p of a difference that holds among all comparisons of the page.
+    """
     groups = "".join(
         f'<th colspan="{width}" scope="colgroup">{html.escape(group)}</th>'
         for group, width in table.groups().items()
@@ -258,7 +260,7 @@ def to_html(table: Table, looks: dict[str, style.Look]) -> str:
         + "</th>"
         for column in table.columns
     )
-    rows = "".join(_row_html(row, table, looks) for row in table.rows)
+    rows = "".join(_row_html(row, table, looks, threshold) for row in table.rows)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Comparison table">'
         f'<table class="comparison"><thead><tr><th rowspan="2" scope="col">model</th>{groups}</tr>'
@@ -266,11 +268,9 @@ def to_html(table: Table, looks: dict[str, style.Look]) -> str:
     )
 
 
-def _row_html(row: Row, table: Table, looks: dict[str, style.Look]) -> str:
-    cells = "".join(
-        "<td>" + ("".join(map(_entry_html, cell)) or '<span class="muted">–</span>') + "</td>"
-        for cell in row.cells
-    )
+def _row_html(row: Row, table: Table, looks: dict[str, style.Look], threshold: float) -> str:
+    shown = ["".join(_entry_html(entry, threshold) for entry in cell) for cell in row.cells]
+    cells = "".join(f"<td>{one or _NOTHING}</td>" for one in shown)
     role = "reference, " if row.arm == table.baseline else ""
     return (
         f'<tr><th scope="row">{swatch(looks[row.arm])}'
@@ -279,12 +279,12 @@ def _row_html(row: Row, table: Table, looks: dict[str, style.Look]) -> str:
     )
 
 
-def _entry_html(entry: Entry) -> str:
+def _entry_html(entry: Entry, threshold: float) -> str:
     name = f'<span class="map">{html.escape(entry.name)}</span>' if entry.name else ""
     verdict = ""
-    words = "" if entry.difference is None else verdict_in_words(entry.difference)
+    words = "" if entry.difference is None else verdict_in_words(entry.difference, threshold)
     if entry.difference is not None and words:
-        decided = entry.difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
+        decided = holds(entry.difference, threshold)
         verdict = (
             f'<span class="verdict{" decided" if decided else ""}">{html.escape(words)}</span>'
         )
@@ -301,7 +301,7 @@ def swatch(look: style.Look) -> str:
     return f'<i class="swatch" style="--light:{look.colour};--dark:{look.dark}"></i>'
 
 
-def to_console(table: Table) -> "Group":
+def to_console(table: Table, threshold: float) -> "Group":
     """The table for a terminal: as several narrow rich tables, one a theme."""
     from rich.console import Group
     from rich.markup import escape
@@ -319,15 +319,17 @@ def to_console(table: Table) -> "Group":
             part.add_column(escape(column.title + unit), justify="right")
         for row in table.rows:
             cells = [
-                escape("\n".join(map(_entry_text, row.cells[index])) or "–") for index in shown
+                escape("\n".join(_entry_text(e, threshold) for e in row.cells[index]) or "–")
+                for index in shown
             ]
             part.add_row(escape(row.arm), row.seeds, *cells)
         parts.append(part)
     return Group(*parts)
 
 
-def _entry_text(entry: Entry) -> str:
+def _entry_text(entry: Entry, threshold: float) -> str:
     text = f"{entry.name}: {entry.text}" if entry.name else entry.text
-    if entry.difference is not None and (words := verdict_in_words(entry.difference)):
+    words = "" if entry.difference is None else verdict_in_words(entry.difference, threshold)
+    if words:
         return f"{text}\n{words}"
     return f"{text}\n{entry.detail}" if entry.text == "none" else text

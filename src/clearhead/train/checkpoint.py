@@ -8,35 +8,35 @@ OUTPUT/checkpoints/step-00000100/
                                         a tensor, SHA-256 of each file
 """
 
-import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from clearhead.errors import ClearheadError
 from clearhead.models.loading import pretrained, without_bars
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder
 from clearhead.train import optimizer_state
-from clearhead.train.atomic import publish_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FOLDER = "checkpoints"
 OPTIMIZER_FILE = "optimizer.safetensors"
-TRAINER_FILE = "trainer.json"
+TRAINER_FILE = manifest.CHECKPOINT_FILE
 
-# safetensors reports what the system refused as its own exception.
-WRITE_ERRORS = (OSError, SafetensorError)
+# The names that `save` gives: no other folder, such as a copy of one, is ever counted or removed.
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})")
 
 
 def folders(output: Path) -> list[Path]:
     """The published checkpoints of a run, oldest first."""
-    return sorted((output / FOLDER).glob("step-*"))
+    found = [path for path in (output / FOLDER).glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=_step)
 
 
 def newest(output: Path) -> Path | None:
@@ -61,23 +61,15 @@ def save(
     """
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
-    try:
-        with publish_folder(target) as folder:
-            save_pretrained(model, tokenizer, folder)
-            tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-            save_file({**tensors, **_random_state(model.device)}, folder / OPTIMIZER_FILE)
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
-            # Through JSON and back, so that the digest is of what a reader will see.
-            sealed = json.loads(json.dumps({**record, "optimizer": outline, "files": hashes}))
-            write_json(folder / TRAINER_FILE, {**sealed, "sha256": _digest(sealed)})
-    except WRITE_ERRORS as error:
-        safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
-        raise ClearheadError(
-            f"cannot write checkpoint {target} ({reason(error)}): {safe}; make room and resume"
-        ) from error
+    safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
+    with publish_folder(target, f"{safe}; make room and resume") as folder:
+        save_pretrained(model, tokenizer, folder)
+        tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
+        save_file({**tensors, **_random_state(model.device)}, folder / OPTIMIZER_FILE)
+        manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
     for old in folders(output)[:-keep]:
-        shutil.rmtree(old)
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
     return target
 
 
@@ -95,21 +87,12 @@ def verify(folder: Path) -> dict[str, Any]:
     """Check every file of a checkpoint against its hash; return what trainer.json records.
 
     Raises:
-        ClearheadError: naming the first file that is missing, cut short or changed.
+        ClearheadError: as `manifest.verify`.
     """
-    try:
-        record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
-        seal = record.pop("sha256")
-        intact = _digest(record) == seal
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        intact = False
-    if not intact:
-        raise _damaged(folder, TRAINER_FILE)
-    for name, expected in record["files"].items():
-        path = folder / name
-        if not path.is_file() or _sha256(path) != expected:
-            raise _damaged(folder, name)
-    return record
+    older = [path for path in folders(folder.parent.parent) if _step(path) < _step(folder)]
+    start = older[-1].name if older else "the first step"
+    advice = f"delete {folder} to resume from {start}"
+    return manifest.verify(folder, name=TRAINER_FILE, advice=advice)
 
 
 def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer) -> None:
@@ -138,24 +121,5 @@ def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(record: dict[str, Any]) -> str:
-    canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _damaged(folder: Path, name: str) -> ClearheadError:
-    older = [path for path in folders(folder.parent.parent) if path.name < folder.name]
-    start = older[-1].name if older else "the first step"
-    return ClearheadError(
-        f"{folder / name} is missing, cut short or changed: delete {folder} to resume from {start}"
-    )
-
-
-def reason(error: Exception) -> str:
-    """Why a write failed, in the system's words."""
-    return getattr(error, "strerror", None) or str(error)
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))

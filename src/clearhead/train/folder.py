@@ -1,28 +1,23 @@
 """The run folder: what a run was asked for, and whether it may go on.
 
-OUTPUT/run.json         settings, seed, versions, device, command, date
+OUTPUT/run.json         settings, seed and provenance
 OUTPUT/metrics.jsonl    one line a step
 OUTPUT/checkpoints/     see `checkpoint`
-OUTPUT/final/           model and tokenizer of the finished run, nothing else
+OUTPUT/final/           model and tokenizer of the finished run, and their checksums
+OUTPUT/.lock/           while a process writes here
 """
 
 import json
-import platform
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from clearhead.errors import ClearheadError
+from clearhead.records.files import read_json, remove_leftovers, write_json
+from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.atomic import remove_leftovers, write_json
 from clearhead.train.config import TrainConfig
-from clearhead.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,6 +38,25 @@ def is_finished(output: Path) -> bool:
     return (output / FINAL).is_dir()
 
 
+def holds_run(output: Path) -> bool:
+    """Whether a run was begun in `output`: one killed before that left nothing to go on with."""
+    return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
+
+
+def read_record(output: Path) -> dict[str, Any]:
+    """What the run.json in `output` says.
+
+    Raises:
+        ClearheadError: where it is missing or damaged.
+    """
+    advice = "it no longer says what was asked for; restore it, or choose another folder"
+    record = read_json(output / RUN_FILE, advice)
+    sections = [record.get(key) for key in ("config", "model", "description")]
+    if not all(isinstance(section, dict) for section in sections):
+        raise ClearheadError(f"{output / RUN_FILE} is damaged: {advice}")
+    return record
+
+
 def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dict[str, Any]:
     """All that a resumed run must share with the run it goes on with, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
@@ -56,44 +70,27 @@ def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dic
 
 def describe(model: "PreTrainedModel", name: str, description: Mapping[str, Any]) -> dict[str, Any]:
     """Where, when and by what a run was made. No path is in it that the user did not give."""
-    device = model.device
     return {
         "run": name,
         "description": dict(description),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "versions": {
-            "python": platform.python_version(),
-            **versions(),
-        },
-        "device": (
-            f"cuda, {torch.cuda.get_device_name(device)}"
-            if device.type == "cuda"
-            else f"{device.type}, {torch.get_num_threads()} threads"
-        ),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(model.device),
     }
 
 
 def begin(output: Path, record: dict[str, Any]) -> None:
-    """Make the folder of a new run and write its run.json.
+    """Write the run.json of a new run into its folder, which this process holds.
 
     Raises:
-        ClearheadError: where `output` holds a run, or cannot be made.
+        ClearheadError: where `output` holds a run, or cannot be written.
     """
-    if any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL)):
+    if holds_run(output):
         raise ClearheadError(
             f"{output} already holds a run: pass --resume (resume=True) to go on with it, "
             "or choose another folder"
         )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(output)
-        write_json(output / RUN_FILE, record)
-    except OSError as error:
-        raise ClearheadError(
-            f"cannot make the run folder {output} ({error.strerror}): choose another"
-        ) from error
+    remove_leftovers(output)
+    write_json(output / RUN_FILE, record)
 
 
 def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict[str, Any] | None:
@@ -107,28 +104,21 @@ def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict
         ClearheadError: where there is no run, where it is finished, where its newest checkpoint
             is damaged, or where it was asked for something else, naming each difference.
     """
-    path = output / RUN_FILE
-    if not path.exists():
+    if not holds_run(output):
         raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
     if is_finished(output):
         raise ClearheadError(
             f"the run in {output} is finished: its model is in {output / FINAL}; "
             "choose another folder to train again"
         )
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        asked = {key: record[key] for key in wanted}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClearheadError(
-            f"{path} is damaged and says no more what was asked for: choose another folder"
-        ) from error
+    record = read_record(output)
     newest = checkpoint.newest(output)
     saved = checkpoint.verify(newest) if newest else None
-    _refuse_changes(output, asked if saved is None else saved, wanted)
+    _refuse_changes(output, record if saved is None else saved, wanted)
     remove_leftovers(output)
     remove_leftovers(output / checkpoint.FOLDER)
     resumed = {"step": saved["step"] if saved else 0, **origin}
-    write_json(path, {**record, "resumed": [*record.get("resumed", []), resumed]})
+    write_json(output / RUN_FILE, {**record, "resumed": [*record.get("resumed", []), resumed]})
     return saved
 
 
@@ -143,8 +133,8 @@ def _refuse_changes(output: Path, asked: dict[str, Any], wanted: dict[str, Any])
             if before != now:
                 name = key if section == "config" else f"model {key}"
                 changes.append(f"{name} was {before!r} and is now {now!r}")
-    if asked["data"] != wanted["data"]:
-        changes.append(f"data fingerprint was {asked['data']} and is now {wanted['data']}")
+    if asked.get("data") != wanted["data"]:
+        changes.append(f"data fingerprint was {asked.get('data')} and is now {wanted['data']}")
     if changes:
         raise ClearheadError(
             f"cannot resume {output} with other settings: {'; '.join(changes)}; "

@@ -13,8 +13,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
+from clearhead.records import manifest, provenance
+from clearhead.records.files import publish_folder
+from clearhead.records.lock import Lock, hold_folder
 from clearhead.train import checkpoint, folder, precision
-from clearhead.train.atomic import publish_folder
 from clearhead.train.batches import (
     NEXT_TOKEN,
     BatchSource,
@@ -75,36 +77,38 @@ def train(
     identity = folder.identity(model, batches, config)
     record = {**folder.describe(model, name, description), "seed": config.seed, **identity}
     optimizer = build_optimizer(model, config)  # refuses what it must before anything is written
-    saved = None
-    if resume:
-        origin = {key: record[key] for key in ("versions", "device", "command", "date")}
-        saved = folder.reopen(output, identity, origin)
-    else:
-        folder.begin(output, record)
-    torch.manual_seed(config.seed)
-    if saved is not None and (newest := checkpoint.newest(output)):
-        checkpoint.restore(newest, model, optimizer)
-    progress = _Progress.resumed(saved)
-    run = Run(
-        name=name,
-        output=output,
-        model=model,
-        steps=config.steps,
-        first_step=progress.step,
-        record=record,
-    )
-    loop = _Loop(
-        run=run,
-        model=model,
-        tokenizer=tokenizer,
-        batches=batches,
-        config=config,
-        optimizer=optimizer,
-        identity=identity,
-        progress=progress,
-        callbacks=[MetricsFile(), *callbacks],
-    )
     with ExitStack() as stack:
+        lock = stack.enter_context(hold_folder(output))
+        saved = None
+        if resume:
+            origin = {key: record[key] for key in provenance.KEYS}
+            saved = folder.reopen(output, identity, origin)
+        else:
+            folder.begin(output, record)
+        torch.manual_seed(config.seed)
+        if saved is not None and (newest := checkpoint.newest(output)):
+            checkpoint.restore(newest, model, optimizer)
+        progress = _Progress.resumed(saved)
+        run = Run(
+            name=name,
+            output=output,
+            model=model,
+            steps=config.steps,
+            first_step=progress.step,
+            record=record,
+        )
+        loop = _Loop(
+            run=run,
+            lock=lock,
+            model=model,
+            tokenizer=tokenizer,
+            batches=batches,
+            config=config,
+            optimizer=optimizer,
+            identity=identity,
+            progress=progress,
+            callbacks=[MetricsFile(), *callbacks],
+        )
         for callback in loop.callbacks:
             stack.callback(callback.close)
             callback.start(run)
@@ -169,6 +173,7 @@ class _Loop:
     """The steps of one process's part of a run."""
 
     run: Run
+    lock: Lock
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     batches: BatchSource
@@ -271,6 +276,7 @@ class _Loop:
             return
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise self.diverged(progress.step, "some weights are no longer finite")
+        self.lock.check()
         path = checkpoint.save(
             self.run.output,
             model=self.model,
@@ -291,15 +297,12 @@ class _Loop:
 
     def save_final(self) -> None:
         """Publish the folder that marks the run as finished."""
-        target = self.run.output / folder.FINAL
-        try:
-            with publish_folder(target) as temporary:
-                checkpoint.save_pretrained(self.model, self.tokenizer, temporary)
-        except checkpoint.WRITE_ERRORS as error:
-            raise ClearheadError(
-                f"cannot write {target} ({checkpoint.reason(error)}): the checkpoint "
-                f"{checkpoint.newest(self.run.output)} is whole; make room and resume"
-            ) from error
+        self.lock.check()
+        newest = checkpoint.newest(self.run.output)
+        advice = f"the checkpoint {newest} is whole; make room and resume"
+        with publish_folder(self.run.output / folder.FINAL, advice) as temporary:
+            checkpoint.save_pretrained(self.model, self.tokenizer, temporary)
+            manifest.seal(temporary)
 
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""

@@ -1,0 +1,33 @@
+"""Epilogues: what becomes of the heads' outputs before the output projection; here nothing."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from clearhead.spec import Declaration, LayerSpec
+
+
+class NoEpilogue(nn.Module):
+    """The heads' outputs as they are. The base of all epilogues."""
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+
+    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        """What `o_proj` reads.
+
+        Args:
+            o_BTC: the heads' outputs, one after the other.
+            x_BTC: attention's input.
+            own: makes each token's own value as its heads have it, as wide as o.
+        """
+        return o_BTC
+
+
+DECLARATION = Declaration(
+    axis="epilogue",
+    name="none",
+    summary="the heads as they are",
+    source="arXiv 1706.03762",
+    build=NoEpilogue,
+)

@@ -1,0 +1,1 @@
+"""Files that runs leave: JSON lines, whole-file writing, checksums, locks and provenance."""

@@ -1,0 +1,140 @@
+"""Files and folders that are either whole or not there, whenever the process or machine dies."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError
+
+_PREFIX = ".writing-"
+# Rust libraries (safetensors, tokenizers) report a refusal of the system as an exception of theirs.
+_RUST_ERROR = re.compile(r"([^:]+) \(os error \d+\)")
+
+
+@contextmanager
+def writing(target: Path, advice: str) -> Iterator[None]:
+    """Turn a refusal of the system, such as a full disk, into one line that names `target`.
+
+    Raises:
+        ClearheadError: for OSError, and for what safetensors and tokenizers raise in its place.
+    """
+    try:
+        yield
+    except ClearheadError:
+        raise
+    except Exception as error:
+        refused = _refusal(error)
+        if refused is None:
+            raise
+        raise ClearheadError(f"cannot write {target} ({refused}): {advice}") from error
+
+
+def require_new(target: Path) -> None:
+    """Raise a ClearheadError where a folder exists: before work that `publish_folder` publishes."""
+    if target.exists():
+        raise ClearheadError(f"{target} exists: give the folder of a model not made yet")
+
+
+@contextmanager
+def publish_folder(
+    target: Path, advice: str = "make room and give the same command again"
+) -> Iterator[Path]:
+    """Yield an empty folder beside `target`; give it that name once all it holds is on the disk.
+
+    If the body fails the folder is removed and nothing else changes. `target` must not exist
+    (`require_new`).
+
+    Raises:
+        ClearheadError: as `writing`.
+    """
+    temporary = target.with_name(_PREFIX + target.name)
+    with writing(target, advice):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            yield temporary
+            for path in temporary.rglob("*"):
+                _sync(path)
+            _sync(temporary)
+            temporary.rename(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync(target.parent)
+
+
+def write_text(path: Path, text: str, advice: str = "make room or choose another place") -> None:
+    """Replace `path` by a file with `text`; at no moment is it missing or half written.
+
+    Its folder is made where it is missing.
+
+    Raises:
+        ClearheadError: as `writing`.
+    """
+    # With the process's number: two that write one file never share the unfinished copy.
+    temporary = path.with_name(f"{_PREFIX}{os.getpid()}-{path.name}")
+    with writing(path, advice):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            _sync(temporary)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace `path` by `value` as readable JSON; see `write_text`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ClearheadError: naming the file, with `advice`, where it cannot be read or holds something
+            else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ClearheadError(f"cannot read {path} ({error.strerror}): {advice}") from error
+    except (ValueError, RecursionError) as error:
+        raise ClearheadError(f"{path} is damaged, for it is not JSON: {advice}") from error
+    if not isinstance(value, dict):
+        found = type(value).__name__
+        raise ClearheadError(f"{path} is damaged: expected an object, found {found}: {advice}")
+    return value
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was still writing directly under `folder`."""
+    for path in folder.glob(_PREFIX + "*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _refusal(error: Exception) -> str | None:
+    """The system's reason, in its own words; None for an error of another kind."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = _RUST_ERROR.search(str(error))
+    return found and found[1].strip()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

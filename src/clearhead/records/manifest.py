@@ -1,0 +1,94 @@
+"""Manifests: a SHA-256 of each file of a folder, in a JSON file that vouches for itself too."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError
+from clearhead.records.files import write_json
+
+FILE = "manifest.json"
+# A checkpoint's own, which also says how far the training was.
+CHECKPOINT_FILE = "trainer.json"
+
+
+def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE) -> None:
+    """Write the manifest of a folder that is complete.
+
+    Args:
+        record: JSON values to keep in it, under names other than "files" and "sha256".
+        name: of the manifest.
+    """
+    hashes = {file: _sha256(folder / file) for file in _files(folder)}
+    # Through JSON and back, so that the digest is of what a reader will see.
+    sealed = json.loads(json.dumps({**(record or {}), "files": hashes}))
+    write_json(folder / name, {**sealed, "sha256": _digest(sealed)})
+
+
+def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
+    """Check every file of a sealed folder; return what its manifest records.
+
+    Prose (*.md, LICENSE) and hidden files may have been added.
+
+    Raises:
+        ClearheadError: naming the first file that is missing, cut short, changed or was not there
+            when the folder was sealed, with `advice`.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / name).read_bytes())
+        intact = record.pop("sha256") == _digest(record)
+        hashes = record["files"].items()
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        intact = False
+    if not intact:
+        raise _damaged(folder, name, "is missing, cut short or changed", advice)
+    for file, expected in hashes:
+        path = folder / file
+        if not path.is_file() or _sha256(path) != expected:
+            raise _damaged(folder, file, "is missing, cut short or changed", advice)
+    added = [file for file in _files(folder) if file not in record["files"] and file != name]
+    if added:
+        raise _damaged(folder, added[0], "was not there when the folder was written", advice)
+    return record
+
+
+def verify_model(folder: Path) -> None:
+    """Check the files of a saved model or checkpoint before it is measured.
+
+    A folder without a manifest, of another library or an older clearhead, is taken as it is.
+
+    Raises:
+        ClearheadError: as `verify`.
+    """
+    for name in (FILE, CHECKPOINT_FILE):
+        if (folder / name).is_file():
+            advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"
+            verify(folder, name=name, advice=advice)
+
+
+def _files(folder: Path) -> list[str]:
+    """Files that a library may read as part of a model, by their path in the folder."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    names = (path.relative_to(folder) for path in found)
+    return sorted(
+        name.as_posix()
+        for name in names
+        if not any(part.startswith(".") for part in name.parts)
+        and name.suffix != ".md"
+        and name.stem != "LICENSE"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(record: dict[str, Any]) -> str:
+    canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _damaged(folder: Path, file: str, found: str, advice: str) -> ClearheadError:
+    return ClearheadError(f"{folder / file} {found}: {advice}")

@@ -1,0 +1,91 @@
+"""Provenance: the software, hardware and command that made a record."""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.versions import versions
+
+if TYPE_CHECKING:
+    import torch
+
+_SOURCE = Path(__file__).resolve().parents[1]
+# The keys of `provenance`. Records of before lack "code" and "threads".
+KEYS = ("versions", "code", "device", "threads", "command", "date")
+
+
+def provenance(device: "torch.device") -> dict[str, Any]:
+    """`KEYS` of a record.
+
+    No path is in it that the user did not give.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} threads"
+    return {
+        "versions": versions(),
+        "code": code(),
+        "device": f"{device.type}, {named}",
+        "threads": threads,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def code() -> dict[str, Any] | None:
+    """The exact source of clearhead that runs.
+
+    Returns:
+        {"commit", "dirty"} in a git checkout, "dirty" where files of the package differ from the
+        commit; {"wheel"}, a SHA-256 over the files that an installed wheel's RECORD lists; None
+        where there is neither.
+    """
+    return _commit() or _wheel()
+
+
+def _commit() -> dict[str, Any] | None:
+    # The package may lie, ignored, in another project's checkout: only tracked files count.
+    if _git("ls-files", "--error-unmatch", "versions.py") is None:
+        return None
+    commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    return (commit and {"commit": commit.strip(), "dirty": changed != ""}) or None
+
+
+def _git(*words: str) -> str | None:
+    # Within a git hook these variables name another repository.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        ran = subprocess.run(
+            ["git", "-C", str(_SOURCE), *words],
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout if ran.returncode == 0 else None
+
+
+def _wheel() -> dict[str, Any] | None:
+    try:
+        installed = distribution("clearhead")
+    except PackageNotFoundError:
+        return None
+    listed = (installed.read_text("RECORD") or "").splitlines()
+    # Other lines of RECORD, such as scripts', differ from machine to machine.
+    ours = [line for line in listed if line.startswith("clearhead/") and "__pycache__" not in line]
+    if not ours or Path(str(installed.locate_file("clearhead"))).resolve() != _SOURCE:
+        return None
+    return {"wheel": hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()}

@@ -1,0 +1,62 @@
+"""Differences in words, each judged among all comparisons of its page."""
+
+from collections.abc import Iterable
+
+from clearhead.report import style
+from clearhead.report.statistics import LEVEL, Difference, Verdict, false_discovery_threshold
+
+CAPTION = (
+    "One row a model; mean ± standard deviation over seeds. Under a number stands its difference "
+    "to the first row: “lower” or “higher” only where its 95 % interval (Welch’s t) excludes zero, "
+    "else “undecided” with the smallest effect that these seeds could have decided. “Alone”: "
+    "decided by itself, but not among all comparisons of the page. The exact intervals show when "
+    "you point at a number."
+)
+
+
+def threshold_of(differences: Iterable[Difference]) -> float:
+    """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""
+    return false_discovery_threshold(one.p for one in differences if one.p is not None)
+
+
+def holds(difference: Difference, threshold: float) -> bool:
+    """Whether a difference is decided, and survives among all comparisons of its page."""
+    decided = difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
+    return decided and difference.p is not None and difference.p <= threshold
+
+
+def account(differences: Iterable[Difference]) -> str:
+    """How many comparisons there are, and how many are decided alone and together."""
+    found = [one for one in differences if one.p is not None]
+    if not found:
+        return ""
+    threshold = threshold_of(found)
+    decided = sum(one.verdict is not Verdict.UNDECIDED for one in found)
+    together = sum(holds(one, threshold) for one in found)
+    return (
+        f"Of {len(found)} comparisons on this page {decided} are decided one by one; {together} "
+        f"of them hold where at most {style.percent(LEVEL)} of what is called may be chance "
+        "(Benjamini-Hochberg)."
+    )
+
+
+def verdict_in_words(difference: Difference, threshold: float) -> str:
+    """The verdict; nothing where one seed leaves the whole row undecided.
+
+    `lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons; `undecided
+    (±0.7)`, with the smallest effect that could have been decided.
+    """
+    if difference.decidable is None:
+        return ""
+    if difference.verdict is Verdict.UNDECIDED:
+        return f"{difference.verdict} (±{style.number(difference.decidable, 2)})"
+    words = f"{difference.verdict} by {style.number(abs(difference.mean), 2)}"
+    return words if holds(difference, threshold) else f"{words}, alone"
+
+
+def interval_in_words(difference: Difference, name: str) -> str:
+    """The exact interval and p-value of a difference, as a detail's last words."""
+    if difference.interval is None or difference.p is None:
+        return ""
+    low, high = (style.number(bound, 3) for bound in difference.interval)
+    return f"; {name}, 95 % interval: {low} to {high}, p = {style.number(difference.p, 2)}"

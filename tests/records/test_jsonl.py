@@ -1,0 +1,120 @@
+"""JSON lines: torn ends, damaged lines, files that vanish."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.records import jsonl
+
+
+def write_steps(path, steps):
+    path.write_text("".join(jsonl.encode({"step": step, "loss": 0.1 * step}) for step in steps))
+
+
+def steps_of(records):
+    return [record["step"] for record in records]
+
+
+def test_one_flipped_bit_loses_one_line(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, range(1, 31))
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(300):
+        place = draw.randrange(len(whole))
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        hit = whole[:place].count(b"\n") + 1  # a newline's loss joins two lines
+        allowed = {hit, hit + 1} if whole[place] == 10 else {hit}
+        kept = jsonl.salvage(path)
+        assert set(range(1, 31)) - set(steps_of(kept)) <= allowed
+        assert steps_of(kept) == sorted(steps_of(kept))
+        assert set(steps_of(jsonl.salvage(path, until=12))) <= set(range(1, 13))
+    assert caplog.records
+
+
+def test_what_is_left_out_is_said_in_one_line(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, [1, 2, 9, 4, 5, 6])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], '{"step": "a"}', *lines[2:]]) + '\n{"step": 7, "lo')
+    assert steps_of(jsonl.salvage(path, until=5)) == [1, 4, 5]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == f"{path}: line 2, 3 is damaged and left out; the others are kept"
+    caplog.clear()
+    write_steps(path, [1, 1, 2, 2, 3])  # several lines a step are none too many
+    assert steps_of(jsonl.salvage(path)) == [1, 1, 2, 2, 3]
+    assert jsonl.salvage(tmp_path / "none.jsonl") == []
+    assert not caplog.records
+
+
+def test_a_strict_reader_names_file_and_line(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"a": 1}\n\n{"b"\n{"c": 3}\n')
+    with pytest.raises(ClearheadError, match=r"records\.jsonl, line 3: not a record: Expecting"):
+        jsonl.read(path)
+    path.write_bytes(b'{"a": 1}\n' + b"[" * 100_000 + b"\n{}\n")
+    with pytest.raises(ClearheadError, match="line 2: not a record"):
+        jsonl.read(path)
+
+
+def test_separators_inside_a_text_end_no_line(tmp_path):
+    path = tmp_path / "records.jsonl"
+    texts = ["a\u2028b", "a\x85b", "a\nb", "a\rb"]
+    for text in texts:
+        jsonl.append(path, {"text": text})
+    assert [record["text"] for record in jsonl.read(path)] == texts
+
+
+def test_append_drops_a_torn_end_and_a_full_disk_is_named(tmp_path, room):
+    path = tmp_path / "deep" / "records.jsonl"
+    jsonl.append(path, {"a": 1})
+    with room(12), pytest.raises(ClearheadError, match=r"cannot write .*records\.jsonl \(File too"):
+        jsonl.append(path, {"b": 2})
+    assert jsonl.read(path) == [{"a": 1}]
+    jsonl.append(path, {"b": 2})
+    assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
+
+
+def test_a_full_disk_is_said_by_the_write_and_not_again_by_the_close(tmp_path, room):
+    path = tmp_path / "metrics.jsonl"
+    writer = jsonl.Writer(path, "resume")
+    line = jsonl.encode({"step": 1})
+    writer.write(line)
+    with room(len(line) + 3):
+        with pytest.raises(ClearheadError, match=r"metrics\.jsonl \(File too large\): make room"):
+            writer.write(jsonl.encode({"step": 2}))
+        writer.close()
+    assert steps_of(jsonl.salvage(path)) == [1]
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
+def test_a_file_that_vanishes_is_an_error(tmp_path, loss):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = jsonl.Writer(folder / "metrics.jsonl", "resume")
+    writer.write("{}\n")
+    if loss == "deleted":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if loss == "replaced":
+        folder.mkdir()
+        (folder / "metrics.jsonl").touch()
+    with pytest.raises(ClearheadError, match=r"deleted, moved or replaced .* and resume"):
+        writer.write("{}\n")
+    writer.close()
+
+
+def test_the_first_record_tells_a_files_kind(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"kind": "run"}) + "\n{")
+    assert jsonl.first(path) == {"kind": "run"}
+    for content in ("", "[]\n", "{\n"):
+        path.write_text(content)
+        assert jsonl.first(path) is None
+    assert jsonl.first(tmp_path / "none") is None

@@ -1,0 +1,174 @@
+"""Locks between real processes, some of them killed."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.records.lock import hold_file, hold_folder
+
+HOLDER = """
+import sys
+from pathlib import Path
+from clearhead.records.lock import hold_folder
+with hold_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the folder "run" until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def rewrite(folder, **changes):
+    path = folder / ".lock" / "owner.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_in_use_is_refused_in_one_line_that_names_the_owner(holder, tmp_path):
+    run = tmp_path / "run"
+    owner = f"process {holder.pid} on {socket.gethostname()} since 20"
+    with (
+        pytest.raises(ClearheadError, match=f"run is in use by {owner}") as caught,
+        hold_folder(run),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in run.iterdir()] == [".lock"]
+    holder.communicate("\n")
+    assert not run.exists()  # made for the lock, and still empty
+
+
+def test_a_killed_owners_lock_is_taken_over_reaped_or_not(holder, tmp_path):
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, but still in the table
+    with hold_folder(tmp_path / "run"):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_process_number_used_again_is_not_the_owner(holder, tmp_path):
+    rewrite(tmp_path / "run", started="1")
+    with hold_folder(tmp_path / "run") as lock:
+        lock.check()
+
+
+def test_an_owner_on_another_host_is_never_taken_for_dead(holder, tmp_path):
+    rewrite(tmp_path / "run", host="else\x1b]0;where", pid=2**40)
+    with (
+        pytest.raises(ClearheadError, match=r"on else\]0;where .* delete .*\.lock$"),
+        hold_folder(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_the_process_itself_holds_a_folder_once(tmp_path):
+    with (
+        hold_folder(tmp_path / "a"),
+        hold_folder(tmp_path / "b"),
+        pytest.raises(ClearheadError, match="by this process already"),
+        hold_folder(tmp_path / "a"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_stays_after_an_error_and_a_file_that_was_written_stays(tmp_path):
+    path = tmp_path / "deep" / "records.jsonl"
+    with pytest.raises(ZeroDivisionError), hold_file(path):
+        1 / 0  # noqa: B018
+    assert list(tmp_path.iterdir()) == []
+    with hold_file(path):
+        path.write_text("{}\n")
+        with pytest.raises(ClearheadError, match="in use"), hold_file(path):
+            pass
+    assert list(path.parent.iterdir()) == [path]
+    with hold_file(None):
+        pass
+
+
+def test_a_forked_child_does_not_release_its_parents_lock(tmp_path):
+    child = -1
+    try:
+        with hold_folder(tmp_path / "run") as lock:
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                lock.check()
+    finally:
+        if child == 0:  # it has left the block too
+            os._exit(0)
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "taken over"])
+def test_a_lock_that_is_gone_is_noticed(tmp_path, loss):
+    run = tmp_path / "run"
+    with hold_folder(run) as lock:
+        if loss == "deleted":
+            shutil.rmtree(run)
+        elif loss == "moved":
+            run.rename(tmp_path / "elsewhere")
+        else:
+            rewrite(run, pid=1)
+        with pytest.raises(ClearheadError, match="was deleted, moved or replaced"):
+            lock.check()
+    assert (run / ".lock").exists() == (loss == "taken over")
+
+
+def test_of_many_processes_at_once_one_takes_over_from_a_killed_one(tmp_path):
+    run = tmp_path / "run"
+    for _ in range(5):
+        killed = os.fork()
+        if killed == 0:
+            with hold_folder(run):
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(killed, 0)
+        assert (run / ".lock").is_dir()
+        stay, leave = os.pipe()
+        children = {fork_holder(run, stay, leave) for _ in range(6)}
+        refused = set()
+        deadline = time.monotonic() + 20
+        while len(refused) < 5 and time.monotonic() < deadline:
+            ended = {pid for pid in children - refused if os.waitpid(pid, os.WNOHANG)[0]}
+            refused |= ended
+            time.sleep(0.01)
+        os.close(leave)
+        os.close(stay)
+        assert len(refused) == 5
+        (owner,) = children - refused
+        assert os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]) == 0
+        assert not run.exists() or not list(run.iterdir())
+
+
+def fork_holder(folder, stay, leave):
+    """A child that takes the lock and keeps it until `leave` is closed, or is refused."""
+    child = os.fork()
+    if child:
+        return child
+    os.close(leave)
+    code = 1
+    try:
+        with hold_folder(folder):
+            os.read(stay, 1)
+        code = 0
+    finally:
+        os._exit(code)
