@@ -87,7 +87,9 @@ def _kill_at(count: int, folder: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in EVENTS and str(arguments[0]).startswith(folder):
+        if event not in EVENTS or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if os.path.abspath(arguments[0]).startswith(folder):
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -202,7 +202,8 @@ def test_a_damaged_model_is_refused(capsys, tmp_path, settings):
     assert _call("train", "transformer", "--output", str(run), *settings) == 0
     weights = run / "final" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert "cannot load a model" in _refusal(capsys, "generate", str(run), "x")
+    said = _refusal(capsys, "generate", str(run), "x")
+    assert "final/model.safetensors is missing, cut short or changed" in said
 
 
 def test_module_runs_as_a_program():

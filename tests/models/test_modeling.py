@@ -192,6 +192,54 @@ def test_gradient_checkpointing_changes_nothing(name):
         assert torch.equal(a, b)
 
 
+def test_heads_of_two_channels_are_the_oracle_s():
+    """Rotations of such heads leave rows that are not contiguous."""
+    model, ids = _model("transformer", head_dim=2), _ids()
+    fast = model(ids).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(fast, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_has_the_second_derivatives_of_the_logits_loss():
+    model, ids = _model("transformer").double(), _ids()
+    weights = list(model.model.layers[0].parameters())
+    ways = [torch.randn_like(p) for p in weights]
+
+    def curvature(loss: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        slope = sum((g * way).sum() for g, way in zip(gradients, ways, strict=True))
+        return list(torch.autograd.grad(slope, weights))
+
+    fast = curvature(model(ids, labels=ids).loss)
+    model.set_attn_implementation("eager")
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    plain = curvature(torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()))
+    for a, b in zip(fast, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["transformer", "softmax1", "sink", "coca", "alibi"])
+def test_attentions_have_the_gradient_by_which_the_output_is_attributed_to_them(name):
+    model, ids = _model(name, num_key_value_heads=2), _ids()
+    model.set_attn_implementation("eager")
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    out = model(ids, attention_mask=mask, output_attentions=True)
+    for matrix in out.attentions:
+        matrix.retain_grad()
+    out.logits[:, -1].sum().backward()
+    last = model.model.layers[-1].self_attn
+    with_weights = [p.grad.clone() for p in last.parameters()]
+    assert all((matrix.grad != 0).any() for matrix in out.attentions)
+    # The last token's own logits: no earlier row of the last layer's maps reaches them.
+    assert (out.attentions[-1].grad[:, :, :-1] == 0).all()
+    model.zero_grad()
+    model.set_attn_implementation("sdpa")
+    model(ids, attention_mask=mask).logits[:, -1].sum().backward()
+    for a, b in zip(with_weights, last.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "heads"), [("transformer", 4), ("differential", 2), ("differential-v2", 4)]
 )

@@ -9,7 +9,7 @@ import scipy.stats
 
 from clearhead import ClearheadError
 from clearhead.cli.report import publish
-from clearhead.report import contrasts, load, write_page
+from clearhead.report import compare_all, load, write_page
 from clearhead.report.evaluation_page import section
 from clearhead.report.evaluation_values import items
 from clearhead.report.evaluations import grids, row_name, scaling_name, to_console
@@ -93,7 +93,7 @@ def _retrieval(tmp_path: Path, items: bool) -> Path:
 def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tmp_path):
     found = {}
     for known in (True, False):
-        judged = contrasts(load(_retrieval(tmp_path, known)))
+        judged = compare_all(load(_retrieval(tmp_path, known)))
         (grid,) = judged.evaluations["", "passkey"]
         (difference,) = grid.differences.values()
         assert difference.mean == pytest.approx(0.6)

@@ -113,7 +113,8 @@ def test_the_fewest_bits_that_are_enough():
         ('{"kind": "scheme", "run": "x"}', "no line of kind"),
         ('{"kind": "quantization"}', "lacks 'run'"),
         ("[1]", "line 1: not a record"),
-        ("{", "line 1: not a record"),
+        ("{\n", "line 1: not a record"),
+        ("nonsense", "line 1: not a record"),
         ('{"kind": "quantization", "run": "x"}', "x has no result in full precision"),
     ],
 )

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.records import jsonl
-from clearhead.report import contrasts, load, to_console, write_page
+from clearhead.report import compare_all, load, to_console, write_page
 from clearhead.report.diagnosis import load_diagnoses
 from clearhead.report.diagnosis_page import write_diagnosis
 from clearhead.report.diagnosis_table import to_console as diagnosis_to_console
@@ -78,7 +78,7 @@ def publish(paths: Sequence[Path], page: Path, *, title: str) -> None:
 
     records = load(paths)
     out = console()
-    found = contrasts(records)
+    found = compare_all(records)
     for label in records.labels():
         if (compared := found.arms.get(label)) is not None:
             out.print(to_console(compared, found.threshold))

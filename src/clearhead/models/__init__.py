@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
 from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.classification import ClearheadForSequenceClassification

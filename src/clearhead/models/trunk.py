@@ -1,6 +1,5 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.checks import check_arguments, check_cache, check_inputs, check_positions
+from clearhead.models.checks import (
+    arguments_of,
+    check_arguments,
+    check_cache,
+    check_inputs,
+    check_positions,
+)
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.positions import Part
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.groups import repeat
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -103,14 +109,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values: a transformers Cache.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference.
+                multiply the values: for differential attention the signed difference. With one map
+                a head and no shaping the output's gradient passes through them, for attribution
+                (`attentions[i].retain_grad()`).
             return_dict: False for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        check_arguments(unknown, set(inspect.signature(ClearheadModel.forward).parameters))
-        check_inputs(input_ids, inputs_embeds)
+        check_arguments(unknown, ARGUMENTS)
+        check_inputs(input_ids, inputs_embeds, self.config.vocab_size)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
         causal = self.config.direction == "causal"
@@ -124,12 +132,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
         check_cache(past_key_values, len(self.layers))
         if document_ids is not None and past_key_values is None:
             use_cache = False
+        in_chunks = past_key_values is not None
         if use_cache and past_key_values is None and not self.training:
             windowed = self.config.sliding_window is not None
             past_key_values = DynamicCache(config=self.config if windowed else None)
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
-        check_positions(position_ids, *x.shape[:2])
+        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1], in_chunks)
+        longest = self.position.longest()  # type: ignore[operator]
+        check_positions(position_ids, x.shape[0], x.shape[1], longest)
         positions = _positions(position_ids, key_mask, x, past)
         self._check_length(past + x.shape[1])
         if document_ids is not None and past_key_values is not None:
@@ -215,7 +225,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]
-                maps.append(module.effective(weights, coefficients, alone, first).to(q.dtype))
+                matrix = module.effective(weights, coefficients, alone, first)
+                maps.append(matrix.to(q.dtype))
+                if matrix is weights:  # the output is made of it, so that its gradient is known
+                    return maps[-1] @ repeat(v, q.shape[1])
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
@@ -247,11 +260,20 @@ def _place(layer: LayerSpec) -> str:
     return f"{layer.position} of {_heads(layer)} heads"
 
 
+ARGUMENTS = arguments_of(ClearheadModel.forward)
+
+
 def _wanted(argument: bool | None, configured: bool | None) -> bool:
     return bool(configured if argument is None else argument)
 
 
-def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
+def _key_mask(
+    attention_mask: Tensor | None, batch: int, keys: int, in_chunks: bool
+) -> Tensor | None:
+    """Which keys are no padding, bool [B, S]; None for all.
+
+    `in_chunks`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
+    """
     if attention_mask is None:
         return None
     if attention_mask.shape != (batch, keys):
@@ -268,7 +290,7 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
                 "attention_mask must be of 1, for a token, and 0, for padding; found "
                 f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
             )
-        if not bool(mask.any(-1).all()):
+        if not in_chunks and not bool(mask.any(-1).all()):
             row = int(mask.any(-1).int().argmin())
             raise ClearheadError(
                 f"row {row} of attention_mask is all zero: a text without a token; leave it out"

@@ -25,7 +25,8 @@ def visible(
     if causal:
         allowed = allowed & (torch.arange(keys, device=device)[None, :] <= position)
     if window is not None:
-        allowed = allowed & (position - torch.arange(keys, device=device)[None, :] < window)
+        distance = position - torch.arange(keys, device=device)[None, :]
+        allowed = allowed & (distance.abs() < window)
     if key_mask is not None:
         allowed = allowed & key_mask.bool()[:, None, None, :]
     if segments is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.report.contrasts import contrasts
+    from clearhead.report.contrasts import compare_all
     from clearhead.report.milestones import at_equal_loss
     from clearhead.report.page import write_page
     from clearhead.report.records import Records, Run, append, load
@@ -16,8 +16,8 @@ __all__ = [
     "Run",
     "append",
     "at_equal_loss",
+    "compare_all",
     "comparison",
-    "contrasts",
     "load",
     "to_console",
     "write_page",

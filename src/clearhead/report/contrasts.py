@@ -45,7 +45,7 @@ class Contrasts:
         return verdicts.account(self.differences)
 
 
-def contrasts(records: Records) -> Contrasts:
+def compare_all(records: Records) -> Contrasts:
     """Compare the arms of every label."""
     sets = {label: records.labelled(label) for label in records.labels()}
     equal = {label: at_equal_loss(labelled) for label, labelled in sets.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.records.files import write_text
+from clearhead.records.provenance import source_of
 from clearhead.report import diagnosis_figures as figures
 from clearhead.report import diagnosis_table as table
 from clearhead.report import sections, style
@@ -370,6 +371,7 @@ def _made(page: sections.Page, models: Sequence[Diagnosed]) -> str:
 
 
 def _facts(header: dict[str, Any]) -> str:
+    header = {**header, "source": source_of(header)}
     shown = {
         name.replace("_", " "): header[name]
         for name in (
@@ -379,7 +381,7 @@ def _facts(header: dict[str, Any]) -> str:
             "device",
             "dtype",
             "versions",
-            "code",
+            "source",
             "windows",
             "length",
             "seconds",
@@ -388,7 +390,7 @@ def _facts(header: dict[str, Any]) -> str:
             "data",
             "date",
         )
-        if header.get(name) is not None
+        if header.get(name)
     }
     items = "".join(
         f"<dt>{html.escape(name)}</dt><dd>{_shown(name, value)}</dd>"

@@ -11,14 +11,15 @@ from clearhead.report import (
     evaluation_page,
     figures,
     heatmaps,
+    made,
     milestones,
     narrative,
     style,
     tables,
     verdicts,
 )
-from clearhead.report.contrasts import Contrasts, contrasts
-from clearhead.report.records import Records, Run
+from clearhead.report.contrasts import Contrasts, compare_all
+from clearhead.report.records import Records
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -57,7 +58,7 @@ class Page:
     @cached_property
     def contrasts(self) -> Contrasts:
         """All comparisons of the page."""
-        return contrasts(self.records)
+        return compare_all(self.records)
 
     def tables_of(self, found: dict[str, tables.Table]) -> str:
         """Tables by label as HTML, each under the mark of its set of records."""
@@ -332,7 +333,7 @@ def _layers(page: Page) -> str:
 
 def _provenance(page: Page) -> str:
     content = "".join(
-        f'<div class="made">{_tag(label, records)}{_facts(records)}</div>'
+        f'<div class="made">{_tag(label, records)}{made.facts(records)}</div>'
         for label, records in page.sets()
     )
     return _section(
@@ -340,69 +341,4 @@ def _provenance(page: Page) -> str:
         "How this was made",
         "Everything needed to run it again; every number here comes from these runs’ records.",
         content,
-    )
-
-
-def _facts(records: Records) -> str:
-    facts: dict[str, list[str]] = {}
-    for run in records.runs:
-        for name, values in _facts_of(run).items():
-            known = facts.setdefault(name, [])
-            known.extend(value for value in values if value and value not in known)
-    if facts:
-        facts["seeds"] = [", ".join(facts["seeds"])]
-    items = "".join(
-        f"<dt>{html.escape(name)}</dt>"
-        + "".join(f"<dd>{_value(name, value)}</dd>" for value in values)
-        for name, values in facts.items()
-        if values
-    )
-    configs = "".join(_config(records.of(arm)[0]) for arm in records.arms())
-    return f"<dl>{items}</dl>{configs}"
-
-
-def _facts_of(run: Run) -> dict[str, list[str]]:
-    header = run.header
-    read = narrative.budget(run)
-    made = [cell["made"] for cell in run.cells]
-    return {
-        "command": [str(header.get("command") or "")],
-        "device": [str(one.get("device") or "") for one in (header, *made)],
-        "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
-        "code": [_short(one.get("code") or "") for one in (header, *made)],
-        "evaluated": [
-            f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
-            for one in made
-            if "dtype" in one
-        ],
-        "seeds": [str(run.seed)],
-        "tokens a model": [] if read is None else [f"{read:,.0f}"],
-        "data": [f"{name}: {_short(value)}" for name, value in (header.get("data") or {}).items()],
-        "date": [str(header.get("date") or "")[:10]],
-    }
-
-
-def _short(value: Any) -> str:
-    """A value of a record in one line: 1,690 or train 1,690, validation 34."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(item)}" for name, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_short, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def _value(name: str, value: str) -> str:
-    text = html.escape(value)
-    return f"<pre>{text}</pre>" if name == "command" else text
-
-
-def _config(run: Run) -> str:
-    names = ("size", "model", "train", "evaluation")
-    settings = {name: value for name in names if (value := run.header.get(name))}
-    text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
-    return (
-        f"<details><summary>Configuration of {html.escape(run.arm)}</summary>"
-        f"<pre>{html.escape(text)}</pre></details>"
     )

@@ -81,7 +81,7 @@ def train(
         lock = stack.enter_context(hold_folder(output))
         saved = None
         if resume:
-            origin = {key: record[key] for key in provenance.KEYS}
+            origin = {key: record[key] for key in provenance.KEYS if key in record}
             saved = folder.reopen(output, identity, origin)
         else:
             folder.begin(output, record)

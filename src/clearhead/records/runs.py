@@ -1,0 +1,195 @@
+"""The one model of records: runs, and measures with their dimensions."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+Line = dict[str, Any]
+Key = tuple[str, frozenset[tuple[str, Any]]]
+
+BASELINE = "transformer"
+# Dimensions of a measure's line, in the order in which a reader should meet them. One that is
+# absent means "pooled over"; without a step it was measured at the end, without a scheme in full
+# precision. The line's other keys are details, which identify nothing.
+DIMENSIONS = (
+    *("task", "scaling", "factor", "length", "depth", "scheme"),
+    *("split", "map", "layer", "head", "tokens", "step"),
+)
+SPLIT = "validation"  # of a measure that names none
+INPUT = -1  # the layer number of the stream before the first block
+MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
+COMPARISON, DIAGNOSIS, QUANTIZATION = "comparison", "diagnosis", "quantization"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One number with its dimensions.
+
+    Attributes:
+        value: None where it could not be measured, for the `reason`.
+        details: facts about this number: "reason", "interval" (low, high), "stderr", "items" (a
+            number for each key or document), "family" and "bits" of a scheme.
+    """
+
+    metric: str
+    value: float | None
+    dimensions: Line = field(default_factory=dict)
+    details: Line = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """The identity of the measure within its run."""
+        return measure_key(self.metric, self.dimensions)
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no value, where that is known."""
+        return self.details.get("reason") if self.value is None else None
+
+    def matches(self, metric: str, dimensions: Line) -> bool:
+        """Whether it is of `metric` at these dimensions, whatever its others are."""
+        return self.metric == metric and all(
+            self.dimensions.get(name) == value for name, value in dimensions.items()
+        )
+
+
+def measure_key(metric: str, dimensions: Line) -> Key:
+    """The identity of a measure; dimensions that are None are absent."""
+    given = {name: value for name, value in dimensions.items() if value is not None}
+    if given.get("split") == SPLIT:
+        del given["split"]
+    return metric, frozenset(given.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One model: its header and everything recorded under its name.
+
+    Attributes:
+        arm: what is compared, by the name a reader sees: a preset with its changes, or a model.
+        study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
+        payloads: lines that are no single number, by kind: curve, channel, note, advice, cell.
+    """
+
+    id: str
+    arm: str
+    preset: str
+    label: str
+    seed: int
+    study: str
+    header: Line
+    steps: list[Line] = field(default_factory=list)
+    measures: dict[Key, Measure] = field(default_factory=dict)
+    attention: dict[tuple[int, int, str], Line] = field(default_factory=dict)
+    payloads: dict[str, list[Line]] = field(default_factory=dict)
+
+    def measure(self, metric: str, **dimensions: Any) -> Measure | None:
+        """The measure at exactly these dimensions, if it was recorded."""
+        return self.measures.get(measure_key(metric, dimensions))
+
+    def value(self, metric: str, **dimensions: Any) -> float | None:
+        """The value at exactly these dimensions, if there is one."""
+        found = self.measure(metric, **dimensions)
+        return None if found is None else found.value
+
+    def select(self, metric: str, **dimensions: Any) -> list[Measure]:
+        """All measures of `metric` at these dimensions, whatever their others are."""
+        return [one for one in self.measures.values() if one.matches(metric, dimensions)]
+
+    def payload(self, kind: str, **having: Any) -> list[Line]:
+        """The lines of a kind that have these values."""
+        lines = self.payloads.get(kind, [])
+        return [line for line in lines if all(line.get(k) == v for k, v in having.items())]
+
+    @property
+    def cells(self) -> list[Line]:
+        """The lines of its evaluation, as they were written."""
+        return self.payloads.get("cell", [])
+
+    @property
+    def trained_somewhere(self) -> bool:
+        """Whether the run was trained, and says on which device; some were only evaluated."""
+        return bool(self.steps and self.header.get("device"))
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Training length in tokens, where the header names it."""
+        length = (self.header.get("train") or {}).get("sequence_length")
+        return length if isinstance(length, int) else None
+
+    @property
+    def budget(self) -> float | None:
+        """Tokens that the run read, or else was to read."""
+        if self.steps and self.steps[-1].get("tokens"):
+            return float(self.steps[-1]["tokens"])
+        planned = (self.header.get("train") or {}).get("tokens")
+        return None if planned is None else float(planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Runs, in the order in which they were recorded."""
+
+    runs: tuple[Run, ...]
+
+    def labels(self) -> list[str]:
+        """The run just made ("") first, then each committed record."""
+        return sorted(dict.fromkeys(run.label for run in self.runs), key=lambda label: label != "")
+
+    def labelled(self, label: str) -> "Records":
+        """The runs of one label."""
+        return Records(runs=tuple(run for run in self.runs if run.label == label))
+
+    def on_one_device(self) -> "Records":
+        """Without the runs that were trained on another device than most were: times and memory do
+        not compare between them. A device is known by its kind and its number of threads."""
+        trained = Counter(run.header["device"] for run in self.runs if run.trained_somewhere)
+        most = [device for device, _ in trained.most_common(1)]
+        alike = (
+            run for run in self.runs if not run.trained_somewhere or run.header["device"] in most
+        )
+        return Records(runs=tuple(alike))
+
+    def arms(self) -> list[str]:
+        """The reference first: the first arm of the baseline, if it was compared; the others as
+        recorded."""
+        names = dict.fromkeys(run.arm for run in self.runs)
+        reference = next((run.arm for run in self.runs if run.preset == BASELINE), None)
+        return sorted(names, key=lambda name: name != reference)
+
+    def of(self, arm: str) -> list[Run]:
+        """The runs of one arm, by seed."""
+        return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
+
+    def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
+        """{seed: value} of a measure, without the runs that lack it or could not give it."""
+        found = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def reason(self, arm: str, metric: str, **dimensions: Any) -> str | None:
+        """Why a measure has no value, where its line says so."""
+        found = (run.measure(metric, **dimensions) for run in self.of(arm))
+        return next((str(one.reason) for one in found if one is not None and one.reason), None)
+
+    def dimension(self, metric: str, name: str, arm: str | None = None, **fixed: Any) -> list[Any]:
+        """Every value that dimension `name` takes in measures of `metric`, sorted; maps in their
+        usual order."""
+        values = {
+            one.dimensions[name]
+            for run in self.runs
+            if arm is None or run.arm == arm
+            for one in run.select(metric, **fixed)
+            if one.dimensions.get(name) is not None
+        }
+        return ordered_maps(values) if name == "map" else sorted(values)
+
+    def sequence_length(self) -> int | None:
+        """The training length, where all runs share one."""
+        lengths = {run.sequence_length for run in self.runs}
+        return lengths.pop() if len(lengths) == 1 else None
+
+
+def ordered_maps(names: Iterable[str]) -> list[str]:
+    """The names of attention maps: the known ones in their usual order, then the others."""
+    return sorted(sorted(names), key=lambda name: MAPS.index(name) if name in MAPS else len(MAPS))

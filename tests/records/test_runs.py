@@ -1,0 +1,136 @@
+"""Every form of record that was ever written, read into one model."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.records.loading import load, parse
+from clearhead.records.runs import Measure
+
+RESULTS = Path(__file__).parents[2] / "results"
+# Of other formats: times of kernels, and a sweep that no run's file holds.
+OTHERS = ("bench", "gpu", "learning-rates")
+FILES = sorted(path for path in RESULTS.glob("*.jsonl") if path.stem not in OTHERS)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_committed_file_loads_whole(path: Path) -> None:
+    lines = lines_of(path)
+    records = load(path)
+    headers = [x for x in lines if x["kind"] in ("run", "diagnosis", "quantization")]
+    assert {run.id for run in records.runs} == {x["run"] for x in headers}
+    numbers = Counter[str]()
+    for line in lines:
+        if line["kind"] == "measure":
+            numbers[line["metric"]] += 1
+        elif line["kind"] == "scheme":
+            numbers["perplexity"] += 1
+            numbers["added_perplexity"] += line["delta"] is not None
+        elif line["kind"] == "cell":
+            numbers.update(line["headlines"])
+    measures = [one for run in records.runs for one in run.measures.values()]
+    assert Counter(one.metric for one in measures) == numbers
+    kinds = Counter(line["kind"] for line in lines)
+    assert sum(len(run.steps) for run in records.runs) == kinds["step"]
+    assert sum(len(run.attention) for run in records.runs) == kinds["attention"]
+    for kind in ("cell", "curve", "advice"):
+        assert sum(len(run.payload(kind)) for run in records.runs) == kinds[kind]
+
+
+def test_values_of_committed_files_stand_under_their_dimensions() -> None:
+    passkey = load(RESULTS / "passkey.jsonl")
+    cell = next(
+        x
+        for x in lines_of(RESULTS / "passkey.jsonl")
+        if x["kind"] == "cell" and x["run"] == "coca/seed1" and x["task"] == "passkey"
+        if x["at"]["scaling"] == "none" and x["at"]["length"] == 512
+    )
+    (run,) = [run for run in passkey.of("coca") if run.seed == 1]
+    found = run.measure("accuracy", task="passkey", **cell["at"])
+    assert found is not None
+    assert found.value == cell["result"]["accuracy"]
+    assert found.details["interval"] == (cell["result"]["low"], cell["result"]["high"])
+
+    bits = load(RESULTS / "quantization.jsonl")
+    # The names of folders hold the seed, so that models can be compared over seeds.
+    assert bits.arms() == ["transformer+adamw", "transformer+orthoadam"]
+    assert len(bits.of("transformer+adamw")) == 3
+    first = bits.of("transformer+adamw")[0]
+    assert first.value("perplexity") == pytest.approx(14.418310)
+    assert first.value("added_perplexity", scheme="w8a8-coarse") == pytest.approx(0.016439)
+    scheme = first.measure("perplexity", scheme="w8a8-coarse")
+    assert scheme is not None
+    assert (scheme.details["family"], scheme.details["bits"]) == ("wa-coarse", 8)
+
+    signal = load(RESULTS / "signal.jsonl")
+    assert signal.arms()[0] == "transformer at the start"
+    assert min(signal.dimension("similarity", "layer")) == -1
+    long = load(RESULTS / "tiny-long.jsonl")
+    assert long.values("transformer", "perplexity", length=256) == {
+        0: pytest.approx(37.1671),
+        1: pytest.approx(36.882),
+        2: pytest.approx(35.1017),
+    }
+
+
+def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default() -> None:
+    lines = [
+        {"kind": "run", "run": "a", "preset": "a", "seed": 0},
+        {"kind": "measure", "run": "a", "metric": "m", "value": 1, "split": "validation"},
+        {"kind": "measure", "run": "a", "metric": "m", "value": 2, "layer": 0, "note": "x"},
+        {"kind": "measure", "run": "a", "metric": "m", "value": 3, "layer": 1, "map": None},
+    ]
+    (run,) = parse(lines).runs
+    assert run.value("m") == run.value("m", split="validation", layer=None) == 1
+    assert [one.value for one in run.select("m")] == [1, 2, 3]
+    assert run.measure("m", layer=0) == Measure(
+        metric="m", value=2.0, dimensions={"layer": 0}, details={"note": "x"}
+    )
+    assert run.value("m", layer=2) is None
+
+
+def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own() -> None:
+    scheme = {"kind": "scheme", "run": "a-seed3", "scheme": None, "perplexity": 9.0}
+    other = {**scheme, "scheme": "w8", "perplexity": None, "reason": "no"}
+    header = {"kind": "quantization", "run": "a-seed3"}
+    (run,) = parse([header, scheme, other, header, scheme]).runs
+    assert (run.arm, run.seed, run.study) == ("a", 3, "quantization")
+    assert len(run.measures) == 1
+    assert parse([header, other]).reason("a", "perplexity", scheme="w8") == "no"
+    trained = {"kind": "run", "run": "b", "preset": "b", "seed": 1}
+    measure = {"kind": "measure", "run": "b", "metric": "m", "value": 1}
+    (run,) = parse([trained, measure, trained]).runs
+    assert run.value("m") == 1
+
+
+def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:
+    documents = [
+        {"document": "x", "loss": 3.1, "perplexity": 22.2},
+        {"document": "y", "loss": 2.9, "perplexity": None},
+    ]
+    cell = {"kind": "cell", "run": "a", "task": "perplexity", "at": {"length": 8, "factor": None}}
+    result = {"perplexity": 20.0, "loss": 3.0, "documents": documents}
+    rest = {"headlines": ["perplexity"], "options": {}, "made": {}, "result": result}
+    (run,) = parse([{"kind": "run", "run": "a", "preset": "a", "seed": 0}, {**cell, **rest}]).runs
+    found = run.measure("perplexity", task="perplexity", length=8)
+    assert found is not None
+    assert found.details["items"] == pytest.approx([22.0, 18.0])
+    assert [one.value for one in run.select("document_perplexity")] == [22.2, None]
+
+
+def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text('{"kind": "diagnosis", "run": "x"}\n')
+    with pytest.raises(ClearheadError, match="a second diagnosis named 'x'"):
+        load([tmp_path / "one", tmp_path / "two"])
+    (tmp_path / "one").write_text('{"kind": "diagnosis", "run": "x"}\n' * 2)
+    with pytest.raises(ClearheadError, match=r"line 2: not a record: a second diagnosis"):
+        load(tmp_path / "one")
