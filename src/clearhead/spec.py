@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.ranges import Range
+from clearhead.ranges import WIDEST, Range
 
 # The smallest and the largest number that float32 holds in full, in which models are made.
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -50,7 +50,9 @@ def check_ranges(numbers: Any) -> None:
     """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
     for name, allowed in RANGES.items():
         value = getattr(numbers, name, None)
-        if value is not None and not isinstance(value, str) and not allowed.holds(value):
+        if value is None or isinstance(value, str):
+            continue
+        if not allowed.holds(value) or (isinstance(value, int) and abs(value) >= WIDEST):
             raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
 
 

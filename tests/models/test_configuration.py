@@ -91,7 +91,7 @@ WITH = {  # what a key needs to be of effect
 }
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, 10**23], ids=str)
 @pytest.mark.parametrize("key", [key for key, hint in NUMBERS.items() if hint is not int])
 def test_no_number_leaves_float32(key, value):
     with pytest.raises(ClearheadError, match=f"{key} must be .*number.*; found"):

@@ -93,9 +93,12 @@ def parse(
 
 def _one_line(box: str) -> str:
     """What tyro says in the first part of a box, and the options that its other parts propose."""
-    first, *others = re.split("^│ ─+ │$", box, flags=re.MULTILINE)
-    words = re.sub("^╭.*|[│╰╯─]", " ", first, flags=re.MULTILINE).split()
-    near = re.findall(r"^│ +(--\S+)", "".join(others), flags=re.MULTILINE)
+    lines = [line.strip("│ ") for line in box.splitlines() if line[:1] not in ("╭", "╰")]
+    parts = re.split("^[─-]{3,}$", "\n".join(lines), flags=re.MULTILINE)
+    # Where the output's encoding has no boxes, the title is a part of its own.
+    said, *others = parts if "╭" in box or len(parts) == 1 else parts[1:]
+    words = said.split()
+    near = re.findall(r"^(--\S+)", "".join(others), flags=re.MULTILINE)
     hint = f": did you mean {' or '.join(near)}?" if near and "Unrecognized" in words else ""
     return " ".join(words).rstrip(".") + hint
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead import ops
-from clearhead.diagnose.running import layers_of
 from clearhead.diagnose.stand_in import StandIn
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import layers_of
 from clearhead.nn.attention import Attention
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
