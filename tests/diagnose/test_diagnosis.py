@@ -13,8 +13,8 @@ from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held, run
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import AttentionProfile
-from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.diagnose.stream import stream_profile
+from clearhead.models.inspection import longest_text, within_memory
 
 from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 

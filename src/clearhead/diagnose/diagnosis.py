@@ -14,11 +14,11 @@ from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.order import OrderProfile
 from clearhead.diagnose.profile import TILE, AttentionProfile
-from clearhead.diagnose.running import backbone, batches, evaluating, longest_text, within_memory
 from clearhead.diagnose.spectrum import SpectrumProfile
 from clearhead.diagnose.stream import stream_profile
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import backbone, batches, evaluating, longest_text, within_memory
 
 LONGEST_EXTRAPOLATION = 8192  # tokens that are run unasked
 

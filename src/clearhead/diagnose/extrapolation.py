@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import TILE
-from clearhead.diagnose.running import backbone, evaluating, layers_of
 from clearhead.diagnose.weights import AttentionCall, Scores
+from clearhead.models.inspection import backbone, evaluating, layers_of
 
 LAST = 32  # queries, at the end of the training length and at the end of the text
 NEAR = 64  # keys

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.diagnose.running import layers_of
 from clearhead.errors import choose
+from clearhead.models.inspection import layers_of
 
 TOKENS = ("first", "rest")
 METRICS = ("kurtosis", "largest_activation", "maximum_activation", "undefined_kurtosis")
@@ -125,7 +125,7 @@ def hidden_statistics(model: Any) -> Iterator[HiddenStatistics]:
     Memory: a few copies of one layer's output, in float32.
 
     Raises:
-        ClearheadError: as `clearhead.diagnose.running.layers_of`.
+        ClearheadError: as `clearhead.models.inspection.layers_of`.
     """
     statistics = HiddenStatistics()
 

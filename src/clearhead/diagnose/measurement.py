@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clearhead.diagnose.attention import attention_statistics
 from clearhead.diagnose.hidden import hidden_statistics
-from clearhead.diagnose.running import backbone, batches, evaluating
+from clearhead.models.inspection import backbone, batches, evaluating
 
 
 def measure(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.diagnose.hidden import HiddenStatistics
-from clearhead.diagnose.running import backbone, batches, evaluating, layers_of
+from clearhead.models.inspection import backbone, batches, evaluating, layers_of
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 
 

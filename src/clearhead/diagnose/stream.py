@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
 from clearhead.diagnose.largest import Histogram, Largest, median_of, ranks_of, together
-from clearhead.diagnose.running import layers_of
+from clearhead.models.inspection import layers_of
 
 DEFINITIONS = {
     "kurtosis": "E[(x−µ)⁴] / E[(x−µ)²]² per token over channels, mean over tokens: raw, 3 for a "
@@ -258,7 +258,7 @@ def stream_profile(model: Any) -> Iterator[StreamProfile]:
     """Observe the stream before the first block and after each, of all that runs in the body.
 
     Raises:
-        ClearheadError: as `clearhead.diagnose.running.layers_of`.
+        ClearheadError: as `clearhead.models.inspection.layers_of`.
     """
     profile = StreamProfile()
     layers = layers_of(model)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.diagnose.running import backbone, batches, evaluating
 from clearhead.errors import ClearheadError
 from clearhead.eval import Questions, accuracy, perplexity
+from clearhead.models.inspection import backbone, batches, evaluating
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
 

@@ -9,9 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.train.compiling import decoder_layers
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
+
+    Raises:
+        ClearheadError: where the model has no such list.
+    """
+    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ClearheadError(
+        f"{type(model).__name__} has no list of {count} decoder layers to compile: "
+        "train it with compile none"
+    )
 
 
 def layers_of(model: Any) -> list[nn.Module]:
