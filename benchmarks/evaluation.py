@@ -9,7 +9,6 @@ import torch
 from benchmarks.race import Ratio, ratio_of
 from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
-from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
 from clearhead.eval.passkey import PasskeyTask
@@ -17,6 +16,7 @@ from clearhead.eval.sliding import sliding, windows_of
 from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.inspection import evaluating
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SECONDS = 180.0  # promised for 20 trials at each length on two cores

@@ -13,7 +13,6 @@ from clearhead.cli.options import overrides, parse
 from clearhead.cli.report import publish_diagnosis
 from clearhead.data import Corpus, DataConfig
 from clearhead.diagnose.diagnosis import LESS_MEMORY
-from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.checkpoints import (
     is_preset,
@@ -24,6 +23,7 @@ from clearhead.experiments.checkpoints import (
 )
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
 from clearhead.experiments.opening import OpensModels
+from clearhead.models.inspection import within_memory
 from clearhead.records.files import write_text
 from clearhead.report.diagnosis import encode
 from clearhead.terminal import printable, say

@@ -7,10 +7,10 @@ import torch
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.opening import OpensModels
+from clearhead.models.inspection import longest_text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 

@@ -8,12 +8,12 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig, prepare
-from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError, require
 from clearhead.eval import load_questions
 from clearhead.experiments import deployment, quantization
 from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
 from clearhead.experiments.opening import OpensModels
+from clearhead.models.inspection import within_memory
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, scheme
 from clearhead.quantize.deploy import deploy

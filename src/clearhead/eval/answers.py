@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.running import evaluating
 from clearhead.eval.prefill import Prefill, Prompt, State
 from clearhead.eval.rope_limits import check_length, reset_dynamic_rope
+from clearhead.models.inspection import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,12 @@ from torch import Tensor
 from clearhead.data.draws import Draws
 from clearhead.diagnose.attention import named_maps
 from clearhead.diagnose.interface import probing
-from clearhead.diagnose.running import evaluating
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths
+from clearhead.models.inspection import evaluating
 
 SPANS = ("answer", "noise", "other")
 

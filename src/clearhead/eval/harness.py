@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
 from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Advanced, Cell, Subject, check_count
+from clearhead.models.inspection import evaluating
 
 # What lm-eval raises where a task does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)

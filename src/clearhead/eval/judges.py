@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clearhead.data.tokenizer import Encoder
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.briefs import Frame
@@ -20,6 +19,7 @@ from clearhead.eval.endpoint import Endpoint
 from clearhead.eval.fingerprints import weights_digest
 from clearhead.eval.judge_config import JudgeConfig
 from clearhead.eval.prefill import Prompt
+from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 
 _MARKS = r"(?:[^\w\n]|_)*"

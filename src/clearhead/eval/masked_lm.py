@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from clearhead.data import Corpus, Masking, windows, with_mask_token
 from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.data.config import SHARE
-from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
 from clearhead.eval.task import Advanced, Cell, Subject
+from clearhead.models.inspection import batches, evaluating, longest_text
 
 BATCH = 4096  # tokens run together
 

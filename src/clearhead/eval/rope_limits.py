@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
+from clearhead.models.inspection import longest_text
 
 BY_LENGTH = ("dynamic", "longrope")
 

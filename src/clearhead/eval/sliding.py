@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from clearhead.diagnose.running import batches, evaluating
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
+from clearhead.models.inspection import batches, evaluating
 
 
 class Window(NamedTuple):

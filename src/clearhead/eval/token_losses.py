@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.diagnose.running import backbone
 from clearhead.eval.rope_limits import reset_dynamic_rope
+from clearhead.models.inspection import backbone
 
 LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
 

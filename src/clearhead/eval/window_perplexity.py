@@ -9,9 +9,9 @@ from torch import Tensor
 
 from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, opens, told_apart
-from clearhead.diagnose.running import batches, evaluating, longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
+from clearhead.models.inspection import batches, evaluating, longest_text
 
 BATCH = 4096  # tokens run together by `lengths`
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.data import Corpus, windows
 from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
-from clearhead.diagnose.running import longest_text
+from clearhead.models.inspection import longest_text
 from clearhead.ranges import Count, Length, Range, check
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory

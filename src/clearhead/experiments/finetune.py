@@ -11,11 +11,11 @@ import torch
 
 from clearhead.data import DataConfig, Labelled, LabelledBatches, Task, labelled
 from clearhead.data.tasks import GLUE
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.building import best_device
 from clearhead.experiments.classifiers import load_classifier, load_tokenizer
+from clearhead.models.inspection import longest_text
 from clearhead.models.loading import resolved
 from clearhead.ranges import Natural, check
 from clearhead.records import manifest
