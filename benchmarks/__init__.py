@@ -24,6 +24,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "quantize": ("quantize", "quantize"),
     "passkey": ("evaluation", "passkey"),
     "sliding": ("evaluation", "sliding_windows"),
+    "start": ("start", "start"),
     "demo": ("demo", "demo"),
 }
 

@@ -9,9 +9,9 @@ from transformers import DynamicCache
 
 from benchmarks.race import Ratio, faster_paths
 from benchmarks.training import FOR_LIFE, optimizer_step
-from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled

@@ -7,10 +7,10 @@ import torch
 from benchmarks.blocks import Setting, built
 from benchmarks.race import Ratio, faster_paths
 from benchmarks.training import optimizer_step
-from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForMaskedLM
 from clearhead.models.causal import IGNORED
+from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig
 

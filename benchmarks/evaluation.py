@@ -13,10 +13,10 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Texts
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
-from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.inspection import evaluating
+from clearhead.models.loading import best_device
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SECONDS = 180.0  # promised for 20 trials at each length on two cores

@@ -8,9 +8,9 @@ from torch import nn
 
 from benchmarks.race import Ratio, ratio_of
 from benchmarks.training import FOR_LIFE, SHAPES, optimizer_step
-from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.loading import best_device
 from clearhead.optim import OrthoAdam, build_optimizer
 from clearhead.optim.rotations import haar
 from clearhead.train import TrainConfig

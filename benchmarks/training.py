@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from benchmarks.race import Ratio, faster_paths
-from clearhead.experiments.building import best_device
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled

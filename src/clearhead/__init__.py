@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         ClearheadForSequenceClassification,
         preset,
         presets,
+        register_preset,
     )
+    from clearhead.nn.registry import register
 
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
 
@@ -34,6 +36,8 @@ __all__ = [
     "__version__",
     "preset",
     "presets",
+    "register",
+    "register_preset",
 ]
 
 

@@ -6,30 +6,11 @@ table, `clearhead plan` and the documentation read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.ranges import WIDEST, Range
-
-AXES: Mapping[str, str] = {
-    "scores": "how a query is compared with a key",
-    "normalizer": "how a row of scores becomes weights",
-    "maps": "how attention maps are combined into one",
-    "shaping": "how the attention matrix meets the identity",
-    "epilogue": "what becomes of the heads before the output projection",
-    "values": "what attention averages",
-    "projections": "how the heads are written into the stream",
-    "position": "how order enters",
-    "direction": "which keys a query may see",
-    "norm": "what is normalised, and by which gain",
-    "mlp": "the position-wise network",
-    "order": "whether the MLP reads what attention wrote, or what attention read",
-    "attention_skip": "what of the stream passes by attention",
-    "mlp_skip": "what of the stream passes by the MLP",
-    "residual_scale": "what moves the gains of the two branches",
-}
-
 
 # The smallest and the largest number that float32 holds in full, in which models are made.
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -75,6 +56,10 @@ def check_ranges(numbers: Any) -> None:
             raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
 
 
+def _axis(default: str, summary: str) -> Any:
+    return field(default=default, metadata={"axis": summary})
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One layer, fully described. Widths count the baseline: heads × head_dim of plain attention.
@@ -112,26 +97,32 @@ class LayerSpec:
     mlp_gain: float | None = None
     mlp_skip_gain: float | None = None
     dropout: float = 0.0
-    scores: str = "dot"
-    normalizer: str = "softmax"
-    maps: str = "single"
-    shaping: str = "none"
-    epilogue: str = "none"
-    values: str = "linear"
-    projections: str = "linear"
-    position: str = "rope"
-    direction: str = "causal"
-    norm: str = "rmsnorm"
-    mlp: str = "swiglu"
-    order: str = "sequential"
-    attention_skip: str = "identity"
-    mlp_skip: str = "identity"
-    residual_scale: str = "trainable"
+    scores: str = _axis("dot", "how a query is compared with a key")
+    normalizer: str = _axis("softmax", "how a row of scores becomes weights")
+    maps: str = _axis("single", "how attention maps are combined into one")
+    shaping: str = _axis("none", "how the attention matrix meets the identity")
+    epilogue: str = _axis("none", "what becomes of the heads before the output projection")
+    values: str = _axis("linear", "what attention averages")
+    projections: str = _axis("linear", "how the heads are written into the stream")
+    position: str = _axis("rope", "how order enters")
+    direction: str = _axis("causal", "which keys a query may see")
+    norm: str = _axis("rmsnorm", "what is normalised, and by which gain")
+    mlp: str = _axis("swiglu", "the position-wise network")
+    order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
+    attention_skip: str = _axis("identity", "what of the stream passes by attention")
+    mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
+    residual_scale: str = _axis("trainable", "what moves the gains of the two branches")
 
     @property
     def width(self) -> int:
         """Channels of all heads together."""
         return self.num_attention_heads * self.head_dim
+
+
+# Each axis, with a line on it: a field of LayerSpec that names a mechanism.
+AXES: Mapping[str, str] = {
+    each.name: each.metadata["axis"] for each in fields(LayerSpec) if "axis" in each.metadata
+}
 
 
 def _refuses_nothing(layer: LayerSpec) -> str | None:
@@ -180,10 +171,30 @@ class Registry:
 
     def __init__(self, declarations: Iterable[Declaration]) -> None:
         self._table: dict[str, dict[str, Declaration]] = {axis: {} for axis in AXES}
+        self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
         for declaration in declarations:
-            if declaration.name in self._table[declaration.axis]:
-                raise ValueError(f"{declaration.axis}={declaration.name} is declared twice")
-            self._table[declaration.axis][declaration.name] = declaration
+            self.add(declaration)
+
+    def add(self, declaration: Declaration, package: str = "clearhead") -> None:
+        """Add a mechanism; again from the same package, in place of the first.
+
+        Raises:
+            ClearheadError: an unknown axis, or a name that another package has taken.
+        """
+        axis, name = choose("axis", declaration.axis, self._table), declaration.name
+        owner = self._packages.get((axis, name), "clearhead")
+        if name in self._table[axis] and (owner != package or package == "clearhead"):
+            raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
+        self._table[axis][name] = declaration
+        if package != "clearhead":
+            self._packages[axis, name] = package
+
+    def packages(self, layers: Iterable[LayerSpec] | None = None) -> set[str]:
+        """Other packages whose mechanisms are in these layers; None: in the registry."""
+        if layers is None:
+            return set(self._packages.values())
+        used = {(axis, getattr(layer, axis)) for layer in layers for axis in AXES}
+        return {package for key, package in self._packages.items() if key in used}
 
     def names(self, axis: str) -> list[str]:
         """The values that the axis takes, in the order of declaration."""

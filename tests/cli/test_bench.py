@@ -14,7 +14,7 @@ import pytest
 import clearhead
 from benchmarks import BENCHES, find
 from benchmarks.race import in_new_process
-from clearhead.cli import main
+from clearhead.cli import VERBS, main
 from clearhead.cli.bench import Command
 
 
@@ -151,3 +151,11 @@ def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
     assert sweep["peer"] == "180 s"
     assert windows["bound"] == 1.1
     assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}
+
+
+def test_the_benchmark_of_starting_measures_every_verb(tmp_path):
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "start", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["ours"] for line in lines] == [f"{verb} --help, CPU seconds" for verb in VERBS]
+    assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] > 0 for line in lines)

@@ -18,8 +18,7 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.compare import CompareConfig
-from clearhead.experiments.evaluating import EvaluateConfig
+from clearhead.experiments.configs import CompareConfig, EvaluateConfig
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
 from clearhead.reproduce.jobs import Job, from_json

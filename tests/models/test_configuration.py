@@ -81,7 +81,7 @@ def test_refusals(keys, message):
 
 NUMBERS = {
     key: hint
-    for key, hint in ClearheadConfig.__annotations__.items()
+    for key, hint in ClearheadConfig.settings().items()
     if float in get_args(hint) or hint in (int, float)
 }
 WITH = {  # what a key needs to be of effect

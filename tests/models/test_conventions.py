@@ -77,7 +77,7 @@ def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
     model = _model(name).bfloat16()
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     maps = model.model.layers[0].self_attn.maps
-    by = maps.coefficients(torch.randn(1, 3, 32).bfloat16())
+    by = maps.lambdas(torch.randn(1, 3, 32).bfloat16())
     assert by is None or by.dtype == torch.float32
     assert model(_ids()).logits.isfinite().all()
 

@@ -124,7 +124,7 @@ def test_a_key_bias_is_a_key_of_value_nothing_beside_the_others(name):
         of = [group // 2 * 2, group // 2 * 2 + 1] if pair else [group]
         value = torch.cat([v[:, g] for g in of], -1)
         outputs.append(scores.softmax(-1)[..., 1:] @ value)
-    lam = attention.maps.coefficients(x)
+    lam = attention.maps.lambdas(x)
     if name == "differential":
         gain = 1 - attention.maps.lambda_init
         outputs = [gain * (a - lam * b) for a, b in zip(outputs[0::2], outputs[1::2], strict=True)]

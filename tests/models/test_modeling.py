@@ -12,7 +12,7 @@ from transformers import (
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS as ALL
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import QueryGroup
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
@@ -253,7 +253,7 @@ def test_output_attentions_are_what_multiplies_the_values(name, heads):
     sums = out.attentions[0].sum(-1)
     first = model.model.layers[0]
     x = first.input_layernorm(model.model.embed_tokens(ids))
-    lam = first.self_attn.maps.coefficients(x)
+    lam = first.self_attn.maps.lambdas(x)
     want = torch.tensor(1.0) if lam is None else 1 - lam
     want = want[..., 0] if want.ndim else want
     assert torch.allclose(sums, want.expand_as(sums), atol=1e-5)
@@ -326,11 +326,11 @@ def test_differential_v2_by_hand():
     lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
     o = o.transpose(1, 2)
     want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
-    context = {"parts": (Part(),), "attend": _implementation}
+    context = {"query_groups": (QueryGroup(),), "attend": _implementation}
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 
-def _implementation(module, q, k, v, *, visibility, coefficients, rows, **options):
+def _implementation(module, q, k, v, *, visibility, lambdas, rows, **options):
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 

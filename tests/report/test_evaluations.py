@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from clearhead import ClearheadError
-from clearhead.cli.report import publish
+from clearhead.cli.publishing import publish
 from clearhead.report import compare_all, load, write_page
 from clearhead.report.evaluation_page import section
 from clearhead.report.evaluation_values import items

@@ -22,7 +22,7 @@ class Command:
 
     names: Positional[tuple[str, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, blocks, encoders, orthoadam, diagnose,
-    quantize, passkey, sliding, demo."""
+    quantize, passkey, sliding, start, demo."""
     rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None

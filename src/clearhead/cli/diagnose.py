@@ -4,29 +4,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.cli.report import publish_diagnosis
-from clearhead.data import Corpus, DataConfig
-from clearhead.diagnose.diagnosis import LESS_MEMORY
+from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.experiments.checkpoints import (
-    is_preset,
-    load_model,
-    own_text,
-    refuse_tokenizer,
-    untrained,
-)
-from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
+from clearhead.experiments.configs import DiagnoseConfig
 from clearhead.experiments.opening import OpensModels
-from clearhead.models.inspection import within_memory
-from clearhead.records.files import write_text
-from clearhead.report.diagnosis import encode
 from clearhead.terminal import printable, say
+
+if TYPE_CHECKING:
+    from clearhead.data import Corpus
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
@@ -60,6 +50,13 @@ def run(words: list[str]) -> int:
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     _refuse_idle(command)
+    from clearhead.cli.publishing import publish_diagnosis
+    from clearhead.diagnose.diagnosis import LESS_MEMORY
+    from clearhead.experiments.diagnosing import diagnosis_records
+    from clearhead.models.inspection import within_memory
+    from clearhead.records.files import write_text
+    from clearhead.report.diagnosis import encode
+
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
@@ -73,7 +70,12 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
+def _loaded(source: str, command: Command) -> tuple[Any, "Corpus"]:
+    import torch
+
+    from clearhead.experiments.building import own_text, untrained
+    from clearhead.experiments.checkpoints import load_model
+
     if source.startswith("init:"):
         torch.manual_seed(0)
         return untrained(
@@ -94,6 +96,9 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
 
 def _refuse_idle(command: Command) -> None:
     """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
+    from clearhead.experiments.building import refuse_tokenizer
+    from clearhead.experiments.checkpoints import is_preset
+
     fresh = [name.removeprefix("init:") for name in command.models if name.startswith("init:")]
     presets = [name for name in fresh if is_preset(name)]
     if not presets:

@@ -5,9 +5,7 @@ from typing import Any
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.evaluating import EvaluateConfig, run_evaluation
-from clearhead.experiments.evaluation import Watcher
-from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.experiments.configs import EvaluateConfig
 from clearhead.terminal import console, say
 
 
@@ -19,7 +17,10 @@ def run(words: list[str]) -> int:
         description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
         "Lists, but of files and sources, may also be separated by commas.",
     )
-    bar = _Bar()
+    from clearhead.cli.progress import Bar
+    from clearhead.experiments.evaluating import run_evaluation
+
+    bar = Bar()
     try:
         with bar:
             lines = run_evaluation(config, watcher=bar, say=say)
@@ -31,54 +32,8 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]]) -> None:
+    from clearhead.report.evaluations import grids, to_console
+
     out = console()
     for grid in grids(lines):
         out.print(to_console(grid, lines[0]["run"]))
-
-
-class _Bar(Watcher):
-    """A line of progress: cells done of all, which one is at work, and how far it is."""
-
-    def __init__(self) -> None:
-        self.lines = list[Mapping[str, Any]]()
-
-    def __enter__(self) -> "_Bar":
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console(stderr=True),
-            transient=True,
-        )
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def started(self, cells: int, done: int) -> None:
-        self._task = self._progress.add_task("", total=cells, completed=done)
-
-    def cell(self, task: str, at: Mapping[str, Any]) -> None:
-        rest = " ".join(
-            f"{key} {value}" for key, value in at.items() if key not in ("scaling", "factor")
-        )
-        self._what, self._steps = f"{task}, {scaling_name(at)}, {rest}", 0
-        self._progress.update(self._task, description=self._what)
-
-    def advanced(self, steps: int) -> None:
-        self._steps += steps
-        self._progress.update(self._task, description=f"{self._what}: {self._steps} done")
-
-    def finished(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(line)
-        self._progress.advance(self._task)

@@ -1,18 +1,16 @@
 """clearhead finetune: a checkpoint on a task of classification."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.experiments.finetune import (
-    RECORDS,
-    FinetuneJob,
-    InterruptedTask,
-    run_finetune,
-)
-from clearhead.report.records import Records
+from clearhead.experiments.configs import RECORDS, FinetuneJob
 from clearhead.terminal import console, say
+
+if TYPE_CHECKING:
+    from clearhead.report.records import Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,8 @@ def run(words: list[str]) -> int:
         description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
         "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
     )
+    from clearhead.experiments.finetune import InterruptedTask, run_finetune
+
     try:
         records = run_finetune(command, say=say)
     except InterruptedTask as stop:
@@ -41,7 +41,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _print(records: Records) -> None:
+def _print(records: "Records") -> None:
     from rich.markup import escape
     from rich.table import Table
 

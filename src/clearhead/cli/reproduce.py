@@ -10,12 +10,10 @@ from typing import Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.cli.report import publish
 from clearhead.errors import ClearheadError, choose
-from clearhead.experiments.evaluating import EvaluateSettings
+from clearhead.experiments.configs import EvaluateSettings
 from clearhead.ranges import Count, Natural
-from clearhead.reproduce import EXPERIMENTS, stages
-from clearhead.reproduce.runner import Stopped
+from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.terminal import say, write
 
@@ -59,6 +57,10 @@ def run(words: list[str]) -> int:
         for one in EXPERIMENTS.values():
             write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
         return 0
+    from clearhead.cli.publishing import publish
+    from clearhead.reproduce import stages
+    from clearhead.reproduce.runner import Stopped
+
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
     trials = _trials(command, output)
     if command.dry_run:
@@ -109,6 +111,8 @@ def _changed(table: Table, command: Command) -> Table:
 
 
 def _print(trials: Sequence[Trial], output: Path) -> None:
+    from clearhead.reproduce import stages
+
     rates = stages.rates(trials, output)
     runs = stages.runs(trials, rates)
     known = {

@@ -103,7 +103,7 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("visibility", "sink", "coefficients", "rows")
+        names = ("visibility", "sink", "lambdas", "rows")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -143,7 +143,7 @@ def _ours(attend: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
         *,
         scaling: float,
         visibility: Visibility,
-        coefficients: Any,
+        lambdas: Any,
         rows: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:

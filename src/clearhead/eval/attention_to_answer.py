@@ -1,4 +1,4 @@
-"""How much attention goes to the answer and how much to noise (arXiv 2410.05258, table 3).
+"""Shares of attention on the answer and on noise (arXiv 2410.05258, table 3).
 
 The last token of a needle prompt, which should find the number, attends to the needle asked for
 (`answer`), to all other text before the question, other needles included (`noise`), and to the

@@ -22,7 +22,7 @@ from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Advanced, Cell, Subject, check_count
 from clearhead.models.inspection import evaluating
 
-# What lm-eval raises where a task does not fit: the model's length, a package, a metric, its data.
+# Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
 
@@ -96,7 +96,7 @@ def evaluate_tasks(
     shots: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What lm-eval's evaluator returns for loaded tasks.
+    """Run loaded tasks by lm-eval's evaluator, and return its results.
 
     Args:
         lm: as `harness_model` makes it.
@@ -120,7 +120,7 @@ def evaluate_tasks(
 
 
 def _prepare(task: Any, shots: int | None, seed: int) -> None:
-    """As lm-eval's `simple_evaluate` does, which also asks git and pip about the machine."""
+    """Set shots and seed as lm-eval's `simple_evaluate` does, which also asks git and pip."""
     stated = task.get_config("num_fewshot")
     if stated is None or (shots is not None and stated != 0):
         task.set_config(key="num_fewshot", value=shots or 0)
@@ -128,7 +128,7 @@ def _prepare(task: Any, shots: int | None, seed: int) -> None:
 
 
 def _seed(seed: int) -> None:
-    """What tasks draw by; lm-eval's `--seed` sets the same."""
+    """Seed the generators that tasks draw from, the same as lm-eval's `--seed`."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -200,7 +200,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             return super().generate_until(requests, disable_tqdm=True)
 
         def _batch_by(self, longest: int) -> None:
-            """As many rows of the longest length as fit; one where padding is not exact."""
+            """Set the batch: rows of this length that fit; one where padding is not exact."""
             rows = batch_tokens // max(1, min(longest, self.max_length))
             self.batch_size_per_gpu = 1 if follow_length(self.model) else max(1, rows)
 

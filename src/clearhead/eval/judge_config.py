@@ -11,7 +11,7 @@ from clearhead.ranges import Count, Positive, check
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
-    """Who says whether texts hold to their documents; nobody unless a model is named."""
+    """The model that judges texts; none unless it is named."""
 
     model: str = ""
     """A folder or hub name; with an endpoint, the name by which it knows the model."""
@@ -84,5 +84,5 @@ class JudgeConfig:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return Path(self.model).name if Path(self.model).is_dir() else self.model

@@ -63,9 +63,9 @@ def masked_loss(
         corpus: with a mask token (`clearhead.data.with_mask_token`).
         length: tokens of a window.
         tokens: validation tokens read, or what there is.
-        share: of the tokens hidden.
-        documents_apart: whether windows are read as training with document masks reads them: no
-            document sees another, and positions begin again in each.
+        share: share of the tokens hidden.
+        documents_apart: True reads windows as training with document masks does: no document sees
+            another, and positions begin again in each.
 
     Returns:
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";

@@ -7,7 +7,7 @@ from typing import Literal
 from clearhead.data.config import SHARE
 from clearhead.eval.judge_config import JudgeConfig
 
-# Of an option that only lists the cells: a cell says which it is, so that others may be added.
+# Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FILL = "fill"
@@ -33,7 +33,7 @@ class AllocationOptions:
     needles: int = 1
     """In a context; one is asked for."""
     digits: int = 5
-    """Of a magic number."""
+    """Digits of a magic number."""
     filler: Filler = "text"
     """Held-out documents, or made sentences."""
 
@@ -63,7 +63,7 @@ class HallucinationOptions:
     chat: bool = False
     """Ask in the tokenizer's chat template; else in plain text, where a line ends an answer."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """Who says whether texts hold to their documents; nobody unless a model is named."""
+    """The model that judges texts; none unless it is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,13 @@ class NeedlesOptions:
     """Retrieval of some of several numbers, by length and depth."""
 
     grid: tuple[str, ...] = ("1x1", "2x2", "4x2", "6x2")
-    """NxR: so many needles, so many of them asked for."""
+    """NxR: N needles, R of them asked for."""
     depths: tuple[float, ...] = DEPTHS
     """Shares of the filler that come before the needles asked for."""
     samples: int = 50
     """Contexts at each length and depth."""
     digits: int = 5
-    """Of a magic number."""
+    """Digits of a magic number."""
     filler: Filler = "text"
     """Held-out documents, or made sentences."""
     new_tokens: int = 10
@@ -115,7 +115,7 @@ class PasskeyOptions:
     trials: int = 20
     """Keys at each length and depth."""
     digits: int = 5
-    """Of a key."""
+    """Digits of a key."""
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
     new_tokens: int | None = None
@@ -164,7 +164,7 @@ class ShotsOptions:
     queries: int = 100
     """Texts asked for in a cell."""
     orders: tuple[str, ...] = ("random", "alternating")
-    """Of demonstrations: random, or alternating, labels in rotation."""
+    """Orders of demonstrations: random, or alternating, labels in rotation."""
     permutations: int = 5
     """Orders drawn of each kind, of the same demonstrations."""
 

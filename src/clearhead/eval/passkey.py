@@ -103,7 +103,7 @@ def scores(
     leads: Sequence[int],
     together: int = 1,
 ) -> dict[str, Any]:
-    """How often numbers were found, and by item, so that the error of drawing items can be had.
+    """Shares of numbers found, and by item, for the standard error of drawing items.
 
     Args:
         leads: tokens of a forced answer that come before its number.

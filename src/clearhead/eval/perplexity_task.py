@@ -22,7 +22,7 @@ class PerplexityTask(PerplexityOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            next(windows_of(2, length, self._stride(length)))  # refuses what cannot be
+            next(windows_of(2, length, self._stride(length)))  # refuses impossible strides
             subject.check_length(length)
         self.chosen(subject)
         # The longest decides which documents are read.
@@ -61,7 +61,7 @@ class PerplexityTask(PerplexityOptions):
         }
 
     def chosen(self, subject: Subject) -> list[Document]:
-        """What is read: the same for every length."""
+        """The documents that are read, the same for every length."""
         longest = subject.lengths[-1]
         if self.text == "stream":
             if self.document_tokens is not None:

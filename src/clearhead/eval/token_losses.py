@@ -1,4 +1,4 @@
-"""The surprise at each token, without ever holding [B, T, vocabulary]."""
+"""Loss of each token, without ever holding [B, T, vocabulary]."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -64,7 +64,7 @@ class Losses:
 
 
 def head_makes_logits(model: Any, ids_BT: Tensor) -> bool:
-    """Whether the logits are just the output matrix applied to the last hidden state.
+    """True if the logits are just the output matrix applied to the last hidden state.
 
     Some models scale or cap them afterwards. Tried on a few tokens rather than looked up.
     """

@@ -1,4 +1,4 @@
-"""Perplexity of any causal language model of transformers, on windows of any length."""
+"""Perplexity of causal language models of transformers, on windows of any length."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ BATCH = 4096  # tokens run together by `lengths`
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """How well a text was predicted.
+    """Loss and perplexity of a text.
 
     Attributes:
         length: tokens in a window.
         tokens: predicted tokens, length − 1 a window, less those that begin another document
             where documents are told apart.
-        loss: mean cross-entropy, nats a predicted token; None where the model cannot.
-        perplexity: exp(loss); None where the model cannot.
-        reason: why it cannot.
+        loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
+        perplexity: exp(loss), or None.
+        reason: why there is no loss.
     """
 
     length: int

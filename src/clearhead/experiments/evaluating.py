@@ -1,72 +1,22 @@
 """An evaluation as a value: which model, which tasks, on what text; and its run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tyro.conf import Positional
-
-from clearhead.data import DataConfig, prepare
+from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
-from clearhead.experiments.checkpoints import load_model, refuse_tokenizer
+from clearhead.eval.options import OPTIONS
+from clearhead.experiments.building import refuse_tokenizer
+from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
-from clearhead.experiments.opening import OpensModels
 from clearhead.models import SCALINGS
-from clearhead.ranges import Count, Length, check
 from clearhead.records.lock import hold_file
 from clearhead.train.folder import RUN_FILE, read_record
 
 MASKED, HARNESS = "masked", "lm_eval"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(OpensModels):
-    """What to measure, on what text."""
-
-    model: Positional[str]
-    """A checkpoint's folder (RUN/final), or a hub name."""
-    tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked one; any other name is a task of lm-eval. Unless given, perplexity or
-    masked."""
-    lengths: tuple[Length, ...] = ()
-    """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
-    tokens: Length = 65_536
-    """Tokens of text read at each length, about."""
-    rope_scaling: tuple[str, ...] = (NONE,)
-    """Of none, linear, ntk, dynamic, dynamic-causal, yarn: each task is measured under each."""
-    factors: tuple[str, ...] = ()
-    """Factors of the scalings."""
-    split: Literal["validation", "all"] = "validation"
-    """Documents that are read: the held-out ones, or all (for a file that no training saw)."""
-    batch_tokens: Count = 8192
-    """Tokens run together; no result depends on it."""
-    seed: int = 0
-    """Of keys, needles, places and samples."""
-    name: str = ""
-    """The run's name in the records; unless given, that of the training run, or the folder's."""
-    label: str = ""
-    """Names the set of records on a report."""
-    records: Path | None = None
-    """Append each cell to this file as it is done; the same command goes on where it stopped.
-    Texts that a task has the model write are kept beside it, in FILE.texts."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and split; the tokenizer is the model's own."""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-EvaluateConfig = make_dataclass(
-    "EvaluateConfig",
-    [(name, kind, field(default_factory=kind)) for name, kind in TASKS.items()],
-    bases=(EvaluateSettings,),
-    frozen=True,
-    kw_only=True,
-    namespace={"__doc__": EvaluateSettings.__doc__},
-)
 
 
 def run_evaluation(
@@ -137,12 +87,12 @@ def _tasks(config: Any, named: list[str], model: Any) -> dict[str, Task]:
     if misfits := [name for name in names if (name == MASKED) != masked]:
         does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
         raise ClearheadError(f"{misfits[0]} is not for {config.model}, which predicts {does}")
-    for name, kind in TASKS.items():
+    for name, kind in OPTIONS.items():
         if name not in names and getattr(config, name) != kind():
             raise ClearheadError(
                 f"options of {name} have no effect without it: add it to --tasks, or leave them out"
             )
-    return {name: getattr(config, name) for name in names}
+    return {name: TASKS[name](**vars(getattr(config, name))) for name in names}
 
 
 def _variants(config: Any) -> list[Scaling]:

@@ -1,4 +1,4 @@
-"""Consent to the code of a model that a user names."""
+"""The option of every job that opens a model."""
 
 from dataclasses import dataclass
 

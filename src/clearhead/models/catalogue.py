@@ -1,5 +1,6 @@
 """Named models: a point on the axes at a size, matched in parameters to the baseline."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -160,8 +161,34 @@ _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("bert-sas", "crammed"): {"mlp_gain": 0.05},
     ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
 }
+_OWN = frozenset(PRESETS)
 # Another value of these has another MLP width.
 _SHAPING_KEYS = ("hidden_size", "mlp", "bias")
+
+
+def register_preset(
+    name: str,
+    changes: dict[str, Any],
+    summary: str,
+    at_size: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Add a preset of another package; again by the same name, in place of the first.
+
+    Args:
+        changes: what it changes of the baseline.
+        summary: one line for tables and help.
+        at_size: by size, what it has at that size only, such as an `intermediate_size` that matches
+            the baseline's parameters.
+
+    Raises:
+        ClearheadError: a name of clearhead's own, an unknown size.
+    """
+    if name in _OWN:
+        raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
+    for size in at_size or ():
+        choose("size", size, SIZES)
+    PRESETS[name], SUMMARIES[name] = dict(changes), summary
+    _AT_SIZE.update({(name, size): keys for size, keys in (at_size or {}).items()})
 
 
 def presets() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The configuration of a clearhead model: flat, one name on each axis, nothing unknown accepted."""
 
+import dataclasses
 import difflib
 import os
 import types
@@ -13,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.layers import SLIDING, settle_layers
 from clearhead.nn.registry import REGISTRY
-from clearhead.spec import AXES, LayerSpec, check_ranges
+from clearhead.spec import LayerSpec, check_ranges
 
 STUB = "modeling_clearhead.py"
 _AUTO = {
@@ -55,7 +56,22 @@ _ABSENT = {
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
-class ClearheadConfig(PreTrainedConfig):
+# What a layer and its model have by one name, type and default: axes and numbers (`LayerSpec`).
+_OF_LAYERS = {
+    each.name: each
+    for each in dataclasses.fields(LayerSpec)
+    if each.default is not dataclasses.MISSING and each.name != "mlp_gain"  # may be "depth" here
+}
+_LayerFields: Any = dataclasses.make_dataclass(
+    "_LayerFields",
+    [(name, each.type, each.default) for name, each in _OF_LAYERS.items()],
+    kw_only=True,
+    eq=False,
+    repr=False,
+)
+
+
+class ClearheadConfig(PreTrainedConfig, _LayerFields):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
@@ -92,6 +108,9 @@ class ClearheadConfig(PreTrainedConfig):
     adds to a stream that passes by it, and before a classification head's last matrix; attention
     maps keep theirs, and so does a branch that is the stream itself.
 
+    `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
+    none; it is found by itself, and a saved model is opened only where they have been imported.
+
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
             cannot be built or would have no effect, saying what to change.
@@ -107,47 +126,19 @@ class ClearheadConfig(PreTrainedConfig):
     num_attention_heads: int = 6
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
-    sliding_window: int | None = None
     layer_types: list[str] | None = None
     layer_overrides: list[dict[str, Any]] | None = None
-    lambda_init: float | None = None
-    head_norm: str = "affine"
+    requires: list[str] | None = None
     num_value_heads: int | None = None
     first_values: str | None = None
-    value_init: str | None = None
-    value_gain: float = 1.0
-    query_range: float | None = None
-    attention_gain: float | None = None
     mlp_gain: float | str | None = None
-    mlp_skip_gain: float | None = None
     embedding_norm: str = "none"
-    dropout: float = 0.0
-    bias: bool = False
-    norm_eps: float = 1e-5
-    initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-
-    scores: str = "dot"
-    normalizer: str = "softmax"
-    maps: str = "single"
-    shaping: str = "none"
-    epilogue: str = "none"
-    values: str = "linear"
-    projections: str = "linear"
-    position: str = "rope"
-    direction: str = "causal"
-    norm: str = "rmsnorm"
-    mlp: str = "swiglu"
-    order: str = "sequential"
-    attention_skip: str = "identity"
-    mlp_skip: str = "identity"
-    residual_scale: str = "trainable"
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
@@ -163,8 +154,14 @@ class ClearheadConfig(PreTrainedConfig):
 
         transformers would set it afterwards, unchecked.
         """
-        own = {key: kwargs.pop(key) for key in _fields().keys() & kwargs.keys()}
+        own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
         return super().from_dict(config_dict | own, **kwargs)
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """The keys that clearhead itself declares, and their types."""
+        hints = {**_LayerFields.__annotations__, **ClearheadConfig.__annotations__}
+        return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
         """Derive what is None, and check everything; models do so again before they are built.
@@ -188,6 +185,7 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
+        self._check_packages()
         settle_layers(self)
         self._settle_rope()
         self._check()
@@ -197,13 +195,14 @@ class ClearheadConfig(PreTrainedConfig):
         assert self.num_key_value_heads is not None
         assert self.head_dim is not None
         assert self.intermediate_size is not None
-        axes = {axis: getattr(self, axis) for axis in AXES}
+        own = {name: getattr(self, name) for name in _OF_LAYERS}
         if index == 0:
-            axes["norm"] = self.outer_norm
-            axes["values"] = self.first_values or self.values
+            own |= {"norm": self.outer_norm, "values": self.first_values or self.values}
         if self.layer_overrides is not None:
-            axes |= self.layer_overrides[index]
-        own_values = axes["shaping"] != "none" or axes["values"] != "linear"
+            own |= self.layer_overrides[index]
+        if not self._slides(index):
+            own["sliding_window"] = None
+        own_values = own["shaping"] != "none" or own["values"] != "linear"
         shared = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
@@ -214,22 +213,9 @@ class ClearheadConfig(PreTrainedConfig):
             num_key_value_heads=self.num_key_value_heads,
             num_value_heads=shared if self.num_value_heads is None else self.num_value_heads,
             head_dim=self.head_dim,
-            norm_eps=self.norm_eps,
-            bias=self.bias,
-            initializer_range=self.initializer_range,
             rope_parameters=dict(self.rope_parameters or _ROPE),
-            max_position_embeddings=self.max_position_embeddings,
-            sliding_window=self.sliding_window if self._slides(index) else None,
-            lambda_init=self.lambda_init,
-            head_norm=self.head_norm,
-            query_range=self.query_range,
-            value_init=self.value_init,
-            value_gain=self.value_gain,
-            attention_gain=self.attention_gain,
             mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
-            mlp_skip_gain=self.mlp_skip_gain,
-            dropout=self.dropout,
-            **axes,
+            **own,
         )
 
     @property
@@ -256,9 +242,9 @@ class ClearheadConfig(PreTrainedConfig):
         """Raise a ClearheadError for a key that has no effect, naming the near misses."""
         if key in _ABSENT:
             raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
-        if key in _fields():
+        if key in self.settings():
             raise ClearheadError(f"{key} is of the configuration: set it there")
-        near = difflib.get_close_matches(key, _fields(), n=3)
+        near = difflib.get_close_matches(key, self.settings(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
         raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
@@ -269,11 +255,18 @@ class ClearheadConfig(PreTrainedConfig):
                 self.refuse(key)
 
     def _check_types(self) -> None:
-        for key, hint in _fields().items():
+        for key, hint in self.settings().items():
             value = getattr(self, key)
             if not _accepts(hint, value):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
+
+    def _check_packages(self) -> None:
+        for package in self.requires or ():
+            if package not in REGISTRY.packages():
+                raise ClearheadError(
+                    f"this model has mechanisms of the package {package!r}: import {package} first"
+                )
 
     def _layers(self) -> list[LayerSpec]:
         """All layers that may differ: unless told otherwise, the others are as the second."""
@@ -309,8 +302,10 @@ class ClearheadConfig(PreTrainedConfig):
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
-        for layer in self._layers():
+        layers = self._layers()
+        for layer in layers:
             REGISTRY.check(layer)
+        self.requires = sorted(REGISTRY.packages(layers)) or None
 
     def _check_values(self) -> None:
         layers = self._layers()
@@ -336,12 +331,6 @@ _IN_WORDS = {
     list: "a list",
     types.NoneType: "null",
 }
-
-
-def _fields() -> dict[str, Any]:
-    """The keys that clearhead itself declares, and their types."""
-    hints = ClearheadConfig.__annotations__.items()
-    return {key: hint for key, hint in hints if typing.get_origin(hint) is not ClassVar}
 
 
 def _kinds(hint: Any) -> list[Any]:

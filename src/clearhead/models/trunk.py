@@ -1,6 +1,5 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from clearhead.models.checks import (
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
 from clearhead.ops.groups import repeat
@@ -151,8 +150,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             maps = []
         attend = self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        parts = self._parts(positions, key_mask, past)
-        bases = max(map(len, parts))
+        groups = self._query_groups(positions, key_mask, past)
+        bases = max(map(len, groups))
         if maps is not None and bases > 1:
             raise ClearheadError(
                 "output_attentions is of one base for all queries, and dynamic-causal has "
@@ -165,8 +164,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "visibility": Visibility(causal, None, key_mask, document_ids),
         }
         hidden = [x]
-        for layer, of_layer in zip(self.layers, parts, strict=True):
-            x = layer(x, parts=of_layer, **context)
+        for layer, of_layer in zip(self.layers, groups, strict=True):
+            x = layer(x, query_groups=of_layer, **context)
             hidden.append(x)
         x = self.norm(x)
         return BaseModelOutputWithPast(
@@ -177,26 +176,26 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
-    def _parts(
+    def _query_groups(
         self, positions_BT: Tensor, key_mask: Tensor | None, past: int
-    ) -> list[tuple[Part, ...]]:
-        """Each layer's parts; layers that tell order alike share theirs."""
-        made: dict[tuple[str, bool], tuple[Part, ...]] = {}
-        parts = []
+    ) -> list[tuple[QueryGroup, ...]]:
+        """Each layer's groups of queries; layers that tell order alike share theirs."""
+        made: dict[tuple[str, bool], tuple[QueryGroup, ...]] = {}
+        groups = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            key = _place(attention.layer), attention.late and past > 0
+            key = _place(attention.layer), attention.cache_unrotated and past > 0
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
-                made[key] = self._position_of(key[0]).parts(positions_BT, keys)
-            parts.append(made[key])
-        return parts
+                made[key] = self._position_of(key[0]).query_groups(positions_BT, keys)
+            groups.append(made[key])
+        return groups
 
-    def _position_of(self, place: str) -> Any:
+    def _position_of(self, place: str) -> Position:
         others: Any = self.other_positions
         return others[place] if place in others else self.position  # noqa: SIM401 (no get)
 
-    def _attend(self, maps: list[Tensor] | None) -> Callable[..., Tensor]:
+    def _attend(self, maps: list[Tensor] | None) -> Attend:
         """What computes attention in every layer: `attend(module, q, k, v, **options)`."""
         implementation = self.config._attn_implementation or "sdpa"
         if maps is not None:
@@ -213,7 +212,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 v: Tensor,
                 *,
                 visibility: Visibility,
-                coefficients: Any,
+                lambdas: Any,
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
@@ -221,11 +220,13 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
                 def alone() -> Tensor:
                     resting = options | {"sink": at_zero_queries(options["sink"])}
-                    return oracles.weights(module.alone(q), module.alone(k), **resting)
+                    return oracles.weights(
+                        module.position_only(q), module.position_only(k), **resting
+                    )
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]
-                matrix = module.effective(weights, coefficients, alone, first)
+                matrix = module.effective_weights(weights, lambdas, alone, first)
                 maps.append(matrix.to(q.dtype))
                 if matrix is weights:  # the output is made of it, so that its gradient is known
                     return maps[-1] @ repeat(v, q.shape[1])

@@ -14,13 +14,6 @@ class NoEpilogue(nn.Module):
         super().__init__()
 
     def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """What `o_proj` reads.
-
-        Args:
-            o_BTC: the heads' outputs, one after the other.
-            x_BTC: attention's input.
-            own: makes each token's own value as its heads have it, as wide as o.
-        """
         return o_BTC
 
 

@@ -1,4 +1,9 @@
-"""Every mechanism of the house, one line each. To add one: write its file, add its line."""
+"""Every mechanism of the house, one line each. To add one: write its file, add its line.
+
+Other packages add theirs by `register`.
+"""
+
+import sys
 
 from clearhead.nn import (
     alibi,
@@ -27,7 +32,7 @@ from clearhead.nn import (
     values,
     xsa,
 )
-from clearhead.spec import Registry
+from clearhead.spec import Declaration, Registry
 
 REGISTRY = Registry(
     [
@@ -83,3 +88,15 @@ REGISTRY = Registry(
         gains.FEEDBACK,
     ]
 )
+
+
+def register(declaration: Declaration) -> None:
+    """Add a mechanism of another package, which is the module that calls this.
+
+    Models with it name the package in their configuration's `requires`.
+
+    Raises:
+        ClearheadError: the axis or the name of the mechanism does not fit.
+    """
+    package = sys._getframe(1).f_globals["__name__"].partition(".")[0]
+    REGISTRY.add(declaration, package)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.single import numbers_per_group
+from clearhead.nn.costs import numbers_per_group
 from clearhead.ops.coca import Form
 from clearhead.spec import Declaration, LayerSpec
 
@@ -16,7 +16,7 @@ Prepare = Callable[[Tensor, Any], Tensor]
 class Dot:
     """q · k, position put into both by `prepare`, the position's own function."""
 
-    late = False
+    cache_unrotated = False
 
     def __init__(self, prepare: Prepare) -> None:
         self.queries = self.keys = prepare
@@ -25,7 +25,7 @@ class Dot:
 class Collinear:
     """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are kept as t, unrotated."""
 
-    late = True
+    cache_unrotated = True
 
     def __init__(self, form: Form) -> None:
         self.form = form

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.unshaped import Centre, Unshaped, mixes_no_matrix
+from clearhead.nn.protocols import CentringTerm
+from clearhead.nn.unshaped import Unshaped, mixes_no_matrix
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -28,13 +29,13 @@ class SkipInit(Unshaped):
         nn.init.ones_(self.alpha)
         nn.init.zeros_(self.beta)
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         heads = (len(self.alpha), -1)
         x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
         return ops.shaped(x, o, None, self.alpha, self.beta, None).flatten(2)
 
-    def effective(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
         gains = (self.alpha, self.beta)
         alpha, beta = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)

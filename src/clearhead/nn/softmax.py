@@ -7,29 +7,19 @@ from clearhead.spec import Declaration, LayerSpec
 
 
 class Softmax(nn.Module):
-    """No sink beside the keys.
-
-    Normalizers are built for a layer, its number of maps (the queries that a token has), and how
-    many neighbouring maps are one head's.
-    """
+    """No sink beside the keys. The base of all normalizers."""
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__()
         self.heads, self.together = heads, together
 
     def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
-        """The logit that competes with the keys in `ops.attend`, for queries as projected."""
         return self.resting()
 
     def resting(self) -> float | Tensor | None:
-        """The same at W_Q = 0."""
         return None
 
-    def mass(self, weight_BGT: Tensor) -> Tensor | None:
-        """What a row's weights sum to, [B, heads, T, 1], from their sum before; None for 1.
-
-        G divides the number of heads: neighbours weigh alike.
-        """
+    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
         sink = self.resting()
         if sink is None:
             return None

@@ -1,46 +1,27 @@
 """No shaping: the heads are attention's output, and nothing of the identity is in the matrix."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Centre(NamedTuple):
-    """C x, attention's output at W_Q = 0, for a shaping that asks for it.
-
-    Attributes:
-        make: makes it, [B, T, heads, width].
-        running: whether it is the running mean of these tokens' own values and nothing else, as in
-            `ops.shaped_causal`.
-    """
-
-    make: Callable[[], Tensor]
-    running: bool
-
-
 class Unshaped(nn.Module):
-    """A. The base of all shapings, which are built for a layer and its number of heads.
-
-    Attributes:
-        zero_queries: whether W_Q is to start at 0, so that all scores do.
-    """
+    """A. The base of all shapings."""
 
     zero_queries = False
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
-        """What the heads write, from these tokens' values x and o, attention's output over all."""
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         return o_BTC
 
-    def effective(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
-        """The matrix that multiplies the values: from A, the identity's rows, and C as a matrix."""
         return weights_BHRS
 
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import CompareConfig, InterruptedRun, compare
+from clearhead.experiments.compare import InterruptedRun, compare
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.evaluation import Watcher
-from clearhead.experiments.finetune import FinetuneJob, InterruptedTask, run_finetune
+from clearhead.experiments.finetune import InterruptedTask, run_finetune
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
 from clearhead.train import Progress

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.compare import CompareConfig
-from clearhead.experiments.finetune import FinetuneJob
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import FinetuneConfig, TrainConfig
 

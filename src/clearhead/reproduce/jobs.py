@@ -9,9 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from clearhead.experiments.compare import CompareConfig
-from clearhead.experiments.evaluating import EvaluateConfig
-from clearhead.experiments.finetune import FinetuneJob
+from clearhead.experiments.configs import CompareConfig, EvaluateConfig, FinetuneJob
 
 # Verb → the configuration that holds its options, and the field that stands before them.
 VERBS: dict[str, tuple[type, str]] = {

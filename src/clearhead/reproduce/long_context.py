@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.attention_to_answer import AllocationTask
-from clearhead.eval.needles import NeedlesTask
-from clearhead.eval.passkey import PasskeyTask
-from clearhead.eval.perplexity_task import PerplexityTask
-from clearhead.experiments.compare import CompareConfig
-from clearhead.experiments.evaluating import EvaluateConfig, EvaluateSettings
+from clearhead.eval.options import (
+    AllocationOptions,
+    NeedlesOptions,
+    PasskeyOptions,
+    PerplexityOptions,
+)
+from clearhead.experiments.configs import CompareConfig, EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -83,8 +84,8 @@ def _small() -> Table:
     retrieval = EvaluateConfig(
         model=TRAINED,
         tasks=("hits", "recall", "needles", "allocation"),
-        needles=NeedlesTask(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
-        allocation=AllocationTask(filler="sentences"),
+        needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
+        allocation=AllocationOptions(filler="sentences"),
         **READ,
         **HELD_OUT,
     )
@@ -132,7 +133,7 @@ def _paper() -> Table:
         tasks=("perplexity", "passkey"),
         lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
         tokens=3_276_800,
-        perplexity=PerplexityTask(stride=512),
+        perplexity=PerplexityOptions(stride=512),
         **SCALED,
         **HELD_OUT,
     )
@@ -145,8 +146,8 @@ def _scaled(**options: Any) -> EvaluateSettings:
         model=TRAINED,
         tasks=("perplexity", "passkey"),
         tokens=24_576,
-        perplexity=PerplexityTask(document_tokens=4096),
-        passkey=PasskeyTask(wording="landmark", trials=10, depths=DEPTHS),
+        perplexity=PerplexityOptions(document_tokens=4096),
+        passkey=PasskeyOptions(wording="landmark", trials=10, depths=DEPTHS),
         **SCALED,
         **options,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.experiments.compare import CompareConfig
+from clearhead.experiments.configs import CompareConfig
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.train import TrainConfig
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import RECORDS, SEAL
+from clearhead.experiments.compare import SEAL
+from clearhead.experiments.configs import RECORDS
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder

@@ -5,16 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments import arms
-from clearhead.experiments.compare import RECORDS, CompareConfig
-from clearhead.experiments.evaluating import EvaluateSettings
-from clearhead.experiments.finetune import RECORDS as FINETUNED
-from clearhead.experiments.finetune import FinetuneJob
+from clearhead.experiments.configs import RECORDS, CompareConfig, EvaluateSettings, FinetuneJob
 from clearhead.report.records import load
 from clearhead.reproduce.jobs import Job
+
+if TYPE_CHECKING:
+    from clearhead.experiments.arms import Arm
 
 Question = EvaluateSettings | FinetuneJob
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
@@ -59,7 +58,7 @@ class Trial:
         return self.table.config
 
     @cached_property
-    def arm(self) -> arms.Arm:
+    def arm(self) -> "Arm":
         """Its name and its folder."""
         (one,) = self.config.arms
         return one
@@ -103,7 +102,7 @@ class Trial:
             if isinstance(asked, FinetuneJob):
                 on = f" on {name}"
                 asked = replace(asked, seeds=(seed,), output=folder / name)
-                records = asked.output / FINETUNED
+                records = asked.output / RECORDS
             else:
                 records = folder / f"{name}.jsonl"
                 asked = replace(asked, name=f"{self.arm.name}/seed{seed}", records=records)

@@ -1,7 +1,7 @@
-"""What a text says that its document does not, and whether it has the answer: without a judge.
+"""Grounding of generated texts in their documents, counted in words, without a judge.
 
-These find words, not meaning: a paraphrase lowers the support of n-grams, and a false sentence of
-the document's own words passes. Each is named for what it counts.
+These metrics find words, not meaning: a paraphrase lowers the support of n-grams, and a false
+sentence made of the document's own words passes.
 """
 
 import re
@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-from clearhead.eval.cases import Case
+from clearhead.eval.document_prompts import DocumentPrompt
 
 NGRAMS = {"unigram": 1, "bigram": 2, "trigram": 3}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -26,7 +26,7 @@ _ENDERS = ".!?:;…\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """`missing` of `found` things are nowhere in the document."""
+    """Counts of things in a text: `found` in all, `missing` from the document."""
 
     found: int = 0
     missing: int = 0
@@ -41,48 +41,45 @@ class Share:
 
     @property
     def supported(self) -> float | None:
-        """What is left of 1; None where there was nothing."""
+        """1 − unsupported; None where there was nothing."""
         return None if self.unsupported is None else 1 - self.unsupported
 
 
-class Said(NamedTuple):
-    """What a model wrote, to what, and what it saw of the document."""
+def grounding_metrics(texts: Sequence[str], prompts: Sequence[DocumentPrompt]) -> dict[str, Any]:
+    """All metrics over all texts, each written to its prompt.
 
-    text: str
-    case: Case
-    document: str
-
-
-def words(said: Sequence[Said]) -> dict[str, Any]:
-    """All measures, over all texts.
-
-    Shares of numbers, names and n-grams are of all texts' together, None where there were none; a
-    question's numbers and names count as the document's. Of answers there are three more, means
-    over them, and `answer_in_document`: how often the right one was there to be found.
+    Shares of numbers, names and n-grams are pooled over texts, None where there were none. A
+    question's numbers and names count as the document's. Answers have three more metrics, averaged,
+    and `answer_in_document`: the share whose reference stands in what the model saw.
     """
     numbers, names = Share(), Share()
     ngrams = dict.fromkeys(NGRAMS, Share())
-    for text, case, document in said:
-        context = f"{document}\n{case.question}"
+    for text, prompt in zip(texts, prompts, strict=True):
+        context = f"{prompt.document}\n{prompt.case.question}"
         numbers += unsupported_numbers(text, context)
         names += unsupported_names(text, context)
         for name, size in NGRAMS.items():
-            ngrams[name] += unsupported_ngrams(text, document, size)
-    found: dict[str, Any] = {
+            ngrams[name] += unsupported_ngrams(text, prompt.document, size)
+    metrics: dict[str, Any] = {
         "unsupported_numbers": numbers.unsupported,
         "numbers": numbers.found,
         "unsupported_names": names.unsupported,
         "names": names.found,
         **{f"{name}_support": share.supported for name, share in ngrams.items()},
-        "words": fmean(len(one.text.split()) for one in said),
+        "words": fmean(len(text.split()) for text in texts),
     }
-    if answers := [one for one in said if one.case.kind == "answer"]:
+    answers = [
+        (text, prompt)
+        for text, prompt in zip(texts, prompts, strict=True)
+        if prompt.case.kind == "answer"
+    ]
+    if answers:
         for name, score in _OF_ANSWERS.items():
-            found[name] = fmean(score(one.text, one.case.references) for one in answers)
-        found["answer_in_document"] = fmean(
-            contains(one.document, one.case.references) for one in answers
+            metrics[name] = fmean(score(text, one.case.references) for text, one in answers)
+        metrics["answer_in_document"] = fmean(
+            contains(one.document, one.case.references) for _, one in answers
         )
-    return found
+    return metrics
 
 
 def normalised(text: str) -> str:
@@ -91,13 +88,13 @@ def normalised(text: str) -> str:
 
 
 def contains(text: str, answers: Iterable[str]) -> bool:
-    """Whether an answer's words, normalised, stand in the text's, one after the other."""
+    """True if an answer's words, normalised, stand in the text's, one after the other."""
     words = f" {normalised(text)} "
     return any(f" {one} " in words for one in map(normalised, answers) if one)
 
 
 def exact_match(text: str, answers: Iterable[str]) -> bool:
-    """Whether the text is an answer, both normalised (SQuAD)."""
+    """True if the text is an answer, both normalised (SQuAD)."""
     return normalised(text) in {normalised(answer) for answer in answers}
 
 

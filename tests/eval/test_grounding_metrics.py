@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.eval.cases import Case
-from clearhead.eval.support import (
-    Said,
+from clearhead.eval.document_prompts import Case, DocumentPrompt
+from clearhead.eval.grounding_metrics import (
     contains,
     exact_match,
+    grounding_metrics,
     names,
     numbers,
     token_f1,
     unsupported_names,
     unsupported_ngrams,
     unsupported_numbers,
-    words,
 )
+from clearhead.eval.prefill import Prompt
 
 TEXTS = st.lists(
     st.sampled_from(
@@ -119,15 +119,20 @@ def test_a_text_supports_itself(text):
     assert not any(unsupported_ngrams(text, text, n).missing for n in (1, 2, 3))
 
 
+def _prompt(case: Case, document: str) -> DocumentPrompt:
+    return DocumentPrompt(case=case, prompt=Prompt((), (1,)), document=document, cut=False)
+
+
 def test_all_measures_together():
     answer = Case(kind="answer", document="x", question="Who is Ann, 5?", references=("the sea",))
     summary = Case(kind="summary", document="x", question="", references=("r",))
-    found = words(
+    found = grounding_metrics(
+        ["Ann saw 5 or 6 at sea", "no 7 for Eve", "it saw 8"],
         [
-            Said("Ann saw 5 or 6 at sea", answer, "On the sea 6 men"),
-            Said("no 7 for Eve", answer, "nothing"),
-            Said("it saw 8", summary, "it saw 8 of them"),
-        ]
+            _prompt(answer, "On the sea 6 men"),
+            _prompt(answer, "nothing"),
+            _prompt(summary, "it saw 8 of them"),
+        ],
     )
     assert found.pop("unigram_support") == pytest.approx((2 + 0 + 3) / (7 + 4 + 3))
     assert found.pop("bigram_support") == pytest.approx(2 / (6 + 3 + 2))
@@ -143,4 +148,4 @@ def test_all_measures_together():
         "token_f1": pytest.approx(2 / (7 + 1) / 2),
         "answer_in_document": 1 / 2,
     }
-    assert "token_f1" not in words([Said("it saw 8", summary, "it")])
+    assert "token_f1" not in grounding_metrics(["it saw 8"], [_prompt(summary, "it")])
