@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import pytest
 
 from clearhead.cli import VERBS
+from clearhead.experiments.evaluating import EvaluateConfig
 
 from .cases import ESC, TEXTS, withstands
 from .conftest import SHAPE, compared, data, training
@@ -101,7 +102,7 @@ def _mutated(draw: random.Random) -> tuple[list[str], bool]:
     """A valid command line with options added, or words lost, doubled or misspelt."""
     words = list(draw.choice(TEMPLATES))
     module = importlib.import_module(VERBS[words[0]][0])
-    options = list(_options(module.Command))
+    options = list(_options(EvaluateConfig if words[0] == "eval" else module.Command))
     refused = False
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         place = draw.randrange(1, len(words))
