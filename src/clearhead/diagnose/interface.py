@@ -19,7 +19,7 @@ from clearhead import ops
 from clearhead.diagnose.stand_in import StandIn
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
-from clearhead.models.inspection import layers_of
+from clearhead.models.inspection import decoder_layers
 from clearhead.nn.attention import Attention
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
@@ -51,7 +51,9 @@ def probing(model: Any, observe: Callable[[AttentionCall], None]) -> Iterator[No
         ClearheadError: the model does not use `AttentionInterface`, or a probe is already at work.
     """
     layers = {
-        module: index for index, layer in enumerate(layers_of(model)) for module in layer.modules()
+        module: index
+        for index, layer in enumerate(decoder_layers(model))
+        for module in layer.modules()
     }
     with _STAND_IN.within(
         model,
