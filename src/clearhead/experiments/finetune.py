@@ -7,15 +7,15 @@ OUTPUT/records.jsonl     the records of all finished seeds
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from clearhead.data import DataConfig, Labelled, LabelledBatches, Task, labelled
+from clearhead.data import DataConfig, LabelledBatches, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
@@ -60,29 +60,28 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
         ClearheadError: for a model, rows, labels or settings that do not work.
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
-    texts = _read(job, say)
+    task = _Task(job, say)
     with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
-        done = []
+        text = ""
         for number in job.seeds:
-            seed = _Seed(job, texts, number, say)
+            seed = _Seed(task, number)
             if (seed.folder / RECORDS).exists():
                 seed.check_finished()
                 say(f"seed {number}: already done")
             else:
-                kinds = len(texts.classes) or "a number"
-                say(f"seed {number}: {len(texts.training):,} texts, {kinds} classes")
                 model = seed.trained()
-                lines = seed.records(model)
+                lines = [seed.header, *seed.steps(), *task.measures(model, number)]
+                lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
                 lock.check()  # measuring takes its time
                 with publish_folder(seed.folder) as temporary:
-                    save_pretrained(model, texts.tokenizer, temporary)
-                    write_text(temporary / RECORDS, "".join(map(as_line, lines)))
+                    save_pretrained(model, task.tokenizer, temporary)
+                    found = "".join(as_line({**line, "run": seed.name}) for line in lines)
+                    write_text(temporary / RECORDS, found)
                     manifest.seal(temporary)
             if holds_run(seed.run):
                 shutil.rmtree(seed.run)
-            done.append(seed.folder / RECORDS)
-            text = "".join(path.read_bytes().decode() for path in done)
+            text += (seed.folder / RECORDS).read_bytes().decode()
             write_text(job.output / RECORDS, text)
         return load(job.output / RECORDS)
 
@@ -93,74 +92,132 @@ def model_name(name: str) -> str:
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Texts:
-    """A task's texts as the model reads them."""
+class _Task:
+    """A task's texts as the model reads them, its classifier, and its measures."""
 
-    task: Task
-    classes: tuple[str, ...]
-    tokenizer: Any
-    training: Labelled
-    validation: list[tuple[str, Labelled]]
+    def __init__(self, job: FinetuneJob, say: Callable[[str], None]) -> None:
+        self.job, self.say, self.task = job, say, job.resolved()
+        cache = DataConfig(cache=job.cache).cache_folder
+        assert self.task.train is not None
+        sources = {"train": self.task.train, **dict(self.task.validation)}
+        rows = {
+            split: labelled.read_rows(source, self.task, cache=cache, progress=say)
+            for split, source in sources.items()
+        }
+        self.classes = labelled.classes_of(rows["train"], self.task)
+        # Labels first: a wrong one is better known before a model is loaded.
+        labels = {
+            s: labelled.labels_of(found, self.classes, self.task) for s, found in rows.items()
+        }
+        with explained(job.model, "tokenizer"):
+            name, trust = resolved(job.model), job.trust_remote_code
+            self.tokenizer = load_tokenizer(name, trust_remote_code=trust)
+            if self.tokenizer.pad_token_id is None:
+                self.tokenizer.pad_token = self.tokenizer.eos_token
+        length = job.train.max_length
+        self.texts = {
+            split: labelled.encode(found, labels[split], self.tokenizer, length=length)
+            for split, found in rows.items()
+        }
 
+    def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
+        """Texts in the order of a seed, or as they stand."""
+        size = self.job.train.batch_size
+        return LabelledBatches(self.texts[split], self.tokenizer, batch_size=size, seed=seed)
 
-def _read(job: FinetuneJob, say: Callable[[str], None]) -> _Texts:
-    task, name = job.resolved(), resolved(job.model)
-    cache = DataConfig(cache=job.cache).cache_folder
-    assert task.train is not None
-    sources = [("train", task.train), *task.validation]
-    rows = [labelled.read_rows(source, task, cache=cache, progress=say) for _, source in sources]
-    classes = labelled.classes_of(rows[0], task)
-    # Labels first: a wrong one is better known before a model is loaded.
-    labels = [labelled.labels_of(found, classes, task) for found in rows]
-    with explained(job.model, "tokenizer"):
-        tokenizer = load_tokenizer(name, trust_remote_code=job.trust_remote_code)
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-    length = job.train.max_length
-    training, *validation = (
-        labelled.encode(found, known, tokenizer, length=length)
-        for found, known in zip(rows, labels, strict=True)
-    )
-    splits = [split for split, _ in task.validation]
-    return _Texts(
-        task=task,
-        classes=classes,
-        tokenizer=tokenizer,
-        training=training,
-        validation=list(zip(splits, validation, strict=True)),
-    )
+    def classifier(self, name: str) -> Any:
+        """A model that classifies, its head new unless the checkpoint has one of that size.
+
+        The checkpoint is a causal model's, a masked one's, a classifier's, or any encoder's that
+        transformers knows. A new head is drawn from PyTorch's generator. The model keeps the names
+        of the classes as id2label.
+
+        Raises:
+            ClearheadError: where there is no such model, weights of its trunk are missing,
+                `dropout` is for one that is not ours, or texts may be longer than it can read.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        path, trust = resolved(name), self.job.trust_remote_code
+        dropout, length = self.job.train.dropout, self.job.train.max_length
+        manifest.verify_model(Path(path))
+        with without_bars(), explained(name, "classifier"):
+            config = load_config(path, trust_remote_code=trust)
+            names = dict(enumerate(self.classes)) or {0: "score"}
+            config.id2label = names
+            config.label2id = {name: number for number, name in names.items()}
+            config.problem_type = "single_label_classification" if self.classes else "regression"
+            config.pad_token_id = self.tokenizer.pad_token_id
+            if isinstance(config, ClearheadConfig):
+                config.dropout = DROPOUT if dropout is None else dropout
+            elif dropout is not None:
+                raise ClearheadError(
+                    f"dropout={dropout} is for clearhead models; {config.model_type} has settings "
+                    "of its own: leave it out, and set those in the checkpoint's config.json"
+                )
+            model = pretrained(
+                AutoModelForSequenceClassification,
+                path,
+                head="new",
+                trust_remote_code=trust,
+                config=config,
+                dtype=torch.float32,
+            )
+        limit = longest_text(model)
+        if limit is not None and length > limit:
+            raise ClearheadError(
+                f"max_length is {length}, but the model has {limit} learned positions: "
+                f"give --train.max-length {limit}"
+            )
+        return model
+
+    def measures(self, model: Any, seed: int) -> Iterator[dict[str, Any]]:
+        """The task's metrics, and what always answering with the commonest training label gives.
+
+        For a regression the mean takes its place, which has no correlation with anything.
+        """
+        kinds, counts = np.unique(self.texts["train"].labels, return_counts=True)
+        for split, _ in self.task.validation:
+            labels = self.texts[split].labels
+            answers = {"": predict(model, self.batches(split).epoch())}
+            if not self.task.regression:
+                answers[", commonest class"] = np.full(len(labels), kinds[counts.argmax()])
+            for name in self.task.metrics:
+                for whose, given in answers.items():
+                    value = METRICS[name](given, labels)
+                    self.say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
+                    yield {
+                        "kind": "measure",
+                        "split": split,
+                        "metric": name + whose,
+                        "value": value,
+                    }
 
 
 class _Seed:
-    """One seed: its folders, its training and its records."""
+    """One seed: its folders and its training."""
 
-    def __init__(
-        self, job: FinetuneJob, texts: _Texts, seed: int, say: Callable[[str], None]
-    ) -> None:
-        self.job, self.texts, self.seed, self.say = job, texts, seed, say
+    def __init__(self, task: _Task, seed: int) -> None:
+        self.task, self.seed, job = task, seed, task.job
         self.folder = job.output / f"seed{seed}"
         self.run = job.output / f"seed{seed}-training"
-        self.batches = LabelledBatches(
-            texts.training, texts.tokenizer, batch_size=job.train.batch_size, seed=seed
-        )
-        model, task = model_name(job.model), texts.task
-        name = f"{model} on {task.name}"
-        metrics, classes = list(task.metrics), list(texts.classes)
-        # The run's own line of the records, but for what the machine adds.
+        self.batches = task.batches("train", seed)
+        preset, known = model_name(job.model), task.task
+        arm = f"{preset} on {known.name}"
+        self.name = f"{arm}/seed{seed}"
         self.header: dict[str, Any] = {
             "kind": "run",
-            "run": f"{name}/seed{seed}",
-            "arm": name,
-            "preset": model,
+            "run": self.name,
+            "arm": arm,
+            "preset": preset,
             "size": "",
             "seed": seed,
             "label": job.label,
-            "task": {"name": task.name, "classes": classes, "metrics": metrics},
+            "task": {"name": known.name, "classes": task.classes, "metrics": known.metrics},
             "train": _settings(job.train),
             "data": {
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
-                for split, found in (("train", texts.training), *texts.validation)
+                for split, found in task.texts.items()
             },
         }
 
@@ -186,46 +243,36 @@ class _Seed:
         Raises:
             InterruptedRun: after SIGINT or SIGTERM.
         """
-        begun = holds_run(self.run)
+        task, begun = self.task, holds_run(self.run)
         if begun:
             self._check_same(self.run, read_record(self.run)["description"])
+        count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
+        task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)
-        finished = is_finished(self.run)  # trained, but stopped before it was measured
-        name = str(self.run) if finished else self.job.model
-        model = _classifier(name, self.job, self.texts).to(best_device())
-        if finished:
-            return model
+        if is_finished(self.run):  # trained, but stopped before it was measured
+            return task.classifier(str(self.run)).to(best_device())
+        model = task.classifier(task.job.model).to(best_device())
         result = train(
             model,
             self.batches,
-            self.job.train.run(self.batches.per_epoch, self.seed),
+            task.job.train.run(self.batches.per_epoch, self.seed),
             output=self.run,
-            tokenizer=self.texts.tokenizer,
+            tokenizer=task.tokenizer,
             resume=begun,
-            callbacks=[_Epochs(self.batches.per_epoch, self.say)],
+            callbacks=[_Epochs(self.batches.per_epoch, task.say)],
             description=self.header,
         )
         if result.stop_signal is not None:
             raise InterruptedRun(result)
         return model
 
-    def records(self, model: Any) -> list[dict[str, Any]]:
-        """The lines about the seed: settings, steps, and what the model answers."""
-        name, texts = self.header["run"], self.texts
-        lines = [self.header | describe(model, name, {}) | {"model": model.config.to_diff_dict()}]
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """The lines of the training, with their epoch, and how long it took."""
+        line: dict[str, Any] = {}
         for line in jsonl.salvage(self.run / STEPS):
             del line["tokens"], line["tokens_per_second"]  # texts are not as long as they may be
-            lines.append({**line, "epoch": (line["step"] - 1) // self.batches.per_epoch + 1})
-        seconds = lines[-1]["seconds"]
-        lines.append({"kind": "measure", "run": name, "metric": "train_seconds", "value": seconds})
-        for split, found in texts.validation:
-            size = self.job.train.batch_size
-            batches = LabelledBatches(found, texts.tokenizer, batch_size=size, seed=None)
-            answers = predict(model, batches.epoch())
-            for line in _scores(answers, found.labels, texts.training.labels, texts.task):
-                lines.append({"kind": "measure", "run": name, "split": split, **line})
-                self.say(f"seed {self.seed}, {split}: {line['metric']} {line['value']:.4f}")
-        return lines
+            yield {**line, "epoch": (line["step"] - 1) // self.batches.per_epoch + 1}
+        yield {"kind": "measure", "metric": "train_seconds", "value": line.get("seconds")}
 
 
 def _settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -255,68 +302,3 @@ class _Epochs(Callback):
             f"epoch {epoch} of {self._run.steps // self._per_epoch}: training loss {loss:.4f}, "
             f"{metrics.seconds:.0f} s"
         )
-
-
-def _classifier(name: str, job: FinetuneJob, texts: _Texts) -> Any:
-    """A model that classifies, its head new unless the checkpoint has one of that size.
-
-    The checkpoint is a causal model's, a masked one's, a classifier's, or any encoder's that
-    transformers knows. A new head is drawn from PyTorch's generator. The model keeps the names of
-    the classes as id2label.
-
-    Raises:
-        ClearheadError: where there is no such model, weights of its trunk are missing, `dropout`
-            is for one that is not ours, or texts may be longer than it can read.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    path, trust = resolved(name), job.trust_remote_code
-    manifest.verify_model(Path(path))
-    with without_bars(), explained(name, "classifier"):
-        config = load_config(path, trust_remote_code=trust)
-        names = dict(enumerate(texts.classes)) or {0: "score"}
-        config.id2label = names
-        config.label2id = {name: number for number, name in names.items()}
-        config.problem_type = "single_label_classification" if texts.classes else "regression"
-        config.pad_token_id = texts.tokenizer.pad_token_id
-        dropout = job.train.dropout
-        if isinstance(config, ClearheadConfig):
-            config.dropout = DROPOUT if dropout is None else dropout
-        elif dropout is not None:
-            raise ClearheadError(
-                f"dropout={dropout} is for clearhead models; {config.model_type} has settings of "
-                "its own: leave it out, and set those in the checkpoint's config.json"
-            )
-        model = pretrained(
-            AutoModelForSequenceClassification,
-            path,
-            head="new",
-            trust_remote_code=trust,
-            config=config,
-            dtype=torch.float32,
-        )
-    limit = longest_text(model)
-    if limit is not None and job.train.max_length > limit:
-        raise ClearheadError(
-            f"max_length is {job.train.max_length}, but the model has {limit} learned positions: "
-            f"give --train.max-length {limit}"
-        )
-    return model
-
-
-def _scores(
-    answers: np.ndarray, labels: Sequence[float], training: Sequence[float], task: Task
-) -> list[dict[str, Any]]:
-    """The task's metrics, and what always answering with the commonest training label gives.
-
-    For a regression the mean takes its place, which has no correlation with anything.
-    """
-    lines = []
-    for name in task.metrics:
-        lines.append({"metric": name, "value": METRICS[name](answers, labels)})
-        if not task.regression:
-            kinds, counts = np.unique(training, return_counts=True)
-            constant = np.full(len(labels), kinds[counts.argmax()])
-            value = METRICS[name](constant, labels)
-            lines.append({"metric": f"{name}, commonest class", "value": value})
-    return lines
