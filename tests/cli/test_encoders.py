@@ -145,6 +145,18 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     changed = [*_words(rows), "--train.dropout", "0.2", "--output", str(out)]
     assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
 
+    # Records of before know fewer settings, which were then what are the defaults now.
+    header, *lines = (out / "seed0/records.jsonl").read_text().splitlines()
+    older = json.loads(header)
+    for name in ("optimizer", "schedule", "final_learning_rate", "adamw_patterns", "momentum"):
+        del older["train"][name]
+    (out / "seed0/records.jsonl").write_text("\n".join([json.dumps(older), *lines, ""]))
+    (out / "seed0/manifest.json").unlink()
+    assert _call("finetune", model, *_words(rows), "--output", str(out)) == 0
+    assert "already done" in capsys.readouterr().err
+    changed = [*_words(rows), "--train.schedule", "linear", "--output", str(out)]
+    assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
+
 
 def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
     model = _checkpoint(tmp_path, "masked", tokenizer)
