@@ -31,9 +31,9 @@ def run(words: list[str]) -> int:
         "report.",
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.compare import InterruptedRun, compare
+    from clearhead.experiments.compare import compare
     from clearhead.report import load
-    from clearhead.train import Progress
+    from clearhead.train import InterruptedRun, Progress
 
     load(command.beside)  # a file that cannot be read is better known before the training
     try:

@@ -29,12 +29,13 @@ def run(words: list[str]) -> int:
         description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
         "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
     )
-    from clearhead.experiments.finetune import InterruptedTask, run_finetune
+    from clearhead.experiments.finetune import run_finetune
+    from clearhead.train import InterruptedRun
 
     try:
         records = run_finetune(command, say=say)
-    except InterruptedTask as stop:
-        say("stopped; finished seeds are kept, the same command starts the others")
+    except InterruptedRun as stop:
+        say("stopped and saved: the same command goes on from here")
         return stop.code
     _print(records)
     say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")

@@ -29,7 +29,7 @@ from clearhead.report.records import Records, as_line, load
 from clearhead.train import (
     Callback,
     DivergedError,
-    TrainResult,
+    InterruptedRun,
     holds_run,
     is_finished,
     train,
@@ -39,15 +39,6 @@ from clearhead.train.folder import FINAL, read_record
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
-
-
-class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
-    """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
-
-    def __init__(self, result: TrainResult) -> None:
-        super().__init__("interrupted")
-        assert result.stop_signal is not None
-        self.code = 128 + result.stop_signal
 
 
 def compare(
