@@ -3,36 +3,31 @@
 import pytest
 import torch
 
-from clearhead.diagnose.interface import probing
 from clearhead.diagnose.order import PAIRS, OrderProfile, decay_bound
 from clearhead.diagnose.rotary import Rotary, rotary_of
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import observe
 
 from .kinds import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 
 
-def _observed(name: str) -> tuple[OrderProfile, list[AttentionCall]]:
+def _observed(name: str) -> OrderProfile:
     model = make(name)
-    profile, calls = OrderProfile(model, T), []
-
-    def observe(call: AttentionCall) -> None:
-        profile.observe(call)
-        calls.append(call)
-
-    with torch.no_grad(), probing(model, observe):
+    profile = OrderProfile(model, T)
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(input_ids=torch.randint(2, VOCABULARY, (2, T)))
-    return profile, calls
+    return profile
 
 
 @pytest.mark.parametrize("name", [n for n in ROTARY if n != "coca"])
-def test_the_rotation_found_is_the_models_own(name):
+def test_the_rotation_found_is_the_models_own(tiny, name):
     """Undone by the frequencies found, scores depend on content and distance alone: a text of one
     token has the same q and k at every position, so its products h must be equal everywhere."""
     model = make(name)
-    seen: list[AttentionCall] = []
-    with torch.no_grad(), probing(model, seen.append):
+    seen: list[AttentionCall] = tiny.Calls()
+    with torch.no_grad(), observe(model, attention=[seen]):
         model(input_ids=torch.full((1, T), 7))
     profile = OrderProfile(model, T)
     call = seen[0]
@@ -47,7 +42,7 @@ def test_the_rotation_found_is_the_models_own(name):
 
 @pytest.mark.parametrize("name", UNTURNED)
 def test_what_is_not_turned_is_said(name):
-    profile, _ = _observed(name)
+    profile = _observed(name)
     assert profile.why_not()
     assert profile.measures() == []
     assert profile.curves() == []
@@ -56,14 +51,14 @@ def test_what_is_not_turned_is_said(name):
 def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
     values = {
         line["metric"]: line["value"]
-        for line in _observed("Llama")[0].measures()
+        for line in _observed("Llama").measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == pytest.approx(0.5, abs=0.1)
     assert "anomalous_after" not in values
     values = {
         line["metric"]: line["value"]
-        for line in _observed("coca")[0].measures()
+        for line in _observed("coca").measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == values["anomalous_weight_before"] == 0
@@ -73,7 +68,7 @@ def test_in_a_bidirectional_model_each_pair_is_anomalous_on_one_side():
     for name in ENCODERS[:2]:
         values = {
             line["metric"]: line["value"]
-            for line in _observed(name)[0].measures()
+            for line in _observed(name).measures()
             if "layer" not in line
         }
         both = values["anomalous_before"] + values["anomalous_after"]

@@ -6,10 +6,10 @@ from torch import nn
 
 from clearhead import ops
 from clearhead.diagnose import spectrum as module_under_test
-from clearhead.diagnose.interface import probing
 from clearhead.diagnose.spectrum import SpectrumProfile
-from clearhead.diagnose.weights import AttentionCall
 from clearhead.ops.visibility import Visibility
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import observe
 
 
 def _rank(matrix: torch.Tensor) -> float:
@@ -24,7 +24,7 @@ def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
     monkeypatch.setattr(module_under_test, "TOKENS", tokens)
     model, ids = tiny.make(name), torch.stack(tiny.windows(3, 13))
     profile = SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(ids)
         model(ids.flip(0))  # later texts do not count
     model.set_attn_implementation("eager")
@@ -50,7 +50,7 @@ def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
 def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
     model = tiny.ours(name, position=position, num_key_value_heads=4)
     profile = SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(torch.stack(tiny.windows(2, 13)))
         for layer in range(3):
             assert profile.ranks[layer] == pytest.approx(1, abs=1e-5)
@@ -65,7 +65,7 @@ def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
         block.shaping.alpha.fill_(0.5)
         block.q_proj.weight.normal_()
     ids, profile = torch.stack(tiny.windows(2, 13)), SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(ids)
     model.set_attn_implementation("eager")
     with torch.no_grad():

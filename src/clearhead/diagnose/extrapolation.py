@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.profile import TILE
-from clearhead.diagnose.weights import AttentionCall, Scores
 from clearhead.models.inspection import decoder_layers, evaluating, run_backbone
+from clearhead.probe.attention_call import AttentionCall, Scores
+from clearhead.probe.observation import observe
+from clearhead.probe.tiles import TILE
 
 LAST = 32  # queries, at the end of the training length and at the end of the text
 NEAR = 64  # keys
@@ -96,12 +96,12 @@ def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:
     """Run one text, int64 [T] with T above `trained`, and observe its attention.
 
     Raises:
-        ClearheadError: as `probing`.
+        ClearheadError: as `clearhead.probe.observe`.
     """
-    found = Extrapolation(len(decoder_layers(model)), trained, len(ids_T))
-    with evaluating(model), probing(model, found.observe):
+    statistics = Extrapolation(len(decoder_layers(model)), trained, len(ids_T))
+    with evaluating(model), observe(model, attention=[statistics]):
         run_backbone(model, ids_T[None].to(model.device))
-    return found
+    return statistics
 
 
 def shown_layers(depth: int) -> list[int]:

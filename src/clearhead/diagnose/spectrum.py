@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.extrapolation import shown_layers
-from clearhead.diagnose.maps import maps_of
-from clearhead.diagnose.weights import AttentionCall, Tile, normalised
+from clearhead.probe.attention_call import AttentionCall, Tile, normalised
+from clearhead.probe.maps import maps_of
 
 TOKENS = 128  # a singular value decomposition a head is cubic in them
 
