@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.opening import OpensModels
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 

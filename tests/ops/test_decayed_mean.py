@@ -31,8 +31,8 @@ def test_the_mean_is_the_matrix_s(make_masks, places, padding, packed):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks = make_masks(keys, padding, packed)
         at = _places(keys, places, masks["key_mask"])
-        mean, mass = ops.fading_mean(x, queries, at, SLOPES, Visibility(**masks))
-        want, want_mass = oracles.fading_mean(x, queries, at, SLOPES, **masks)
+        mean, mass = ops.decayed_mean(x, queries, at, SLOPES, Visibility(**masks))
+        want, want_mass = oracles.decayed_mean(x, queries, at, SLOPES, **masks)
         assert mean.shape == (2, 3, queries, 5)
         assert torch.allclose(mean, want, atol=1e-12)
         assert torch.allclose(mass.expand_as(want_mass), want_mass, rtol=1e-12)
@@ -48,8 +48,8 @@ def test_sums_are_float32_whatever_comes_in_and_however_long(dtype, autocast):
     x, at = torch.randn(1, 2, 60_000, 2).to(dtype), torch.arange(60_000)[None]
     slopes = torch.tensor([0.7, 1e-3])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        mean, mass = ops.fading_mean(x, 60_000, at, slopes)
-        lone, _ = ops.fading_mean(x, 1, at, slopes)
+        mean, mass = ops.decayed_mean(x, 60_000, at, slopes)
+        lone, _ = ops.decayed_mean(x, 1, at, slopes)
     assert mean.dtype == torch.float32
     # From the formula's recurrence, in float64: s_t = exp(−slope) s_(t−1) + x_t.
     factor = torch.exp(-slopes.double())[:, None]
@@ -67,7 +67,7 @@ def test_what_is_hidden_may_be_anything():
     mask = torch.ones(1, 9, dtype=torch.bool)
     mask[:, :2] = False
     x[:, :, :2] = torch.nan
-    mean, mass = ops.fading_mean(x, 9, torch.arange(9)[None], SLOPES, Visibility(key_mask=mask))
+    mean, mass = ops.decayed_mean(x, 9, torch.arange(9)[None], SLOPES, Visibility(key_mask=mask))
     assert mean.isfinite().all()
     assert (mean[:, :, :2] == 0).all()
     assert (mass[:, :, :2] == 0).all()
@@ -76,7 +76,7 @@ def test_what_is_hidden_may_be_anything():
 def test_slopes_near_zero_give_the_plain_mean():
     x = torch.randn(2, 3, 70, 5, dtype=torch.float64)
     at, slopes = torch.arange(70)[None], torch.full((3,), 1e-14, dtype=torch.float64)
-    mean, mass = ops.fading_mean(x, 70, at, slopes)
+    mean, mass = ops.decayed_mean(x, 70, at, slopes)
     plain, count = ops.running_mean(x, 70)
     assert torch.allclose(mean, plain, atol=1e-10)
     assert torch.allclose(mass, count[:, None].expand_as(mass))

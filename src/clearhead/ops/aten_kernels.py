@@ -24,8 +24,8 @@ _aten = torch.ops.aten
 _SHORT = 256
 
 
-def takes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> bool:
-    """Whether one of the stock kernels computes this request exactly."""
+def supports(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> bool:
+    """True where one of these kernels computes the request exactly."""
     if visibility.segments is not None or visibility.window is not None:
         return False
     if visibility.causal and q_BHTD.shape[2] != k_BGSD.shape[2]:

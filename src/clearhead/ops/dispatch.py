@@ -1,11 +1,11 @@
-"""Which kernel computes a request of attention: PyTorch's stock ones where they can, or tiles."""
+"""Choice of the kernel for a request of attention: PyTorch's own where they can, or tiles."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.ops import stock, tiles
+from clearhead.ops import aten_kernels, tiles
 from clearhead.ops.visibility import Visibility
 
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
@@ -13,12 +13,12 @@ from clearhead.ops.visibility import Visibility
 LONGEST_COMPILED_TILES = 1024
 
 
-def chosen(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> Any:
-    """The module whose `forward` and `backward` compute this: `stock` or `tiles`."""
+def select_kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> Any:
+    """The module whose `forward` and `backward` compute this: `aten_kernels` or `tiles`."""
     short = k_BGSD.shape[2] <= LONGEST_COMPILED_TILES
     if torch.compiler.is_compiling() and q_BHTD.device.type == "cpu" and short:
         return tiles
-    return stock if stock.takes(q_BHTD, k_BGSD, v_BGSV, visibility) else tiles
+    return aten_kernels if aten_kernels.supports(q_BHTD, k_BGSD, v_BGSV, visibility) else tiles
 
 
 def sink_by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:

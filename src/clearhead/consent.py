@@ -1,4 +1,4 @@
-"""The option of every job that opens a model."""
+"""Consent to the Python code that a model brings, as an option."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""No shaping: the heads are attention's output, and nothing of the identity is in the matrix."""
+"""No shaping, the base of all shapings; and the layers that cannot be shaped."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Unshaped(nn.Module):
+class NoShaping(nn.Module):
     """A. The base of all shapings."""
 
     zero_queries = False
@@ -46,5 +46,5 @@ DECLARATION = Declaration(
     name="none",
     summary="A",
     source="arXiv 1706.03762",
-    build=Unshaped,
+    build=NoShaping,
 )

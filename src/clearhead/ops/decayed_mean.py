@@ -1,4 +1,4 @@
-"""The mean of what a query may see, weighing less with distance: C x where ALiBi tells order.
+"""Decayed mean over visible keys: the centring term C·x under ALiBi.
 
 At content scores of 0 attention's weights are exp(−slope · distance) over their sum. Such sums
 follow from each other by a factor at most 1, so that blocks of tokens are products with small
@@ -21,7 +21,7 @@ BLOCK = 16
 APART = 1 << 32
 
 
-def fading_mean(
+def decayed_mean(
     x_BHSD: Tensor,
     queries: int,
     positions_BS: Tensor,
