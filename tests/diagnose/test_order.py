@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.diagnose.order import PAIRS, OrderProfile, decay_bound
+from clearhead.diagnose.order import PAIRS, RotaryOrder, decay_bound
 from clearhead.diagnose.rotary import Rotary, rotary_of
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
@@ -13,9 +13,9 @@ from .kinds import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
 T = 33
 
 
-def _observed(name: str) -> OrderProfile:
+def _observed(name: str) -> RotaryOrder:
     model = make(name)
-    profile = OrderProfile(model, T)
+    profile = RotaryOrder(model, T)
     with torch.no_grad(), observe(model, attention=[profile]):
         model(input_ids=torch.randint(2, VOCABULARY, (2, T)))
     return profile
@@ -29,7 +29,7 @@ def test_the_rotation_found_is_the_models_own(tiny, name):
     seen: list[AttentionCall] = tiny.Calls()
     with torch.no_grad(), observe(model, attention=[seen]):
         model(input_ids=torch.full((1, T), 7))
-    profile = OrderProfile(model, T)
+    profile = RotaryOrder(model, T)
     call = seen[0]
     rotary = rotary_of(model, call.module, 0, call.q.shape[-1])
     assert isinstance(rotary, Rotary)
@@ -81,7 +81,7 @@ def test_by_hand():
     rotary = Rotary(
         frequency=turn[None].double(), first=torch.tensor([0]), second=torch.tensor([1])
     )
-    profile = OrderProfile(None, 8)
+    profile = RotaryOrder(None, 8)
     h = torch.polar(torch.ones(5, 1), torch.full((5, 1), -torch.pi / 2))
     found = profile._of(h[None, None], rotary, torch.float32, 2.0)
     assert found["anomalous_before"] == found["counted"] == 5
@@ -102,7 +102,7 @@ def test_no_score_exceeds_its_bound(collinear):
     angle = torch.zeros(500, pairs) if collinear else torch.rand(500, pairs) * 6.3
     h = torch.polar(size, angle)
     distances = torch.tensor([0, 1, 5, 64, 512, 4096])
-    score = OrderProfile._scores(h, rotary, distances).abs()
+    score = RotaryOrder._scores(h, rotary, distances).abs()
     bound = decay_bound(h, rotary, distances)
     assert (score <= bound * (1 + 1e-5)).all()
     assert (score > bound * 0.05).any()  # not an empty one

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,9 +13,9 @@ from clearhead.diagnose.attention_profile import Reach, RowMeans, SignedDifferen
 from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.hidden import HiddenStatistics
 from clearhead.diagnose.logits import LogitSizes, NearestKeys
-from clearhead.diagnose.order import OrderProfile
+from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.residual_stream import ResidualStream
-from clearhead.diagnose.spectrum import SpectrumProfile
+from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import (
     batches,
@@ -33,7 +33,7 @@ LONGEST_EXTRAPOLATION = 8192  # tokens that are run unasked
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found, as payloads of records.
+    """Payloads of records; each field is named after its "kind" of record, in the plural.
 
     Attributes:
         measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens".
@@ -50,20 +50,13 @@ class Diagnosis:
     advice: list[dict[str, Any]] = field(default_factory=list)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """All of it, each with its "kind"."""
-        for kind in ("measure", "curve", "channel", "note", "advice"):
-            for line in getattr(self, _FIELDS[kind]):
-                yield {"kind": kind, **line}
+        """All payloads, each with its "kind"."""
+        for name, lines in vars(self).items():
+            for line in lines:
+                yield {"kind": name.removesuffix("s"), **line}
 
 
 _OF_ATTENTION = "attention, order, extrapolation"
-_FIELDS = {
-    "measure": "measures",
-    "curve": "curves",
-    "channel": "channels",
-    "note": "notes",
-    "advice": "advice",
-}
 
 
 def diagnose(
@@ -90,13 +83,13 @@ def diagnose(
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
-    stream, order = ResidualStream(), OrderProfile(model, length)
+    stream, order = ResidualStream(), RotaryOrder(model, length)
     hidden: list[HiddenStatistic] = [HiddenStatistics(), stream]
     tiles = ByTile(
         weights=[RowMeans(), SinkRate(), SignedDifference(), Reach()],
         scores=[LogitSizes(), NearestKeys()],
     )
-    attention: list[AttentionStatistic] = [tiles, order, SpectrumProfile()]
+    attention: list[AttentionStatistic] = [tiles, order, Spectrum()]
     notes: list[dict[str, Any]] = []
     with within_memory(LESS_MEMORY), evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden))
@@ -127,14 +120,14 @@ def diagnose(
 
 
 def with_extrapolation(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     model: Any,
     text: Callable[[int], Tensor],
     *,
     trained: int | None,
     factor: float,
 ) -> Diagnosis:
-    """Add what one text of `factor` training lengths shows.
+    """Add the measures of one text of `factor` training lengths, or a note why there are none.
 
     Args:
         text: a function of a length to int64 [length].
@@ -142,13 +135,13 @@ def with_extrapolation(
         factor: above 1.
     """
     part = "extrapolation"
-    if any(part in note["part"] for note in found.notes):
-        return found
+    if any(part in note["part"] for note in diagnosis.notes):
+        return diagnosis
     given = trained is not None
     trained = trained or getattr(model.config, "max_position_embeddings", None)
 
     def without(reason: str) -> Diagnosis:
-        return _with(found, notes=[{"part": part, "reason": reason}])
+        return _with(diagnosis, notes=[{"part": part, "reason": reason}])
 
     if not isinstance(trained, int) or trained < 2:
         return without("the configuration names no training length: give --trained-length")
@@ -169,16 +162,15 @@ def with_extrapolation(
         longer = extrapolate(model, ids, trained)
     measures = longer.measures()
     return _with(
-        found,
+        diagnosis,
         measures=measures,
         curves=longer.curves(),
         advice=advise(measures, width=_width(model)),
     )
 
 
-def _with(found: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
-    parts = {name: getattr(found, name) + more.get(name, []) for name in _FIELDS.values()}
-    return Diagnosis(**parts)
+def _with(diagnosis: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
+    return replace(diagnosis, **{name: getattr(diagnosis, name) + more[name] for name in more})
 
 
 def _width(model: Any) -> int:
@@ -186,7 +178,7 @@ def _width(model: Any) -> int:
 
 
 def bytes_held(model: Any, batch_size: int, length: int) -> int:
-    """What the probes hold at most beside the forward pass, in bytes: an estimate from the shapes.
+    """Estimate from the shapes the bytes that the probes hold at most beside the forward pass.
 
     Three tiles of scores (eight for shaped attention), one layer's queries and keys in float32,
     five copies of one layer's hidden states, and two Gram matrices in float64; nothing grows with

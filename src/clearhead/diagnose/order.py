@@ -5,7 +5,8 @@ before the query; Θ_j, from k_j to q_j, is where it starts. With Θ_j above π 
 the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of what comes
 before. Of keys after the query (bidirectional models) it is Θ_j below π.
 
-Queries and keys are sampled: `PAIRS` pairs a text and layer, by fixed seeds, their rotation undone.
+Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds, without their
+rotation.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ PAIRS = 64
 _ROUNDING = 1e-3
 
 
-class OrderProfile:
+class RotaryOrder:
     """Sums over sampled (query, key) pairs, by layer.
 
     - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
@@ -33,8 +34,8 @@ class OrderProfile:
     - `order_broken_content`: the share of (query, key, head) whose score, the content held and
       only the distance changed, is lower on average at distances 0 to 3 than at 4 to 15.
     - the curve `decay`: mean |score| by distance, and its bound
-      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j* and h after the last 0; for collinear
-      attention the tighter one with C_j. Without the channels that are not turned.
+      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j*, and 0 after the last h; for collinear
+      attention the tighter one with C_j. Channels without rotation are left out.
     """
 
     def __init__(self, model: Any, longest: int) -> None:

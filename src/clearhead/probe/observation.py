@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
+from clearhead.models.implementations import IMPLEMENTATIONS
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
-from clearhead.ops import oracles
+from clearhead.nn.protocols import Attend
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.attention_override import AttentionOverride
@@ -200,8 +200,8 @@ def attention_call(
 
 def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
     """The attention function that `implementation` names for this module."""
-    if isinstance(module, Attention) and implementation in _OURS:
-        return _OURS[implementation]
+    if isinstance(module, Attention) and implementation in IMPLEMENTATIONS:
+        return _of_interface(IMPLEMENTATIONS[implementation])
     if implementation in ALL_ATTENTION_FUNCTIONS:
         return ALL_ATTENTION_FUNCTIONS[implementation]
     for kind in type(module).__mro__:  # "eager" is each model's own, in its file
@@ -214,24 +214,11 @@ def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor
     )
 
 
-def _ours(attend: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+def _of_interface(attend: Attend) -> Callable[..., tuple[Tensor, None]]:
     def run(
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: None,
-        *,
-        scaling: float,
-        visibility: Visibility,
-        lambdas: Any,
-        rows: Any,
-        **options: Any,
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
     ) -> tuple[Tensor, None]:
-        out = attend(q, k, v, scale=scaling, **visibility._asdict(), **options).to(v.dtype)
+        out = attend(module, q, k, v, scale=options.pop("scaling"), **options)
         return out.transpose(1, 2), None
 
     return run
-
-
-_OURS = {"sdpa": _ours(ops.attend), "eager": _ours(oracles.attend)}
