@@ -8,7 +8,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import Overrides, Variations, parse
 from clearhead.cli.report import publish
 from clearhead.experiments.compare import RECORDS, CompareConfig, InterruptedRun, compare
-from clearhead.report import load
+from clearhead.records.loading import load
 from clearhead.terminal import say
 from clearhead.train import Progress
 
@@ -40,5 +40,5 @@ def run(words: list[str]) -> int:
         say("stopped and saved: the same command goes on from here")
         return stop.code
     page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
+    publish([command.output / RECORDS, *command.beside], page)
     return 0

@@ -11,14 +11,14 @@ from tyro.conf import Positional
 
 from clearhead.cli.models import is_preset, load_model, own_text, refuse_tokenizer, untrained
 from clearhead.cli.options import OpensModels, parse
-from clearhead.cli.report import publish_diagnosis
+from clearhead.cli.report import publish
 from clearhead.data import Corpus, DataConfig
 from clearhead.diagnose.diagnosis import LESS_MEMORY
 from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
 from clearhead.records.files import write_text
-from clearhead.report.diagnosis import encode
+from clearhead.records.loading import as_line
 from clearhead.terminal import printable, say
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
@@ -61,8 +61,8 @@ def run(words: list[str]) -> int:
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    write_text(command.output / RECORDS, encode(records))
-    publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
+    write_text(command.output / RECORDS, "".join(map(as_line, records)))
+    publish([command.output / RECORDS], command.output / PAGE)
     return 0
 
 

@@ -15,8 +15,10 @@ from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_na
 from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
 from clearhead.models import SCALINGS
 from clearhead.ranges import Count, Length
+from clearhead.records.loading import parse as parse_lines
 from clearhead.records.lock import hold_file
-from clearhead.report.evaluations import grids, scaling_name, to_console
+from clearhead.report import console as shown
+from clearhead.report.evaluation import scaling_name, tables
 from clearhead.terminal import console, say
 from clearhead.train.folder import RUN_FILE, read_record
 
@@ -109,16 +111,17 @@ def _evaluate(command: Any, named: list[str], variants: list[Scaling]) -> int:
                 subject, tasks, variants, run=header, records=command.records, watcher=bar
             )
     except ClearheadError:
-        _print(bar.lines, header["run"])  # what was measured before
+        _print(bar.lines, header)  # what was measured before
         raise
-    _print(lines, header["run"])
+    _print(lines, header)
     return 0
 
 
-def _print(lines: Sequence[Mapping[str, Any]], run: str) -> None:
+def _print(lines: Sequence[Mapping[str, Any]], header: dict[str, Any]) -> None:
     out = console()
-    for grid in grids(lines):
-        out.print(to_console(grid, run))
+    for pivot in tables(parse_lines([header, *map(dict, lines)]), header["run"]):
+        for part in shown.tables(pivot, threshold=0.0):
+            out.print(part)
 
 
 def _named(command: Any) -> tuple[list[str], Any]:

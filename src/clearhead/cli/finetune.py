@@ -11,7 +11,7 @@ from clearhead.experiments.finetune import (
     InterruptedTask,
     run_finetune,
 )
-from clearhead.report.records import Records
+from clearhead.report import page_of, to_console
 from clearhead.terminal import console, say
 
 
@@ -36,28 +36,7 @@ def run(words: list[str]) -> int:
     except InterruptedTask as stop:
         say("stopped; finished seeds are kept, the same command starts the others")
         return stop.code
-    _print(records)
+    for part in to_console(page_of(records)):
+        console().print(part)
     say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
     return 0
-
-
-def _print(records: Records) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    (name,) = records.arms()
-    table = Table(title=escape(name))
-    for heading in ("split", "metric", "mean", "standard deviation", "seeds"):
-        table.add_column(heading)
-    measured = dict.fromkeys(
-        (line["metric"], line["split"])
-        for line in records.runs[0].measures.values()
-        if "split" in line
-    )
-    for metric, split in measured:
-        found = records.summary(name, metric, split=split)
-        shown = ("none", "")
-        if found is not None:
-            shown = (f"{found.mean:.4f}", "" if found.n < 2 else f"{found.deviation:.4f}")
-        table.add_row(escape(split), metric, *shown, str(0 if found is None else found.n))
-    console().print(table)

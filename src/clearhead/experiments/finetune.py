@@ -20,8 +20,9 @@ from clearhead.models.loading import resolved
 from clearhead.ranges import Natural, check
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
+from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.report.records import Records, as_line, load
+from clearhead.records.runs import Records
 from clearhead.train import FinetuneConfig, Finetuned, finetune
 from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.folder import describe

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from clearhead.records.files import write_text
-from clearhead.report.records import load
+from clearhead.records.loading import load
 from clearhead.train.interrupt import StopSignals
 
 _POLL_SECONDS = 0.2

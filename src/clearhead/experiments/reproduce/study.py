@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments import arms
 from clearhead.experiments.compare import RECORDS
 from clearhead.experiments.reproduce.runner import Command
-from clearhead.report.records import load
+from clearhead.records.loading import load
 from clearhead.train import TrainConfig
 
 Words = tuple[str, ...]
@@ -164,7 +164,7 @@ def loss(records: Path) -> float | None:
     for metric in ("loss", "masked loss"):
         line = run.measure(metric, length=run.sequence_length)
         if line is not None:
-            return math.inf if line["value"] is None else float(line["value"])
+            return math.inf if line.value is None else line.value
     raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
 
 
