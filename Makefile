@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test kernels lint bench gpu clean
+.PHONY: demo test attack kernels lint bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
@@ -12,6 +12,12 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# An hour of generated attacks; another SEED makes others, and `make test` makes a few of each kind.
+CASES ?= 10000
+SEED ?= 0
+attack: $(VENV)/.installed
+	CLEARHEAD_ATTACK_CASES=$(CASES) CLEARHEAD_ATTACK_SEED=$(SEED) $(BIN)/python -m pytest tests/attack
 
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.

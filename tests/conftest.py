@@ -29,11 +29,11 @@ for _name in ("architectures", "judge_server"):
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A judge on loopback, which no proxy stands before; and no pause between tries."""
-    from clearhead.eval import endpoint
+    from clearhead.eval import judges
 
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(judges, "FIRST_PAUSE", 0.0)
     server = sys.modules["tests_judge_server"].JudgeServer()
     yield server
     server.close()

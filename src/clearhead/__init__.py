@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `import clearhead` stays qu
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from clearhead.lazy import lazily
 from clearhead.versions import __version__
 
 if TYPE_CHECKING:
@@ -20,17 +21,10 @@ if TYPE_CHECKING:
         ClearheadForSequenceClassification,
         preset,
         presets,
+        register_preset,
     )
+    from clearhead.nn.registry import register
 
-_HOME = {
-    "ClearheadError": "clearhead.errors",
-    "ClearheadConfig": "clearhead.models",
-    "ClearheadForCausalLM": "clearhead.models",
-    "ClearheadForMaskedLM": "clearhead.models",
-    "ClearheadForSequenceClassification": "clearhead.models",
-    "preset": "clearhead.models",
-    "presets": "clearhead.models",
-}
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
 
 __all__ = [
@@ -42,15 +36,16 @@ __all__ = [
     "__version__",
     "preset",
     "presets",
+    "register",
+    "register_preset",
 ]
 
 
+_find = lazily(__name__)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"clearhead.{name}")
-    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    return importlib.import_module(f"clearhead.{name}") if name in _ROOMS else _find(name)
 
 
 def __dir__() -> list[str]:

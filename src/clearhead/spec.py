@@ -1,4 +1,4 @@
-"""What one layer is, in words: the axes, one name on each, and the table of what fits with what.
+"""Description of one layer: the axes, a name on each, and the table of what fits with what.
 
 No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
 `clearhead.nn`); `clearhead.nn.registry` lists the declarations; the configuration, the validity
@@ -6,29 +6,11 @@ table, `clearhead plan` and the documentation read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.ranges import Range
-
-AXES: Mapping[str, str] = {
-    "scores": "how a query is compared with a key",
-    "normalizer": "how a row of scores becomes weights",
-    "maps": "how attention maps are combined into one",
-    "shaping": "how the attention matrix meets the identity",
-    "values": "what attention averages",
-    "projections": "how the heads are written into the stream",
-    "position": "how order enters",
-    "direction": "which keys a query may see",
-    "norm": "what is normalised, and by which gain",
-    "mlp": "the position-wise network",
-    "order": "whether the MLP reads what attention wrote, or what attention read",
-    "attention_skip": "what of the stream passes by attention",
-    "mlp_skip": "what of the stream passes by the MLP",
-    "residual_scale": "what moves the gains of the two branches",
-}
-
+from clearhead.ranges import WIDEST, Range
 
 # The smallest and the largest number that float32 holds in full, in which models are made.
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -47,6 +29,8 @@ RANGES: Mapping[str, Range] = {
     "num_value_heads": _COUNT,
     "head_dim": _COUNT,
     "max_position_embeddings": _COUNT,
+    # Of 1 transformers' caches would keep everything.
+    "sliding_window": Range("a whole number above 1", lambda x: isinstance(x, int) and x > 1),
     "norm_eps": _POSITIVE,
     "initializer_range": _POSITIVE,
     "query_range": Range("a finite number, at least 0", lambda x: 0 <= x <= _LARGEST),
@@ -66,8 +50,14 @@ def check_ranges(numbers: Any) -> None:
     """Raise a ClearheadError for the first number, of a layer or a configuration, out of range."""
     for name, allowed in RANGES.items():
         value = getattr(numbers, name, None)
-        if value is not None and not isinstance(value, str) and not allowed.holds(value):
+        if value is None or isinstance(value, str):
+            continue
+        if not allowed.holds(value) or (isinstance(value, int) and abs(value) >= WIDEST):
             raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
+
+
+def _axis(default: str, summary: str) -> Any:
+    return field(default=default, metadata={"axis": summary})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +97,32 @@ class LayerSpec:
     mlp_gain: float | None = None
     mlp_skip_gain: float | None = None
     dropout: float = 0.0
-    scores: str = "dot"
-    normalizer: str = "softmax"
-    maps: str = "single"
-    shaping: str = "none"
-    values: str = "linear"
-    projections: str = "linear"
-    position: str = "rope"
-    direction: str = "causal"
-    norm: str = "rmsnorm"
-    mlp: str = "swiglu"
-    order: str = "sequential"
-    attention_skip: str = "identity"
-    mlp_skip: str = "identity"
-    residual_scale: str = "trainable"
+    scores: str = _axis("dot", "how a query is compared with a key")
+    normalizer: str = _axis("softmax", "how a row of scores becomes weights")
+    maps: str = _axis("single", "how attention maps are combined into one")
+    shaping: str = _axis("none", "how the attention matrix meets the identity")
+    epilogue: str = _axis("none", "what becomes of the heads before the output projection")
+    values: str = _axis("linear", "what attention averages")
+    projections: str = _axis("linear", "how the heads are written into the stream")
+    position: str = _axis("rope", "how order enters")
+    direction: str = _axis("causal", "which keys a query may see")
+    norm: str = _axis("rmsnorm", "what is normalised, and by which gain")
+    mlp: str = _axis("swiglu", "the position-wise network")
+    order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
+    attention_skip: str = _axis("identity", "what of the stream passes by attention")
+    mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
+    residual_scale: str = _axis("trainable", "what moves the gains of the two branches")
 
     @property
     def width(self) -> int:
         """Channels of all heads together."""
         return self.num_attention_heads * self.head_dim
+
+
+# Each axis, with a line on it: a field of LayerSpec that names a mechanism.
+AXES: Mapping[str, str] = {
+    each.name: each.metadata["axis"] for each in fields(LayerSpec) if "axis" in each.metadata
+}
 
 
 def _refuses_nothing(layer: LayerSpec) -> str | None:
@@ -142,7 +139,8 @@ class Declaration:
         summary: one line for tables and help.
         source: the paper and equation it comes from.
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
-            normalizers, from the number of maps; for positions, from a spec and the number of
+            normalizers, from a spec, the number of maps, and how many neighbours share a key head
+            (`keys_together`); for positions, from a spec and the number of
             heads; for scores, from the position's `prepare`; for residual scales, from the gain
             that a branch starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
@@ -152,8 +150,6 @@ class Declaration:
         heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
-        shards: the tensor dimension its parameters may be split along ("heads", "channels"),
-            or None where every device needs them whole.
     """
 
     axis: str
@@ -168,7 +164,6 @@ class Declaration:
     query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
-    shards: str | None = None
 
 
 class Registry:
@@ -176,10 +171,30 @@ class Registry:
 
     def __init__(self, declarations: Iterable[Declaration]) -> None:
         self._table: dict[str, dict[str, Declaration]] = {axis: {} for axis in AXES}
+        self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
         for declaration in declarations:
-            if declaration.name in self._table[declaration.axis]:
-                raise ValueError(f"{declaration.axis}={declaration.name} is declared twice")
-            self._table[declaration.axis][declaration.name] = declaration
+            self.add(declaration)
+
+    def add(self, declaration: Declaration, package: str = "clearhead") -> None:
+        """Add a mechanism; again from the same package, in place of the first.
+
+        Raises:
+            ClearheadError: an unknown axis, or a name that another package has taken.
+        """
+        axis, name = choose("axis", declaration.axis, self._table), declaration.name
+        owner = self._packages.get((axis, name), "clearhead")
+        if name in self._table[axis] and (owner != package or package == "clearhead"):
+            raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
+        self._table[axis][name] = declaration
+        if package != "clearhead":
+            self._packages[axis, name] = package
+
+    def packages(self, layers: Iterable[LayerSpec] | None = None) -> set[str]:
+        """Other packages whose mechanisms are in these layers; None: in the registry."""
+        if layers is None:
+            return set(self._packages.values())
+        used = {(axis, getattr(layer, axis)) for layer in layers for axis in AXES}
+        return {package for key, package in self._packages.items() if key in used}
 
     def names(self, axis: str) -> list[str]:
         """The values that the axis takes, in the order of declaration."""
@@ -192,6 +207,15 @@ class Registry:
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
         return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+
+    def table(self) -> str:
+        """Every mechanism in Markdown, as docs/mechanisms.md has it."""
+        lines = ["| axis | value | what it is | source |", "| --- | --- | --- | --- |"]
+        for axis, declarations in self._table.items():
+            for name, found in declarations.items():
+                cells = (f"`{axis}`", f"`{name}`", found.summary, found.source)
+                lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        return "\n".join(lines)
 
     def check(self, layer: LayerSpec) -> None:
         """Raise a ClearheadError if the layer cannot be built, saying what to change."""

@@ -1,10 +1,8 @@
 """Output for people: text from outside is shown by a terminal, never obeyed."""
 
-import contextlib
-import io
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,17 +47,3 @@ def console(**options: Any) -> "Console":
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     return PrintableConsole(**options)
-
-
-@contextlib.contextmanager
-def echoing(words: Sequence[str]) -> Iterator[None]:
-    """Make printable what a parser of the command line repeats of `words` on standard error."""
-    if all(printable(word) == word for word in words):
-        yield
-        return
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            yield
-    finally:
-        sys.stderr.write(printable(errors.getvalue()))

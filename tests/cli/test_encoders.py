@@ -278,7 +278,8 @@ def test_an_existing_mask_token_is_used(tokenizer, settings, tmp_path):
     own = copy.deepcopy(tokenizer)
     own.add_special_tokens({"mask_token": "[MASK]"})
     own.save_pretrained(tmp_path / "own")
-    words = ["--objective", "mlm", *SMALL, *settings, "--train.accumulation", "2"]
+    read = [*settings[:2], *settings[4:]]  # but for the vocabulary of a trained one
+    words = ["--objective", "mlm", *SMALL, *read, "--train.accumulation", "2"]
     keys = ["--data.tokenizer", str(tmp_path / "own"), "--output", str(tmp_path / "run")]
     assert _call("train", "bert", *words, *keys) == 0
     reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")

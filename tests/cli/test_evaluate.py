@@ -116,7 +116,7 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         ),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
         (["--tasks", "passkey", "--data.tokenizer", "x"], "data.tokenizer has no effect"),
-        (["--tasks", "passkey", "--batch-tokens", "0"], "batch-tokens is 0"),
+        (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),
         (
             ["--tasks", "passkey,perplexity", "--lengths", "999999"],
             "or read each source as one text (--perplexity.text stream)",
@@ -323,19 +323,3 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert "two.jsonl, line 1 lacks passage" in last
     assert "it has question, answers, text" in last
-
-
-def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
-    from clearhead.experiments.bench import evaluation
-
-    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
-    monkeypatch.setattr(evaluation, "TRIALS", 1)
-    monkeypatch.setattr(evaluation, "TOKENS", 256)
-    monkeypatch.setattr(evaluation, "WINDOW", 64)
-    monkeypatch.setattr(evaluation, "STRIDE", 32)
-    out = tmp_path / "bench.jsonl"
-    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
-    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
-    assert sweep["peer"] == "180 s"
-    assert windows["bound"] == 1.1
-    assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}

@@ -1,5 +1,6 @@
-"""The papers' experiments: commands that the verbs accept, run, stopped, resumed, reported."""
+"""The papers' experiments: jobs that are also commands, run, stopped, resumed, reported."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -10,19 +11,23 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.reproduce import EXPERIMENTS, runner
-from clearhead.experiments.reproduce.runner import Command, Stopped
-from clearhead.experiments.reproduce.stages import collect
-from clearhead.experiments.reproduce.study import Arm, Series, Study
+from clearhead.experiments.configs import CompareConfig, EvaluateConfig
 from clearhead.report import load
+from clearhead.reproduce import EXPERIMENTS, runner
+from clearhead.reproduce.jobs import Job, from_json
+from clearhead.reproduce.runner import Stopped
+from clearhead.reproduce.stages import collect
+from clearhead.reproduce.trials import TRAINED, Table, Trial, written
+from clearhead.train import TrainConfig
 
-ALL = [(name, scale) for name, scales in EXPERIMENTS.items() for scale in scales]
+ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales]
 
 
 def _call(*words: str) -> int:
@@ -31,49 +36,63 @@ def _call(*words: str) -> int:
     return stop.value.code
 
 
-def _series(name: str, scale: str, output: Path) -> list[Series]:
-    return [
-        Series(study=study, arm=arm, output=output)
-        for study in EXPERIMENTS[name][scale]
-        for arm in study.arms
-    ]
+def _trials(name: str, scale: str, output: Path) -> list[Trial]:
+    trials = EXPERIMENTS[name].trials(scale)
+    return [dataclasses.replace(one, output=output) for one in trials]
 
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
-def test_a_dry_run_prints_commands_that_the_verbs_accept(name, scale, tmp_path, capsys):
-    series = _series(name, scale, tmp_path)
-    chosen = {one.key: one.arm.rates[-1] for one in series}
+def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
+    name, scale, tmp_path, capsys
+):
+    trials = _trials(name, scale, tmp_path)
+    chosen = {one.key: written(one.rates[-1]) for one in trials}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
-    words = ["--scale", scale, "--output", str(tmp_path), "--seeds", "1", "--dry-run"]
+    words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
     assert _call(name, *words) == 0
     lines = capsys.readouterr().out.splitlines()
-    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
-    assert len({*map(tuple, commands)}) == len(commands)
-    swept = sum(len(one.arm.rates) for one in series if len(one.arm.rates) > 1)
-    assert sum(words[1] == "compare" for words in commands) == swept + len(series)
-    outputs = set()
-    for program, verb, *words in commands:
+    printed = [shlex.split(line) for line in lines if not line.startswith("#")]
+    jobs = [job for one in trials for job in one.sweep().values()]
+    for one in trials:
+        for seed in one.config.seeds:
+            jobs += [one.training(one.rates[-1], seed), *one.evaluations(seed)]
+    assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
+    assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
+    models = {job.model for job in jobs}
+    for job in jobs:
+        assert from_json(job.to_json()) == job.config
+        program, verb, *options = shlex.split(str(job))
         assert program == "clearhead"
-        command = parse(
-            importlib.import_module(VERBS[verb][0]).Command, words, verb=verb, description=""
-        )
-        outputs.add(command.records if verb == "eval" else command.output)
-        if verb == "compare":  # what was asked for is one run, of the arm that the study names
-            (arm,) = command.arms
-            (one,) = (one for one in series if one.key == f"{command.label}/{arm.name}")
-            assert command.train.learning_rate in map(float, one.arm.rates)
-            final = command.output / f"{arm.folder}-seed{command.seeds[0]}" / "final"
-            models = {words[2] for words in commands if words[1] != "compare"}
-            assert not models or "rates" in final.parts or str(final) in models
-    assert len(outputs) == len(commands)  # so that any of them can run side by side
+        module = importlib.import_module(VERBS[verb][0])
+        kind = getattr(module, "Command", EvaluateConfig)
+        read = parse(kind, options, verb=verb, description="")
+        for field in dataclasses.fields(job.config):
+            assert getattr(read, field.name) == getattr(job.config, field.name), field.name
+        if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
+            (arm,) = job.config.arms
+            assert job.arm == arm.name
+            final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
+            assert models == {None} or "rates" in final.parts or final in models
     assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
+
+
+@pytest.mark.parametrize("rate", ["1e-3", "1.6e-2", "7.5e-4", "5e-4", "1e0", "3e1"])
+def test_a_rate_is_written_as_folders_have_it(rate):
+    assert written(float(rate)) == rate
+
+
+def test_the_list_says_what_each_experiment_asks(capsys):
+    assert _call("--list") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "blocks: Which parts of a block can go? arXiv 2311.01906; tiny, small, paper" in out
+    assert len(out) == len(EXPERIMENTS)
 
 
 def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
     words = ["blocks", "--output", str(tmp_path / "none"), "--dry-run"]
     assert _call(*words, "--only", "sas · mlp_gain*", "--seeds", "3") == 0
     out = capsys.readouterr().out
-    assert out.count("\nclearhead compare sas --vary mlp_gain=") == 9
+    assert out.count("\nclearhead compare sas --set ") == 9
     assert "for want of a rate: 6 layers/sas · mlp_gain 0.05, " in out
     assert not (tmp_path / "none").exists()
 
@@ -99,7 +118,8 @@ def test_own_text_takes_the_place_of_both(tmp_path, capsys):
         if line.startswith("clearhead compare"):
             assert "--data.data a.txt b.txt --data.vocabulary 50000" in line
         if line.startswith("clearhead eval"):
-            assert "--data.data c.txt --split all" in line
+            assert "--split all" in line
+            assert "--data.data c.txt" in line
 
 
 # The whole of it
@@ -109,25 +129,26 @@ def test_own_text_takes_the_place_of_both(tmp_path, capsys):
 def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An experiment of two arms, two rates and one seed: three steps a run."""
 
-    def questions(series: Series, seed: int) -> list[Command]:
-        asked = ("--lengths", "16", "--tokens", "64", "--data.data", str(text))
-        return [series.eval(seed, "text", *asked)] if series.arm.preset == "sas" else []
-
-    study = Study(
-        name="toy blocks",
-        arms=(Arm("transformer", ("1e-2",)), Arm("sas", ("1e-3", "1e-2"), {"mlp_gain": 0.5})),
-        tokens=96,
-        sweep_tokens=96,
-        options=(
-            *("--train.sequence-length", "16", "--train.batch-size", "2", "--lengths", "1"),
-            *("--train.precision", "fp32", "--evaluation-tokens", "64"),
-            *("--set", "num_hidden_layers=1", "hidden_size=48"),
-        ),
-        text=DataConfig(data=(str(text),), vocabulary=300, validation=0.1),
-        seeds=(0,),
-        questions=questions,
+    config = CompareConfig(
+        presets=("transformer",),
+        set={"num_hidden_layers": 1, "hidden_size": 48},
+        lengths=(1,),
+        evaluation_tokens=64,
+        train=TrainConfig(tokens=96, sequence_length=16, batch_size=2, precision="fp32"),
+        data=DataConfig(data=(str(text),), vocabulary=300, validation=0.1),
+        label="toy blocks",
     )
-    monkeypatch.setitem(EXPERIMENTS, "toy", {"tiny": (study,)})
+    asked = EvaluateConfig(
+        model=TRAINED, lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
+    )
+    trials = (
+        Table(config=config).trial("transformer", 1e-2),
+        Table(config=config, sweep_tokens=96, questions={"text": asked}).trial(
+            "sas", 1e-3, 1e-2, mlp_gain=0.5
+        ),
+    )
+    toy = SimpleNamespace(name="toy", scales=("tiny",), trials=lambda scale: iter(trials))
+    monkeypatch.setitem(EXPERIMENTS, "toy", toy)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
@@ -178,28 +199,33 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert (tmp_path / "out/report.html").exists()
 
 
-# The runner by itself, on commands that take no time
+# The runner by itself, on jobs that take no time
 
 
-@pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of Python a shell, whose script is the command's first word."""
-    shell = tmp_path / "shell"
-    shell.write_text('#!/bin/sh\nshift 2\neval "$1"\n')
-    shell.chmod(0o755)
-    monkeypatch.setattr(runner.sys, "executable", str(shell))
+class Script(Job):
+    """A job whose configuration is a line of a shell."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        return ("sh", "-c", self.config)
+
+    def to_json(self) -> str:
+        return ""
+
+    def __str__(self) -> str:
+        return self.config
 
 
-def _commands(tmp_path: Path, *scripts: str) -> list[Command]:
+def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
     return [
-        Command(name=f"one/{n}", words=(script,), records=tmp_path / f"{n}.jsonl", arm="", label="")
+        Script(name=f"one/{n}", config=script, records=tmp_path / f"{n}.jsonl", arm="", label="")
         for n, script in enumerate(scripts)
     ]
 
 
-def test_failures_do_not_stop_the_others_and_are_tried_again(quick, tmp_path):
+def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     said: list[str] = []
-    commands = _commands(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
+    commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
     assert [command.name for command in failed] == ["one/0", "one/2"]
     assert said[0] == f"[1/3] one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
@@ -207,19 +233,19 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(quick, tmp_path):
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert len(failed) == 2
     assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
-    changed = _commands(tmp_path, "true", f"echo y >> {tmp_path}/ran", "true")
+    changed = _scripts(tmp_path, "true", f"echo y >> {tmp_path}/ran", "true")
     assert runner.run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
     assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(quick, tmp_path, jobs):
+def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     done = tmp_path / "done"
 
-    def command(name: str, script: str, model: str = "") -> Command:
-        return Command(
+    def command(name: str, script: str, model: str = "") -> Job:
+        return Script(
             name=name,
-            words=(f"{script} && echo {name} >> {done}",),
+            config=f"{script} && echo {name} >> {done}",
             records=tmp_path / name / "records.jsonl",
             model=tmp_path / model if model else None,
             arm="",
@@ -257,9 +283,9 @@ def _record(*, diverged: str | None = None, loss: float | None = None, of: str =
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def test_a_divergence_is_a_result(quick, tmp_path):
+def test_a_divergence_is_a_result(tmp_path):
     said: list[str] = []
-    (command,) = _commands(tmp_path, "exit 2")
+    (command,) = _scripts(tmp_path, "exit 2")
     command.records.write_text(_record(diverged="at step 2"))
     assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
     assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
@@ -270,15 +296,15 @@ def test_a_divergence_is_a_result(quick, tmp_path):
 @pytest.mark.parametrize(
     ("losses", "best"),
     [
-        ((3.0, 2.5, 2.75), "2e-3"),
+        ((3.0, 2.5, 2.75), 2e-3),
         ((3.0, None, 2.75), None),  # one is still to come
-        ((3.0, math.inf, 3.5), "1e-3"),
+        ((3.0, math.inf, 3.5), 1e-3),
         ((math.inf,) * 3, None),
     ],
 )
 def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, of, tmp_path):
-    arm = Arm("sas", ("1e-3", "2e-3", "4e-3"))
-    one = Series(study=Study(name="x", arms=(arm,), tokens=1), arm=arm, output=tmp_path)
+    one = Table(config=CompareConfig(), sweep_tokens=4096).trial("sas", 1e-3, 2e-3, 4e-3)
+    one = dataclasses.replace(one, output=tmp_path)
     for loss, command in zip(losses, one.sweep().values(), strict=True):
         if loss is not None:
             command.records.parent.mkdir(parents=True)
@@ -288,24 +314,30 @@ def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, 
     assert one.best() == best
 
 
-def test_nothing_to_sweep_and_nothing_finished(toy, quick, tmp_path, capsys):
-    assert _call("toy", "--only", "transformer", "--output", str(tmp_path / "out")) == 2
+def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "runs").write_text("where a folder should be")
+    (out / "rates.json").write_text('{"toy blocks/sas · mlp_gain 0.5": "1e-2"}')
+    assert _call("toy", "--only", "sas*", "--output", str(out)) == 2
     told = capsys.readouterr().err
-    assert "[1/1] runs/toy-blocks/transformer-seed0: failed with 127: " in told
-    assert f"nothing was finished: {tmp_path}/out/logs says why" in told
-    assert json.loads((tmp_path / "out/rates.json").read_text()) == {
-        "toy blocks/transformer": "1e-2"
-    }
+    assert "rates: 0 jobs" in told
+    name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
+    assert f"[1/2] {name}: failed with 1: clearhead: cannot lock {out}/runs" in told
+    assert "[2/2] evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
+    assert f"nothing was finished: {out}/logs says why" in told
+    log = (out / "logs" / f"{name}.log").read_text()
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_commands_save_and_starts_no_more(quick, tmp_path, number):
+def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number):
     saving = (
         f"trap 'echo saved >> {tmp_path}/saved; exit 143' TERM; touch {tmp_path}/up$$; "
         "while true; do sleep 0.05; done"
     )
     said: list[str] = []
-    commands = _commands(tmp_path, saving, saving, "true")
+    commands = _scripts(tmp_path, saving, saving, "true")
 
     def interrupt() -> None:
         while len([*tmp_path.glob("up*")]) < 2:
@@ -321,9 +353,9 @@ def test_a_signal_lets_commands_save_and_starts_no_more(quick, tmp_path, number)
     assert not [*tmp_path.glob("logs/one/*.done")]
 
 
-def test_threads_are_shared(quick, tmp_path, monkeypatch):
+def test_threads_are_shared(tmp_path, monkeypatch):
     monkeypatch.setattr(runner.torch, "get_num_threads", lambda: 7)
-    commands = _commands(tmp_path, "echo $OMP_NUM_THREADS")
+    commands = _scripts(tmp_path, "echo $OMP_NUM_THREADS")
     runner.run(commands, logs=tmp_path / "logs", jobs=3, say=str)
     assert (tmp_path / "logs/one/0.log").read_text() == "2\n"
 
@@ -337,12 +369,12 @@ def test_records_are_joined_under_their_arm_and_label(tmp_path):
             {**measure, "value": 3.0},
         ],
     }
-    commands = []
+    jobs = []
     for label, lines in files.items():
         path = tmp_path / f"{label}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "me')
-        commands.append(Command(name=label, words=(), records=path, arm="a · b", label=label))
-    commands.append(Command(name="", words=(), records=tmp_path / "none", arm="", label=""))
-    records = load(collect(commands, tmp_path / "records.jsonl"))
+        jobs.append(Job(name=label, config=None, records=path, arm="a · b", label=label))
+    jobs.append(Job(name="", config=None, records=tmp_path / "none", arm="", label=""))
+    records = load(collect(jobs, tmp_path / "records.jsonl"))
     for label, loss in (("6", 2.0), ("24", 3.0)):
         assert records.labelled(label).values("a · b", "loss") == {0: loss}

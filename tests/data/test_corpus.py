@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +135,111 @@ def test_second_time_tokenises_nothing(folder, configure, encoded, monkeypatch):
     assert first.fingerprint == second.fingerprint
     assert isinstance(second.split("train")[0].tokens, np.memmap)
     assert first.split("train")[0].tokens.tolist() == second.split("train")[0].tokens.tolist()
+
+
+@pytest.fixture
+def opened():
+    """Counts the files that are opened, by name."""
+    names, on = [], [True]
+
+    def hook(event, arguments):
+        if on[0] and event == "open" and isinstance(arguments[0], str):
+            names.append(Path(arguments[0]).name)
+
+    sys.addaudithook(hook)
+    yield names
+    on[0] = False  # a hook stays for good
+
+
+def _aged(root):
+    """Give every file a time long past: one of now might change again within a tick."""
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        os.utime(path, (1e9, 1e9))
+
+
+def test_files_that_did_not_change_are_not_read_again(folder, configure, opened):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    _aged(config.cache / "corpora")
+    prepare(config)
+    opened.clear()
+    said = []
+    again = prepare(config, progress=said.append)
+    assert again.fingerprint == first.fingerprint
+    assert again.describe() == first.describe()
+    assert "30 documents, 0.1 MB, unchanged since it was read" in said[0]
+    assert not {path.name for path in folder.iterdir()} & set(opened)
+    stream = "0.train.tokens"
+    assert opened.count(stream) == 1  # to be mapped, not to be hashed
+    assert again.fingerprint == prepare(configure(folder, cache=config.cache / "new")).fingerprint
+
+
+@pytest.mark.parametrize("when", [None, 1e9])
+def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
+    """Even where its old time is put back."""
+    _aged(folder)
+    first = prepare(configure(folder))
+    path = folder / "00.txt"
+    path.write_text(path.read_text().replace("alpha", "alphb", 1))
+    if when is not None:
+        os.utime(path, (when, when))
+    second = prepare(configure(folder))
+    assert second.fingerprint != first.fingerprint
+    fresh = prepare(configure(folder, cache=folder.parent / "fresh"))
+    assert second.fingerprint == fresh.fingerprint
+
+
+def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
+    _aged(folder)
+    seen = [prepare(configure(folder)).fingerprint]
+    (folder / "99.txt").write_text(lines(99))
+    _aged(folder)
+    seen.append(prepare(configure(folder)).fingerprint)
+    (folder / "new").write_text(lines(98))
+    os.replace(folder / "new", folder / "99.txt")
+    _aged(folder)
+    seen.append(prepare(configure(folder)).fingerprint)
+    (folder / "99.txt").unlink()
+    assert len(set(seen)) == 3
+    assert prepare(configure(folder)).fingerprint == seen[0]
+
+
+def test_a_damaged_survey_is_made_anew(folder, configure):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    (path,) = (config.cache / "surveys").iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], whole.replace(b'"documents": 30', b'"documents": 31'), b"[1]", b""):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        assert prepare(config).describe() == first.describe()
+        assert path.read_bytes() == whole
+
+
+def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
+    config = configure(folder)
+    before = prepare(config).split("train")[0].tokens.tolist()
+    _aged(config.cache / "corpora")
+    prepare(config)
+    assert list((config.cache / "checked").iterdir())
+    flip(build(config.cache) / "0.train.tokens")
+    _aged(config.cache / "corpora")
+    said = []
+    again = prepare(config, progress=said.append)
+    assert any("are damaged (the content of 0.train.tokens has changed)" in line for line in said)
+    assert again.split("train")[0].tokens.tolist() == before
+    assert sum(encoded) == 60
+
+
+def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    shutil.rmtree(config.cache / "surveys")
+    (config.cache / "surveys").write_text("a file in its way")
+    assert prepare(config).fingerprint == first.fingerprint
 
 
 def test_other_content_or_options_are_another_build(folder, configure, encoded):
@@ -269,8 +375,10 @@ def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
         return original(texts, vocabulary)
 
     monkeypatch.setattr(tokenizer, "train", train)
+    _aged(folder)
     with pytest.raises(ClearheadError, match="changed while it was read"):
         prepare(configure(folder))
+    assert not list((folder.parent / "cache" / "surveys").iterdir())  # nothing of it is kept
 
 
 def test_only_abandoned_builds_are_swept(tmp_path):

@@ -111,7 +111,7 @@ def test_differential_maps_and_their_difference(tiny, monkeypatch, normalizer):
         weights = oracles.weights(call.q, call.k, sink=sink)
         first.append(weights[:, :2])  # 4 baseline heads are 2 pairs
         second.append(weights[:, 2:])
-        lam = call.module.maps.coefficients().double()
+        lam = call.module.maps.lambdas().double()
         difference.append(first[-1] - lam * second[-1])
     _check(statistics, "map 1", tuple(first))
     _check(statistics, "map 2", tuple(second))
@@ -135,7 +135,7 @@ def test_the_signed_argmax_ignores_hidden_keys(tiny, monkeypatch):
     model = tiny.ours("differential")
     for layer in model.model.layers:
         maps = layer.self_attn.maps
-        monkeypatch.setattr(maps, "coefficients", lambda x: torch.tensor(3.0))
+        monkeypatch.setattr(maps, "lambdas", lambda x: torch.tensor(3.0))
         layer.self_attn.q_proj.weight.data.zero_()
     statistics = _run(model, torch.stack(tiny.windows(2, T)))
     # Uniform maps: all visible weights of a row are equal, (1 − 3) / (i + 1).
@@ -221,7 +221,7 @@ def test_differential_attention_maps(tiny):
     }
     assert len(maps) == 3 * 2 * 3
     for layer, head in ((0, 0), (2, 1)):
-        lam = model.model.layers[layer].self_attn.maps.coefficients().item()
+        lam = model.model.layers[layer].self_attn.maps.lambdas().item()
         expected = maps[layer, head, "map 1"] - lam * maps[layer, head, "map 2"]
         assert torch.allclose(maps[layer, head, "difference"], expected, atol=2e-4)
         assert (maps[layer, head, "difference"] < 0).any()

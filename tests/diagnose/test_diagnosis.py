@@ -10,11 +10,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
-from clearhead.diagnose.diagnosis import bytes_held, run
+from clearhead.diagnose.diagnosis import bytes_held
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import AttentionProfile
-from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.diagnose.stream import stream_profile
+from clearhead.models.inspection import longest_text, run_backbone, within_memory
 
 from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
@@ -217,7 +217,7 @@ def test_refusals(monkeypatch):
     def too_much(*arguments: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 
-    monkeypatch.setattr(diagnosis, "run", too_much)
+    monkeypatch.setattr(diagnosis, "run_backbone", too_much)
     with pytest.raises(ClearheadError, match="out of memory: give a smaller --length"):
         diagnose(model, _windows(), batch_size=1)
     assert model.config._attn_implementation == "sdpa"
@@ -228,5 +228,5 @@ def test_refusals(monkeypatch):
 def test_memory_is_stated_and_does_not_grow_with_the_text():
     model = make("Llama")
     assert bytes_held(model, 4, 64) > 4 * (1 << 20)
-    run(model, torch.stack(_windows()))
+    run_backbone(model, torch.stack(_windows()))
     assert LONGEST == 64

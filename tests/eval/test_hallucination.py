@@ -11,14 +11,17 @@ import torch
 from clearhead import ClearheadError
 from clearhead.eval import hallucination
 from clearhead.eval.answers import Reader
-from clearhead.eval.briefs import Frame
-from clearhead.eval.cases import load_cases
-from clearhead.eval.hallucination import HallucinationTask
+from clearhead.eval.document_prompts import PromptTemplate, load_cases
+from clearhead.eval.grounding_metrics import grounding_metrics
+from clearhead.eval.hallucination import (
+    HallucinationTask,
+    JsonlCache,
+    JudgedGeneration,
+    _stopped,
+    _until,
+)
 from clearhead.eval.judges import JudgeConfig
-from clearhead.eval.kept import Kept
-from clearhead.eval.support import Said, words
 from clearhead.eval.task import wilson
-from clearhead.eval.written import Work, _stopped, _until
 
 
 def _ignore(steps):
@@ -79,7 +82,7 @@ def _by_hand(subject, ids, new_tokens):
 
 
 def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
-    frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
     cells = task.cells(subject)
     assert [(cell["file"], cell["length"]) for cell in cells] == [
         *(("answers.jsonl", 192), ("stories.jsonl", 192))
@@ -87,14 +90,14 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     for cell, file, tokens, stop in zip(cells, task.files, (7, 9), ("\n", "\n\n"), strict=True):
         advanced = []
         found = task.measure(subject, cell, advanced.append)
-        cases, said, sizes = load_cases(file), [], []
+        cases, texts, prompts = load_cases(file), [], []
         for document in dict.fromkeys(case.document for case in cases):
             mine = [case for case in cases if case.document == document]
-            for brief in frame.briefs(mine, 192 - tokens):
-                text = _by_hand(subject, brief.prompt.ids, tokens)
+            for one in template.prompts(mine, 192 - tokens):
+                text = _by_hand(subject, one.prompt.ids, tokens)
                 text = text.strip().partition(stop)[0].rstrip()
-                said.append(Said(text, brief.case, brief.document))
-                sizes.append(len(brief.prompt.ids))
+                texts.append(text)
+                prompts.append(one)
         assert sum(advanced) == len(cases) == found["items"]
         kept = {
             line["question"]: line["text"]
@@ -102,10 +105,15 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
             if file.endswith(line["file"])
         }
         if cell["file"] == "answers.jsonl":
-            assert kept == {one.case.question: one.text for one in said}
-        assert {key: found[key] for key in words(said)} == pytest.approx(words(said))
+            assert kept == {
+                one.case.question: text for one, text in zip(prompts, texts, strict=True)
+            }
+        metrics = grounding_metrics(texts, prompts)
+        assert {key: found[key] for key in metrics} == pytest.approx(metrics)
         assert found["cut"] == (cell["file"] == "stories.jsonl")
-        assert found["prompt_tokens"] == pytest.approx(sum(sizes) / len(sizes))
+        assert found["prompt_tokens"] == pytest.approx(
+            sum(len(one.prompt.ids) for one in prompts) / len(prompts)
+        )
         assert 0 <= found["ended"] <= 1
         assert "accuracy" not in found
 
@@ -122,14 +130,17 @@ def test_results_do_not_depend_on_the_batch(make_subject, task, name):
 @pytest.fixture
 def write(subject, task):
     """write(stop): what is written to the six questions, nothing kept."""
-    frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
-    briefs = [b for case in load_cases(task.files[0]) for b in frame.briefs([case], 400)]
+    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    prompts = [b for case in load_cases(task.files[0]) for b in template.prompts([case], 400)]
 
     def make(stop):
-        work, count = Work(briefs, Kept(None), "answers.jsonl", _ignore), len(briefs)
+        work, count = (
+            JudgedGeneration(prompts, JsonlCache(None), "answers.jsonl", _ignore),
+            len(prompts),
+        )
         return work.write(subject, tokens=[9] * count, stops=[stop] * count, before=None)
 
-    make.briefs = briefs
+    make.prompts = prompts
     return make
 
 
@@ -150,8 +161,8 @@ def test_a_text_ends_where_it_is_told_to(subject, write, monkeypatch):
 
 def test_a_text_ends_by_any_end_token_of_the_model(subject, write):
     free = write(None)
-    ids = write.briefs[0].prompt.ids
-    answer = next(subject.reader.each([write.briefs[0].prompt], [()], new_tokens=9))[0].written
+    ids = write.prompts[0].prompt.ids
+    answer = next(subject.reader.each([write.prompts[0].prompt], [()], new_tokens=9))[0].written
     assert subject.decode(answer).strip() == free[0].text
     place = next(n for n in range(2, 9) if answer[n] not in answer[:n])
     subject.release()
@@ -236,13 +247,13 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
 
 def test_a_judge_reads_what_the_model_saw(subject, task, judge):
     task = _judged(task, judge)
-    frame = Frame(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
     found = task.measure(subject, task.cells(subject)[1], _ignore)
     assert (found["accuracy"], found["cut"]) == (1, 1)
     cases = load_cases(task.files[1])
     for document in {case.document for case in cases}:
         mine = [case for case in cases if case.document == document]
-        (shown,) = {brief.document for brief in frame.briefs(mine, 192 - 9)}
+        (shown,) = {one.document for one in template.prompts(mine, 192 - 9)}
         assert len(shown) < len(document)
         asked = [prompt for prompt in judge.prompts if f"Document:\n{shown}\n\nQ" in prompt]
         assert len(asked) == len(mine)

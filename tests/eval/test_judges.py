@@ -6,8 +6,8 @@ import pytest
 import tests_judge_server as served
 
 from clearhead import ClearheadError
-from clearhead.eval import endpoint
-from clearhead.eval.cases import Case
+from clearhead.eval import judges
+from clearhead.eval.document_prompts import Case
 from clearhead.eval.judges import JudgeConfig, LocalJudge, RemoteJudge, conclusion, question_to
 
 ANSWER = Case(kind="answer", document="all of it", question="Who?", references=("one", "two"))
@@ -75,6 +75,7 @@ def test_an_endpoint_is_asked_at_temperature_0_with_its_key(judge, monkeypatch):
         "max_tokens": 7,
     }
     judge.requests.clear()
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")  # is the hub's
     judge.answer = lambda prompt: served.completion(None)  # as when all tokens went into thought
     assert dict(_judge(judge).replies(["one"]))[0].text == ""
     assert "Authorization" not in judge.requests[0][1]
@@ -83,8 +84,8 @@ def test_an_endpoint_is_asked_at_temperature_0_with_its_key(judge, monkeypatch):
 @pytest.mark.parametrize("status", [408, 429, 500, 503, "cut"])
 def test_what_may_pass_is_tried_again(judge, monkeypatch, status):
     pauses = []
-    monkeypatch.setattr(endpoint.time, "sleep", pauses.append)
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(judges.time, "sleep", pauses.append)
+    monkeypatch.setattr(judges, "FIRST_PAUSE", 1.0)
     failures = [status, status]
 
     def answer(prompt):
@@ -139,6 +140,7 @@ def test_a_server_that_does_not_recover_or_is_not_there(judge):
         ((302, b"", {"Location": "http://127.0.0.1:1/"}), "answers 302 .*redirects are not foll"),
         ((200, b"<html>hello", {}), "answers '<html>hello', which is no chat completion"),
         ((200, {"choices": []}, {}), "which is no chat completion"),
+        ((200, b"[" * 100_000, {}), "which is no chat completion"),
         ((200, ["x"], {}), "which is no chat completion"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.compare import CompareConfig
+from clearhead.experiments.configs import CompareConfig
 from clearhead.train import TrainConfig
 
 OPTIMIZERS = ("adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion")

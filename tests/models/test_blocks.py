@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import Block, initialise
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.visibility import Visibility
 from clearhead.optim import decay_groups
 
@@ -52,7 +52,7 @@ def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
     return block.self_attn
 
 
-def _attend(module, q, k, v, *, visibility, coefficients, rows, **options):
+def _attend(module, q, k, v, *, visibility, lambdas, rows, **options):
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
@@ -78,7 +78,7 @@ def test_the_sub_block_starts_as_the_identity(keys, direction):
     segments = torch.arange(23).expand(2, -1) // 9
     for masks in ({}, {"key_mask": mask}, {"segments": segments}):
         visibility = Visibility(direction == "causal", **masks)
-        got = attention(x, parts=(Part(),), attend=_attend, visibility=visibility)
+        got = attention(x, query_groups=(QueryGroup(),), attend=_attend, visibility=visibility)
         assert (got - x).abs().max() < 2e-6
 
 
@@ -214,8 +214,8 @@ def _form(form: str, **keys: object) -> ClearheadForCausalLM:
     name, changes = FORMS[form]
     model = _stirred(ClearheadForCausalLM(_config(name, **changes | keys)))
     for module in model.modules():
-        if hasattr(module, "follow"):
-            module.follow(0.25, 3.0)
+        if hasattr(module, "on_step_end"):
+            module.on_step_end(0.25, 3.0)
     return model
 
 

@@ -37,8 +37,8 @@ def _ids(batch: int = 2, length: int = 9) -> Tensor:
 
 
 def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Tensor:
-    options = {"max_new_tokens": 5, "pad_token_id": 0, "do_sample": False, **options}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    usual = {"max_new_tokens": 5, "pad_token_id": 0, "do_sample": False}
+    return model.generate(ids, **usual | {"attention_mask": torch.ones_like(ids)} | options)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
     model = _model(name).bfloat16()
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     maps = model.model.layers[0].self_attn.maps
-    by = maps.coefficients(torch.randn(1, 3, 32).bfloat16())
+    by = maps.lambdas(torch.randn(1, 3, 32).bfloat16())
     assert by is None or by.dtype == torch.float32
     assert model(_ids()).logits.isfinite().all()
 
@@ -255,6 +255,41 @@ def test_some_logits_alone():
     assert torch.allclose(model(ids, logits_to_keep=kept).logits, whole[:, kept], atol=1e-5)
 
 
+@pytest.mark.parametrize("model", [_model(), _model().model], ids=["head", "trunk"])
+def test_the_arguments_that_are_offered_are_those_there_are(model):
+    """A near miss is named; where none is near, all are."""
+    with pytest.raises(ClearheadError, match="unknown argument") as error:
+        model(_ids(), zzz=1)
+    offered = str(error.value).partition("choose one of ")[2].split(", ")
+    assert {"input_ids", "past_key_values", "output_attentions"} <= set(offered)
+    assert not {"self", "unknown", "arguments", "return_dict"} & set(offered)
+    assert ("labels" in offered) == isinstance(model, ClearheadForCausalLM)
+
+
+def test_positions_beyond_a_learned_table_are_refused():
+    model = _model(position="learned")
+    with pytest.raises(ClearheadError, match="position_ids has 64, outside the positions"):
+        model(_ids(length=2), position_ids=torch.tensor([[3, 64]]))
+
+
+def test_a_batch_without_labels_counts_for_nothing_where_the_number_is_given():
+    ids = _ids()
+    loss = _model()(ids, labels=torch.full_like(ids, -100), num_items_in_batch=5).loss
+    assert loss == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_of_padding_before_a_row(name):
+    model, ids = _model(name), _ids(length=14)
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    whole = _generate(model, ids, attention_mask=mask)
+    chunks = _generate(model, ids, attention_mask=mask, prefill_chunk_size=4)
+    assert torch.equal(chunks, whole)
+    alone = _generate(model, ids[1:, 6:])
+    assert torch.equal(chunks[1:, 14:], alone[:, 8:])
+
+
 @pytest.mark.parametrize("key", ["output_attention", "cu_seq_lens_q", "token_type_ids"])
 def test_an_argument_without_effect_is_refused(key):
     model = _model()
@@ -274,7 +309,15 @@ def test_an_argument_without_effect_is_refused(key):
         ({"inputs_embeds": torch.ones(9, 32)}, "inputs_embeds must be"),
         ({"input_ids": _ids(), "position_ids": torch.arange(9)}, r"position_ids must .* \[2, 9\]"),
         ({"input_ids": _ids(), "position_ids": torch.arange(9.0)[None]}, "whole numbers"),
-        ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be \[2, 9\]"),
+        ({"input_ids": _ids(), "labels": _ids(length=4)}, r"labels must be int64 \[2, 9\]"),
+        ({"input_ids": _ids() > 30}, "found torch.bool"),
+        ({"input_ids": _ids() + 55}, "outside the vocabulary, 0 to 60"),
+        ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
+        ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
+        ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
+        ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
+        ({"input_ids": _ids(), "labels": torch.full((2, 9), -99)}, "label -99 is outside"),
+        ({"input_ids": _ids(), "labels": torch.full((2, 9), -100)}, "every label is -100"),
         ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
         ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
         (
@@ -312,16 +355,23 @@ def test_every_kind_of_search_that_transformers_ships(name):
     assert torch.equal(_generate(model, repeated, assistant_model=small), greedy)
 
 
-@pytest.mark.parametrize("name", ["differential", "alibi"])
-def test_a_compiled_step_of_decoding_with_a_static_cache(name):
+@pytest.mark.parametrize(
+    ("name", "backend", "keys"),
+    [
+        ("differential", "eager", {}),
+        ("alibi", "eager", {}),
+        ("transformer", "inductor", {"num_key_value_heads": 2}),
+    ],
+)
+def test_a_compiled_step_of_decoding_with_a_static_cache(name, backend, keys):
     """One graph, whatever the length so far."""
     torch._dynamo.reset()
-    model, ids = _model(name), _ids(length=8)
+    model, ids = _model(name, **keys), _ids(length=8)
     whole = model(ids, use_cache=False).logits
     cache = StaticCache(config=model.config, max_cache_len=12)
     with torch.no_grad():
         model(ids[:, :5], past_key_values=cache)
-        step = torch.compile(model, fullgraph=True, backend="eager")
+        step = torch.compile(model, fullgraph=True, backend=backend)
         for place in range(5, 8):
             got = step(ids[:, place : place + 1], past_key_values=cache).logits
             assert torch.allclose(got[:, 0], whole[:, place], atol=1e-4)

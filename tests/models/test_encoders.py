@@ -131,7 +131,7 @@ def test_the_sparse_loss_is_that_of_the_whole_logits(name):
         torch.testing.assert_close(sparse[name], parameter.grad, rtol=1e-4, atol=1e-6)
     shared = model(ids, labels=labels, num_items_in_batch=10).loss
     torch.testing.assert_close(shared, want * 0.5)
-    with pytest.raises(ClearheadError, match=r"labels must be \["):
+    with pytest.raises(ClearheadError, match=r"labels must be int64 \["):
         model(ids, labels=labels[:, :-1])
 
 

@@ -12,7 +12,7 @@ from transformers import (
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS as ALL
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import QueryGroup
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
@@ -192,6 +192,54 @@ def test_gradient_checkpointing_changes_nothing(name):
         assert torch.equal(a, b)
 
 
+def test_heads_of_two_channels_are_the_oracle_s():
+    """Rotations of such heads leave rows that are not contiguous."""
+    model, ids = _model("transformer", head_dim=2), _ids()
+    fast = model(ids).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(fast, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_has_the_second_derivatives_of_the_logits_loss():
+    model, ids = _model("transformer").double(), _ids()
+    weights = list(model.model.layers[0].parameters())
+    ways = [torch.randn_like(p) for p in weights]
+
+    def curvature(loss: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        slope = sum((g * way).sum() for g, way in zip(gradients, ways, strict=True))
+        return list(torch.autograd.grad(slope, weights))
+
+    fast = curvature(model(ids, labels=ids).loss)
+    model.set_attn_implementation("eager")
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    plain = curvature(torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()))
+    for a, b in zip(fast, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["transformer", "softmax1", "sink", "coca", "alibi"])
+def test_attentions_have_the_gradient_by_which_the_output_is_attributed_to_them(name):
+    model, ids = _model(name, num_key_value_heads=2), _ids()
+    model.set_attn_implementation("eager")
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    out = model(ids, attention_mask=mask, output_attentions=True)
+    for matrix in out.attentions:
+        matrix.retain_grad()
+    out.logits[:, -1].sum().backward()
+    last = model.model.layers[-1].self_attn
+    with_weights = [p.grad.clone() for p in last.parameters()]
+    assert all((matrix.grad != 0).any() for matrix in out.attentions)
+    # The last token's own logits: no earlier row of the last layer's maps reaches them.
+    assert (out.attentions[-1].grad[:, :, :-1] == 0).all()
+    model.zero_grad()
+    model.set_attn_implementation("sdpa")
+    model(ids, attention_mask=mask).logits[:, -1].sum().backward()
+    for a, b in zip(with_weights, last.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "heads"), [("transformer", 4), ("differential", 2), ("differential-v2", 4)]
 )
@@ -205,7 +253,7 @@ def test_output_attentions_are_what_multiplies_the_values(name, heads):
     sums = out.attentions[0].sum(-1)
     first = model.model.layers[0]
     x = first.input_layernorm(model.model.embed_tokens(ids))
-    lam = first.self_attn.maps.coefficients(x)
+    lam = first.self_attn.maps.lambdas(x)
     want = torch.tensor(1.0) if lam is None else 1 - lam
     want = want[..., 0] if want.ndim else want
     assert torch.allclose(sums, want.expand_as(sums), atol=1e-5)
@@ -278,11 +326,11 @@ def test_differential_v2_by_hand():
     lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
     o = o.transpose(1, 2)
     want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
-    context = {"parts": (Part(),), "attend": _implementation}
+    context = {"query_groups": (QueryGroup(),), "attend": _implementation}
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 
-def _implementation(module, q, k, v, *, visibility, coefficients, rows, **options):
+def _implementation(module, q, k, v, *, visibility, lambdas, rows, **options):
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 

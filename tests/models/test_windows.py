@@ -163,7 +163,7 @@ def test_a_probe_sees_the_window():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"sliding_window": 1}, "give 2 keys or more"),
+        ({"sliding_window": 1}, "a whole number above 1"),
         ({"layer_types": ["sliding_attention"]}, "without a sliding_window"),
         ({"sliding_window": 4, "layer_types": ["full_attention"]}, "has no effect"),
         ({"sliding_window": 4, "layer_types": ["sliding_attentoin"]}, "did you mean sliding_att"),
@@ -172,7 +172,7 @@ def test_a_probe_sees_the_window():
         ({"sliding_window": 4, "direction": "bidirectional"}, "choose direction='causal'"),
         ({"layer_overrides": [{"direction": "bidirectional"}]}, "unknown axis of layer_overrides"),
         ({"layer_overrides": [{"map": "single"}]}, "did you mean maps"),
-        ({"layer_overrides": [{"maps": "singel"}]}, "did you mean single"),
+        ({"layer_overrides": [{"maps": "singles"}]}, "did you mean single"),
         ({"layer_overrides": [{"position": "learned"}]}, "added before any layer"),
         ({"layer_overrides": ["full"]}, "give a mapping"),
     ],

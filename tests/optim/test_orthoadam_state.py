@@ -121,6 +121,14 @@ def test_what_is_not_finite_changes_nothing(value):
         assert all(torch.equal(entry[key], after[1][index][key]) for key in entry)
 
 
+def test_a_gradient_too_large_to_sum_is_not_called_infinite():
+    parameters, optimizer = run(ortho(), 1)
+    give_gradients(parameters, 2)
+    parameters["twin"].grad[0, :2] = 3e38
+    with pytest.raises(ClearheadError, match=r"2 of group 0 is too large .* \(up to 3.0e\+38\)"):
+        optimizer.step()
+
+
 def test_a_sparse_gradient_is_refused_by_name():
     table = nn.Embedding(5, 4, sparse=True)
     optimizer = OrthoAdam(table.named_parameters())

@@ -18,7 +18,7 @@ def steps_of(records):
     return [record["step"] for record in records]
 
 
-def test_one_flipped_bit_loses_one_line(tmp_path, caplog):
+def test_one_flipped_bit_loses_one_line(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     write_steps(path, range(1, 31))
     whole = path.read_bytes()
@@ -34,22 +34,21 @@ def test_one_flipped_bit_loses_one_line(tmp_path, caplog):
         assert set(range(1, 31)) - set(steps_of(kept)) <= allowed
         assert steps_of(kept) == sorted(steps_of(kept))
         assert set(steps_of(jsonl.salvage(path, until=12))) <= set(range(1, 13))
-    assert caplog.records
+    assert capsys.readouterr().err
 
 
-def test_what_is_left_out_is_said_in_one_line(tmp_path, caplog):
+def test_what_is_left_out_is_said_in_one_line(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     write_steps(path, [1, 2, 9, 4, 5, 6])
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], '{"step": "a"}', *lines[2:]]) + '\n{"step": 7, "lo')
     assert steps_of(jsonl.salvage(path, until=5)) == [1, 4, 5]
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert said == f"{path}: line 2, 3 is damaged and left out; the others are kept"
-    caplog.clear()
+    said = f"{path}: line 2, 3 is damaged and left out; the others are kept\n"
+    assert capsys.readouterr().err == said
     write_steps(path, [1, 1, 2, 2, 3])  # several lines a step are none too many
     assert steps_of(jsonl.salvage(path)) == [1, 1, 2, 2, 3]
     assert jsonl.salvage(tmp_path / "none.jsonl") == []
-    assert not caplog.records
+    assert not capsys.readouterr().err
 
 
 def test_a_strict_reader_names_file_and_line(tmp_path):
@@ -76,6 +75,18 @@ def test_append_drops_a_torn_end_and_a_full_disk_is_named(tmp_path, room):
     with room(12), pytest.raises(ClearheadError, match=r"cannot write .*records\.jsonl \(File too"):
         jsonl.append(path, {"b": 2})
     assert jsonl.read(path) == [{"a": 1}]
+    jsonl.append(path, {"b": 2})
+    assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
+
+
+def test_a_file_of_something_else_is_no_torn_record(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"my notes")
+    with pytest.raises(ClearheadError, match="line 1: not a record"):
+        jsonl.read(path)
+    jsonl.append(path, {"a": 1})
+    assert path.read_bytes() == b'my notes\n{"a": 1}\n'
+    path.write_bytes(b'{"a": 1}\n\0\0\0')  # as a power cut leaves it
     jsonl.append(path, {"b": 2})
     assert jsonl.read(path) == [{"a": 1}, {"b": 2}]
 

@@ -73,9 +73,9 @@ def test_a_process_number_used_again_is_not_the_owner(holder, tmp_path):
 
 
 def test_an_owner_on_another_host_is_never_taken_for_dead(holder, tmp_path):
-    rewrite(tmp_path / "run", host="else\x1b]0;where", pid=2**40)
+    rewrite(tmp_path / "run", host="elsewhere", pid=2**40)
     with (
-        pytest.raises(ClearheadError, match=r"on else\]0;where .* delete .*\.lock$"),
+        pytest.raises(ClearheadError, match=r"on elsewhere .* delete .*\.lock$"),
         hold_folder(tmp_path / "run"),
     ):
         pass

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from clearhead import ClearheadError
-from clearhead.cli.report import publish
+from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import best, scaling_name, setting, table, tables

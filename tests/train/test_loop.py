@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
-from clearhead.train import Callback, checkpoint, is_finished, train
+from clearhead.records import manifest
+from clearhead.train import Callback, is_finished, train
 from clearhead.train.loop import accumulate
 
 
@@ -275,7 +276,7 @@ def test_a_run_of_orthoadam_from_before_it_had_shares_goes_on_with_one_rotation_
     path = older / "checkpoints" / "step-00000006" / "trainer.json"
     record = json.loads(path.read_text())
     del record["sha256"], record["config"]["rotation_share"]
-    path.write_text(json.dumps({**record, "sha256": checkpoint._digest(record)}))
+    manifest.seal(path.parent, record, name=path.name)
     with pytest.raises(ClearheadError, match="rotation_share was 'size' and is now None"):
         again(tiny, older, optimizer="orthoadam")
     again(tiny, older, **asked)

@@ -6,11 +6,8 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import Overrides, Variations, parse
-from clearhead.cli.report import publish
-from clearhead.experiments.compare import RECORDS, CompareConfig, InterruptedRun, compare
-from clearhead.records.loading import load
+from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.terminal import say
-from clearhead.train import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +30,11 @@ def run(words: list[str]) -> int:
         "tokens in the same order, measure them alike, print a table, and write records and a "
         "report.",
     )
+    from clearhead.cli.publishing import publish
+    from clearhead.experiments.compare import InterruptedRun, compare
+    from clearhead.records.loading import load
+    from clearhead.train import Progress
+
     load(command.beside)  # a file that cannot be read is better known before the training
     try:
         compare(command, say=say, callbacks=lambda: [Progress()])

@@ -5,13 +5,10 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
-from clearhead.cli.options import OpensModels, parse
-from clearhead.models.conversion import converted
+from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, require_new
 from clearhead.terminal import show
-from clearhead.train.checkpoint import save_pretrained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +28,11 @@ def run(words: list[str]) -> int:
         verb="convert",
         description="Write a model in the other format, once both have given the same logits.",
     )
+    from clearhead.experiments.checkpoints import load_model
+    from clearhead.models.conversion import converted
+    from clearhead.records.files import publish_folder, require_new
+    from clearhead.train.checkpoint import save_pretrained
+
     require_new(command.output)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     made = converted(model)

@@ -4,22 +4,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import is_preset, load_model, own_text, refuse_tokenizer, untrained
-from clearhead.cli.options import OpensModels, parse
-from clearhead.cli.report import publish
-from clearhead.data import Corpus, DataConfig
-from clearhead.diagnose.diagnosis import LESS_MEMORY
-from clearhead.diagnose.running import within_memory
+from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
+from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.experiments.diagnosing import DiagnoseConfig, diagnosis_records
-from clearhead.records.files import write_text
-from clearhead.records.loading import as_line
+from clearhead.experiments.configs import DiagnoseConfig
 from clearhead.terminal import printable, say
+
+if TYPE_CHECKING:
+    from clearhead.data import Corpus
 
 RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
@@ -53,6 +50,13 @@ def run(words: list[str]) -> int:
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     _refuse_idle(command)
+    from clearhead.cli.publishing import publish
+    from clearhead.diagnose.diagnosis import LESS_MEMORY
+    from clearhead.experiments.diagnosing import diagnosis_records
+    from clearhead.models.inspection import within_memory
+    from clearhead.records.files import write_text
+    from clearhead.records.loading import as_line
+
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
@@ -66,13 +70,18 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
+def _loaded(source: str, command: Command) -> tuple[Any, "Corpus"]:
+    import torch
+
+    from clearhead.experiments.building import own_text, untrained
+    from clearhead.experiments.checkpoints import load_model
+
     if source.startswith("init:"):
         torch.manual_seed(0)
         return untrained(
             source.removeprefix("init:"),
             command.size,
-            command.set,
+            overrides(command.set),
             command.data,
             trust_remote_code=command.trust_remote_code,
             say=say,
@@ -87,6 +96,9 @@ def _loaded(source: str, command: Command) -> tuple[Any, Corpus]:
 
 def _refuse_idle(command: Command) -> None:
     """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
+    from clearhead.experiments.building import refuse_tokenizer
+    from clearhead.experiments.checkpoints import is_preset
+
     fresh = [name.removeprefix("init:") for name in command.models if name.startswith("init:")]
     presets = [name for name in fresh if is_preset(name)]
     if not presets:

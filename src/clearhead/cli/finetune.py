@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.experiments.finetune import (
-    RECORDS,
-    FinetuneJob,
-    InterruptedTask,
-    run_finetune,
-)
-from clearhead.report import page_of, to_console
+from clearhead.experiments.configs import RECORDS, FinetuneJob
 from clearhead.terminal import console, say
 
 
@@ -31,6 +25,9 @@ def run(words: list[str]) -> int:
         description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
         "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
     )
+    from clearhead.experiments.finetune import InterruptedTask, run_finetune
+    from clearhead.report import page_of, to_console
+
     try:
         records = run_finetune(command, say=say)
     except InterruptedTask as stop:

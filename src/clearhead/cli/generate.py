@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model
-from clearhead.cli.options import OpensModels, parse
-from clearhead.diagnose.running import longest_text
+from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
@@ -36,7 +34,13 @@ class Command(OpensModels):
 
 def run(words: list[str]) -> int:
     command = parse(Command, words, verb="generate", description="Continue a text.")
-    model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
+    import torch
+
+    from clearhead.models.inspection import longest_text
+    from clearhead.models.loading import best_device, load
+
+    model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
+    model = model.to(best_device())
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]

@@ -1,9 +1,11 @@
 """What several verbs share: parsing into a dataclass, and KEY=VALUE overrides."""
 
+import contextlib
 import dataclasses
+import io
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
@@ -11,7 +13,6 @@ import tyro
 
 from clearhead.errors import ClearheadError
 from clearhead.ranges import check
-from clearhead.terminal import echoing
 
 T = TypeVar("T")
 _NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -38,14 +39,6 @@ def _numbers(info: Any) -> Any:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpensModels:
-    """Of every verb that opens a model."""
-
-    trust_remote_code: bool = False
-    """Run Python code that the model's folder or repository brings. Read it first."""
-
-
 @_NUMBERS.primitive_rule
 def _path(info: Any) -> Any:
     """How tyro reads paths: an empty one would be the current folder, which nobody meant."""
@@ -69,7 +62,7 @@ def _path(info: Any) -> Any:
 def parse(
     kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
 ) -> T:
-    """Read `words` into the dataclass `kind`; tyro prints help and its own errors.
+    """Read `words` into the dataclass `kind`; tyro prints help, and its errors are one line.
 
     Numbers are held to the ranges that `kind` declares (`clearhead.ranges`).
 
@@ -82,14 +75,32 @@ def parse(
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    with _NUMBERS, echoing(words):
-        found = tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    said = io.StringIO()
+    try:
+        with _NUMBERS, contextlib.redirect_stderr(said):
+            found = tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+    except SystemExit as stop:
+        if not stop.code:  # help, on standard output
+            raise
+        raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
     check(found)
     for field in dataclasses.fields(cast(Any, kind)):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(found, field.name) == ():
             raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
     return found
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in the first part of a box, and the options that its other parts propose."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line[:1] not in ("╭", "╰")]
+    parts = re.split("^[─-]{3,}$", "\n".join(lines), flags=re.MULTILINE)
+    # Where the output's encoding has no boxes, the title is a part of its own.
+    said, *others = parts if "╭" in box or len(parts) == 1 else parts[1:]
+    words = said.split()
+    near = re.findall(r"^(--\S+)", "".join(others), flags=re.MULTILINE)
+    hint = f": did you mean {' or '.join(near)}?" if near and "Unrecognized" in words else ""
+    return " ".join(words).rstrip(".") + hint
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:

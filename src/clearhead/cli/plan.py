@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.models import BASELINE, SIZES, plan, preset, presets
 from clearhead.terminal import console
 
 
@@ -13,10 +12,10 @@ from clearhead.terminal import console
 class Command:
     """Which models to count."""
 
-    presets: Positional[tuple[str, ...]] = tuple(presets())
+    presets: Positional[tuple[str, ...]] = ()
     """Presets; all of them unless some are named."""
     size: str = "tiny"
-    """One of the sizes above."""
+    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
     set: tuple[str, ...] = ()
     """Changes to the configuration, KEY=VALUE."""
 
@@ -28,8 +27,11 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="plan",
-        description=f"Parameters, FLOPs and cache bytes of presets. Sizes: {', '.join(SIZES)}.",
+        description="Parameters, FLOPs and cache bytes of presets.",
     )
+    from clearhead.models import BASELINE, plan, preset, presets
+
+    names = command.presets or tuple(presets())
     changes = overrides(command.set)
     baseline = plan(preset(BASELINE, command.size)).parameters
     table = Table(title=f"presets at size {command.size}")
@@ -42,7 +44,7 @@ def run(words: list[str]) -> int:
         "cache bytes a token",
     ):
         table.add_column(heading, justify="right")
-    for name in command.presets:
+    for name in names:
         found = plan(preset(name, command.size, **changes))
         table.add_row(
             name,
@@ -54,6 +56,6 @@ def run(words: list[str]) -> int:
         )
     out = console()
     out.print(table)
-    for name in command.presets:
+    for name in names:
         out.print(f"[bold]{name}[/bold]: {presets()[name]}")
     return 0

@@ -2,30 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.models import load_model, refuse_tokenizer
-from clearhead.cli.options import OpensModels, parse
-from clearhead.data import DataConfig, prepare
-from clearhead.diagnose.running import within_memory
+from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
+from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError, require
-from clearhead.eval import load_questions
-from clearhead.experiments import deployment, quantization
-from clearhead.models.loading import resolved
-from clearhead.quantize import Scheme, every, scheme
-from clearhead.quantize.deploy import deploy
 from clearhead.ranges import Count, Length
-from clearhead.records import jsonl
-from clearhead.records.files import write_json, write_text
-from clearhead.records.loading import load
-from clearhead.records.loading import parse as parse_lines
-from clearhead.records.lock import hold_file
-from clearhead.records.runs import QUANTIZATION
-from clearhead.report import page_of, to_console, write_page
-from clearhead.report.quantization import check
 from clearhead.terminal import console, say, show
+
+if TYPE_CHECKING:
+    from clearhead.quantize import Scheme
 
 ALL = "all"
 
@@ -70,6 +59,9 @@ def run(words: list[str]) -> int:
         description="What few bits cost a model: perplexity and accuracy by scheme, simulated; or "
         "a model to keep in few bits, with its size, speed and perplexity.",
     )
+    from clearhead.experiments.building import refuse_tokenizer
+    from clearhead.records.lock import hold_file
+
     refuse_tokenizer(command.data)
     if command.deploy is not None or command.output is not None:
         return _deploy(command)
@@ -78,18 +70,25 @@ def run(words: list[str]) -> int:
 
 
 def _simulate(command: Command) -> int:
+    from clearhead.experiments.quantization import distinct
+    from clearhead.records import jsonl
+    from clearhead.records.files import write_text
+    from clearhead.records.loading import load
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import page_of, to_console, write_page
+
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
-    for path, name in zip(command.models, quantization.distinct(command.models), strict=True):
+    for path, name in zip(command.models, distinct(command.models), strict=True):
         found = _measure(command, path, name, schemes)
         if command.records is not None:
             before = jsonl.read(command.records) if command.records.exists() else []
             write_text(command.records, "".join(map(jsonl.encode, [*before, *found])))
         lines += found
-        for part in to_console(page_of(parse_lines(found))):
+        for part in to_console(page_of(parse_records(found))):
             console().print(part)
     if command.page is not None:
-        shown = parse_lines(lines) if command.records is None else load(command.records)
+        shown = parse_records(lines) if command.records is None else load(command.records)
         write_page(page_of(shown, command.title), command.page)
         show(f"page: {command.page}")
     return 0
@@ -98,6 +97,14 @@ def _simulate(command: Command) -> int:
 def _deploy(command: Command) -> int:
     from rich.markup import escape
     from rich.table import Table
+
+    from clearhead.data import prepare
+    from clearhead.experiments import deployment, quantization
+    from clearhead.experiments.checkpoints import load_model
+    from clearhead.models.inspection import within_memory
+    from clearhead.models.loading import resolved
+    from clearhead.quantize.deploy import deploy
+    from clearhead.records.files import write_json
 
     idle = _given(command, "scheme", "choices", "questions", "records", "page", "title")
     if command.deploy is None or command.output is None or len(command.models) != 1 or idle:
@@ -145,8 +152,13 @@ def _given(command: Command, *names: str) -> list[str]:
     return [f"--{name}" for name in names if getattr(command, name) != getattr(Command, name)]
 
 
-def _checked(command: Command) -> list[Scheme]:
+def _checked(command: Command) -> list["Scheme"]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
+    from clearhead.quantize import every, scheme
+    from clearhead.records.loading import load
+    from clearhead.records.runs import QUANTIZATION
+    from clearhead.report.quantization import check
+
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
     if command.tokens < command.length:
@@ -168,8 +180,15 @@ def _checked(command: Command) -> list[Scheme]:
     return [scheme(name) for name in dict.fromkeys(names)]
 
 
-def _measure(command: Command, path: str, name: str, schemes: list[Scheme]) -> list[dict[str, Any]]:
+def _measure(
+    command: Command, path: str, name: str, schemes: list["Scheme"]
+) -> list[dict[str, Any]]:
     from transformers.utils import logging
+
+    from clearhead.data import prepare
+    from clearhead.eval import load_questions
+    from clearhead.experiments import quantization
+    from clearhead.experiments.checkpoints import load_model
 
     model, tokenizer = load_model(path, trust_remote_code=command.trust_remote_code)
     # What transformers warns of from here on, such as attention that is out of reach, is a result.

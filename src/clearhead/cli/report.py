@@ -1,15 +1,11 @@
 """clearhead report: records to a table and a page."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.records.loading import load
-from clearhead.report import page_of, to_console, write_page
-from clearhead.terminal import console, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +28,7 @@ def run(words: list[str]) -> int:
         verb="report",
         description="Read records, print the comparison and write one page that opens offline.",
     )
+    from clearhead.cli.publishing import publish
+
     publish(command.records, command.output, title=command.title)
     return 0
-
-
-def publish(paths: Sequence[Path], output: Path, *, title: str = "") -> None:
-    """Write the page of the records, and print its tables and verdict."""
-    page = page_of(load(paths), title)
-    write_page(page, output)
-    out = console()
-    for part in to_console(page):
-        out.print(part)
-    show(f"report: {output}")

@@ -1,5 +1,6 @@
 """clearhead reproduce: a paper's experiment, at a scale."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -9,12 +10,11 @@ from typing import Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.cli.report import publish
 from clearhead.errors import ClearheadError, choose
-from clearhead.experiments.reproduce import EXPERIMENTS, stages
-from clearhead.experiments.reproduce.runner import Stopped
-from clearhead.experiments.reproduce.study import Series, Study
+from clearhead.experiments.configs import EvaluateSettings
 from clearhead.ranges import Count, Natural
+from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce.trials import Table, Trial
 from clearhead.terminal import say, write
 
 
@@ -22,15 +22,17 @@ from clearhead.terminal import say, write
 class Command:
     """An experiment, and how much of it."""
 
-    experiment: Positional[str]
-    """blocks, long-context, encoders or outliers."""
+    experiment: Positional[str] = ""
+    """One of those that --list prints."""
+    list: bool = False
+    """Print the experiments, each with its paper, its question and its scales."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
     recipe, for a cluster."""
     output: Path | None = None
     """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
     jobs: Count = 1
-    """Commands that run at once, each with its share of the CPU's threads."""
+    """Jobs that run at once, each with its share of the CPU's threads."""
     seeds: tuple[Natural, ...] = ()
     """Instead of the experiment's own."""
     only: tuple[str, ...] = ()
@@ -51,58 +53,74 @@ def run(words: list[str]) -> int:
         description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
         "the best, evaluate, report.",
     )
+    if command.list:
+        for one in EXPERIMENTS.values():
+            write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
+        return 0
+    from clearhead.cli.publishing import publish
+    from clearhead.reproduce import stages
+    from clearhead.reproduce.runner import Stopped
+
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
-    series = _series(command, output)
+    trials = _trials(command, output)
     if command.dry_run:
-        _print(series, output)
+        _print(trials, output)
         return 0
     try:
-        records, failed = stages.reproduce(series, output, jobs=command.jobs, say=say)
+        records, failed = stages.reproduce(trials, output, jobs=command.jobs, say=say)
     except Stopped as stop:
         say("stopped: the same command goes on from here")
         return stop.code
     title = f"clearhead reproduce {command.experiment}, {command.scale}"
     publish([records], output / "report.html", title=title)
     if failed:
-        say(f"{failed} commands failed: the same command tries them again")
+        say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0
 
 
-def _series(command: Command, output: Path) -> list[Series]:
-    name = choose("experiment", command.experiment, EXPERIMENTS)
-    studies = [_changed(study, command) for study in EXPERIMENTS[name][command.scale]]
-    series = [
-        Series(study=study, arm=arm, output=output) for study in studies for arm in study.arms
+def _trials(command: Command, output: Path) -> Sequence[Trial]:
+    experiment = EXPERIMENTS[choose("experiment", command.experiment, EXPERIMENTS)]
+    scale = choose(f"scale of {experiment.name}", command.scale, experiment.scales)
+    trials = [
+        replace(one, output=output, table=_changed(one.table, command))
+        for one in experiment.trials(scale)
     ]
-    names = dict.fromkeys(one.arm.compared.name for one in series)
+    names = dict.fromkeys(one.arm.name for one in trials)
     for pattern in command.only:
         if not any(fnmatchcase(arm, pattern) for arm in names):
             raise ClearheadError(f"only names {pattern!r}: arms are {', '.join(names)}")
     patterns = command.only or ("*",)
-    return [one for one in series if any(fnmatchcase(one.arm.compared.name, p) for p in patterns)]
+    return [one for one in trials if any(fnmatchcase(one.arm.name, p) for p in patterns)]
 
 
-def _changed(study: Study, command: Command) -> Study:
+def _changed(table: Table, command: Command) -> Table:
+    """The table with the seeds and texts of the command in place of its own."""
+    config, questions = table.config, dict(table.questions)
     if command.seeds:
-        study = replace(study, seeds=command.seeds)
+        config = replace(config, seeds=command.seeds)
     if command.data:
-        study = replace(study, text=replace(study.text, data=command.data))
-    if command.test_data and not study.test:
-        raise ClearheadError(f"test_data has no effect on {command.experiment}: leave it out")
+        config = replace(config, data=replace(config.data, data=command.data))
     if command.test_data:
-        study = replace(study, test=("--data.data", *command.test_data, "--split", "all"))
-    return study
+        asked = {n: q for n, q in questions.items() if isinstance(q, EvaluateSettings)}
+        if not asked:
+            raise ClearheadError(f"test_data has no effect on {command.experiment}: leave it out")
+        for name, question in asked.items():
+            text = replace(question.data, data=command.test_data)
+            questions[name] = replace(question, data=text, split="all")
+    return replace(table, config=config, questions=questions)
 
 
-def _print(series: list[Series], output: Path) -> None:
-    rates = stages.rates(series, output)
-    runs = stages.runs(series, rates)
+def _print(trials: Sequence[Trial], output: Path) -> None:
+    from clearhead.reproduce import stages
+
+    rates = stages.rates(trials, output)
+    runs = stages.runs(trials, rates)
     known = {
-        "rates": stages.sweeps(series),
+        "rates": stages.sweeps(trials),
         "runs": runs,
         "evaluations": chain.from_iterable(runs.values()),
     }
-    for name, commands in known.items():
-        write("\n".join([f"# {name}", *map(str, commands)]))
-    if later := [one.key for one in series if one.key not in rates]:
+    for name, jobs in known.items():
+        write("\n".join([f"# {name}", *map(str, jobs)]))
+    if later := [one.key for one in trials if one.key not in rates]:
         write(f"# not known yet, for want of a rate: {', '.join(later)}")

@@ -5,37 +5,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import torch
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.data import DataConfig, prepare, with_mask_token
-from clearhead.data.masking import SHARE
+from clearhead.data.config import SHARE, DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.experiments.building import (
-    OBJECTIVES,
-    batches,
-    best_device,
-    check_objective,
-    check_room,
-    fitted,
-    masked_batches,
-    masked_recipe,
-)
-from clearhead.models import plan, preset
+from clearhead.experiments.configs import masked_recipe
 from clearhead.ranges import Part
 from clearhead.terminal import say
-from clearhead.train import (
-    BatchSource,
-    Callback,
-    Progress,
-    TensorBoard,
-    Trackio,
-    TrainConfig,
-    train,
-)
-
-TRACKERS = {"tensorboard": TensorBoard, "trackio": Trackio}
+from clearhead.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +52,30 @@ def run(words: list[str]) -> int:
         description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
         default=Command(objective="mlm", train=masked_recipe()) if masked else None,
     )
+    return _train(command)
+
+
+def _train(command: Command) -> int:
+    import torch
+
+    from clearhead.data import prepare, with_mask_token
+    from clearhead.experiments.building import (
+        OBJECTIVES,
+        batches,
+        check_objective,
+        check_room,
+        fitted,
+        masked_batches,
+    )
+    from clearhead.models import plan, preset
+    from clearhead.models.loading import best_device
+    from clearhead.train import BatchSource, Progress, TensorBoard, Trackio, train
+
+    trackers = {"tensorboard": TensorBoard, "trackio": Trackio}
     changes = overrides(command.set)
     config = preset(command.preset, command.size, **changes)  # refuses before anything is read
     check_objective(command.objective, config)
     share = _share(command)
-    trackers: list[Callback] = [TRACKERS[name]() for name in command.track]
     corpus = prepare(command.data, progress=say)
     if share is not None:
         corpus = with_mask_token(corpus)
@@ -97,7 +94,7 @@ def run(words: list[str]) -> int:
         output=command.output,
         tokenizer=corpus.tokenizer,
         resume=command.resume,
-        callbacks=[Progress(), *trackers],
+        callbacks=[Progress(), *(trackers[name]() for name in command.track)],
         description={
             "preset": command.preset,
             "size": command.size,

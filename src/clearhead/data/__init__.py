@@ -22,14 +22,19 @@ masks a batch says which document a token is of, and positions start again with 
 `MaskedBatches` hides tokens of the same windows, as a function of the seed and the batch's number.
 """
 
-from clearhead.data.batches import Batches, windows
-from clearhead.data.config import DataConfig
-from clearhead.data.corpus import Corpus, TokenStream
-from clearhead.data.labelled import Labelled, LabelledBatches
-from clearhead.data.masking import MASK, MaskedBatches, Masking, with_mask_token
-from clearhead.data.preparation import prepare
-from clearhead.data.tasks import GLUE, Task
-from clearhead.data.tokenizer import BEGIN, END, PAD
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.data.batches import Batches, windows
+    from clearhead.data.config import DataConfig
+    from clearhead.data.corpus import Corpus, TokenStream
+    from clearhead.data.labelled import Labelled, LabelledBatches
+    from clearhead.data.masking import MASK, MaskedBatches, Masking, with_mask_token
+    from clearhead.data.preparation import prepare
+    from clearhead.data.tasks import GLUE, Task
+    from clearhead.data.tokenizer import BEGIN, END, PAD
 
 __all__ = [
     "BEGIN",
@@ -50,3 +55,5 @@ __all__ = [
     "windows",
     "with_mask_token",
 ]
+
+__getattr__ = lazily(__name__)

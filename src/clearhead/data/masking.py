@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from clearhead.data.batches import IGNORED, Batches
+from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 
 MASK = "<|mask|>"
-SHARE = 0.25  # of the tokens (arXiv 2212.14034; BERT hid 0.15)
 _SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown as it is
 
 

@@ -15,7 +15,7 @@ from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
 from clearhead.data.corpus import SPLITS, Corpus, TokenStream
 from clearhead.data.sources import Source, find
-from clearhead.data.survey import Survey, sample, survey
+from clearhead.data.survey import Survey, forget, sample, survey
 from clearhead.errors import ClearheadError
 
 # Raise it when the same text would give other tokens or other files than before.
@@ -29,6 +29,10 @@ _TRAINED = "byte-level BPE trained on the training documents"
 Progress = Callable[[str], None]
 
 
+class ChangedError(ClearheadError):
+    """Text that is not what the survey read."""
+
+
 def prepare(
     config: DataConfig,
     *,
@@ -38,7 +42,8 @@ def prepare(
 ) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
-    Reuse is by content: the hash of every text, the tokenizer and the split. A build that was
+    Reuse is by content: the hash of every text, the tokenizer and the split. Text and tokens are
+    hashed once, and again when a file's size, times or inode changed. A build that was
     interrupted is never seen, one that was damaged since is made anew, and processes that build
     the same corpus at once do each other no harm. Memory stays at a few hundred MB.
 
@@ -59,7 +64,7 @@ def prepare(
     else:
         identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
-    found = survey(sources, config.validation, say)
+    found = survey(sources, config.validation, config.cache_folder, say)
     content = _content(found, identity)
     target = config.cache_folder / "corpora" / content[:32]
     try:
@@ -74,7 +79,11 @@ def prepare(
         made = tokenizer
         if made is None:
             made = _train(sources, found, config.vocabulary, say)
-        _build(folder, content, made, sources, found, say)
+        try:
+            _build(folder, content, made, sources, found, say)
+        except ChangedError:
+            forget(sources, config.cache_folder)
+            raise
         # Opened before it is published: what is mapped stays, whatever happens to the name.
         corpus = _open(folder, content, config, tokenizer, sources, found)
         shards.publish(folder, target)
@@ -160,7 +169,7 @@ def _pieces(sources: tuple[Source, ...], found: Survey, say: Progress) -> Iterat
                 said = tenth
                 say(f"tokenising: {done / 1e6:.1f} of {found.size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
-            raise ClearheadError(f"data {source.spec!r} changed while it was read; run again")
+            raise ChangedError(f"data {source.spec!r} changed while it was read; run again")
 
 
 def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
@@ -191,7 +200,7 @@ def _open(
         FileNotFoundError: there is none.
         DamagedError: it is not what was published.
     """
-    index = shards.check(folder)
+    index = shards.check(folder, config.cache_folder / "checked" / f"{content[:32]}.json")
     if index.get("content") != content:
         raise shards.DamagedError("it is of another content")
     from clearhead.models.loading import load_tokenizer

@@ -1,8 +1,8 @@
-"""Tokens on disk: written as a stream, published whole, never taken for whole when they are not.
+"""Memory-mapped token shards, published atomically and verified by checksum.
 
 A build writes into a folder of its own and gives it its final name by one rename, so a folder with
-that name is complete. `corpus.json` in it holds the size and SHA-256 of every other file, and all
-are checked whenever the folder is opened: what was truncated or altered since is built anew.
+that name is complete. `corpus.json` in it holds the size and SHA-256 of every other file. They are
+verified once, and again when a file's size, times or inode changed: damaged shards are built anew.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from clearhead.data.corpus import SPLITS
+from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
 
 _INDEX = "corpus.json"
@@ -98,13 +99,17 @@ def seal(folder: Path, index: dict[str, Any]) -> None:
         files[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
     with open(folder / _INDEX, "w", encoding="utf-8") as file:
         index = index | {"files": files}
-        json.dump(index | {"seal": _seal_of(index)}, file, indent=1)
+        json.dump(index | {"seal": digest_of(index)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 
 
-def check(folder: Path) -> dict[str, Any]:
-    """Return the index of a build after reading every file that it names.
+def check(folder: Path, verified: Path | None = None) -> dict[str, Any]:
+    """Return the index of a build after verifying every file that it names.
+
+    Args:
+        verified: a `StatCache`, by which files that did not change since are not read again.
+            Renaming the folder changes none.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -113,8 +118,14 @@ def check(folder: Path) -> dict[str, Any]:
     folder.stat()
     try:
         index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
-        if index.pop("seal") != _seal_of(index):
+        seal = index.pop("seal")
+        if seal != digest_of(index):
             raise DamagedError(f"the content of {_INDEX} has changed")
+        cached = None
+        if verified is not None:
+            cached = StatCache(verified, [folder / name for name in index["files"]], seal)
+            if cached.read():
+                return index
         for name, (size, digest) in index["files"].items():
             path = folder / name
             if path.stat().st_size != size:
@@ -122,6 +133,8 @@ def check(folder: Path) -> dict[str, Any]:
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise DamagedError(f"the content of {name} has changed")
+        if cached is not None:
+            cached.write(True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(str(error)) from error
     return index
@@ -162,10 +175,6 @@ def map_stream(
 def streams(sources: int) -> Iterator[tuple[int, str]]:
     """Every (source, split) of a build."""
     return ((source, split) for source in range(sources) for split in SPLITS)
-
-
-def _seal_of(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def _name(source: int, split: str, what: str) -> str:

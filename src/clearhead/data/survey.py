@@ -1,35 +1,49 @@
-"""One look at every document: what the corpus is, and which side of the split a document is on.
+"""A survey of every document: the size and hash of a corpus, and its split.
 
-The side is a function of the hash of the text alone. So equal documents, in one source or two, are
-always on the same side; the split does not move when documents are added; order does not matter.
+The side of the split is a function of the hash of the text alone. So equal documents, in one source
+or two, are always on the same side, the split does not move when documents are added, and order
+does not matter.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from clearhead.data.sources import Document, Source
+from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 
+# Raise it when the same files would give other texts than before.
+_READING = 1
 SAMPLE_BYTES = 16 << 20  # of training text, for the tokenizer
 _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document dominates the sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSurvey:
-    """What one source holds: documents, bytes, a hash of all its texts, and what was left out."""
+    """The content of one source.
+
+    Attributes:
+        size: bytes of text.
+        digest: a hash of all texts.
+        skipped: what was left out, and how often.
+        lowest, highest: of the documents' keys.
+    """
 
     documents: int
     size: int
     digest: str
     skipped: dict[str, int]
+    lowest: int
+    highest: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a corpus holds, and `threshold`: documents whose key is below it are held out."""
+    """The content of a corpus; documents whose key is below `threshold` are held out."""
 
     sources: tuple[SourceSurvey, ...]
     threshold: int
@@ -40,7 +54,7 @@ class Survey:
         return sum(source.size for source in self.sources)
 
     def held_out(self, document: Document) -> bool:
-        """Whether a document is on the validation side."""
+        """True for a document on the validation side."""
         return key(document) < self.threshold
 
 
@@ -50,50 +64,24 @@ def key(document: Document) -> int:
 
 
 def survey(
-    sources: tuple[Source, ...], validation: float, progress: Callable[[str], None]
+    sources: tuple[Source, ...], validation: float, cache: Path, progress: Callable[[str], None]
 ) -> Survey:
     """Read every document once and place the split.
 
+    Files that did not change since they were read are not read again.
+
     A share `validation` of the key range is held out. Where that leaves a side empty, as it may
     with a few dozen documents, the split moves just far enough to give that side one document.
+
+    Args:
+        cache: the folder in which surveys are kept.
 
     Raises:
         ClearheadError: for a source without text, or a corpus with fewer than two different
             documents; and whatever reading raises.
     """
-    found, lowest, highest = [], 1 << 64, -1
-    for source in sources:
-        skipped: Counter[str] = Counter()
-        digest = hashlib.sha256()
-        documents = size = 0
-        for document in source.documents(skipped):
-            documents += 1
-            size += document.size
-            digest.update(document.digest)
-            lowest, highest = min(lowest, key(document)), max(highest, key(document))
-        left_out = ", ".join(f"{number} {reason}" for reason, number in sorted(skipped.items()))
-        if not documents:
-            raise ClearheadError(
-                f"data {source.spec!r} holds no text ({left_out or 'it is empty'}); "
-                "give data with at least two documents"
-            )
-        progress(
-            f"{source.spec}: {documents:,} documents, {size / 1e6:.1f} MB"
-            + (f" (skipped: {left_out})" if left_out else "")
-        )
-        if unsure := source.without_checksums():
-            progress(
-                f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
-                "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
-            )
-        found.append(
-            SourceSurvey(
-                documents=documents,
-                size=size,
-                digest=digest.hexdigest(),
-                skipped=dict(sorted(skipped.items())),
-            )
-        )
+    found = [_surveyed(source, cache, progress) for source in sources]
+    lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
     if lowest == highest:
         names = ", ".join(source.spec for source in sources)
         raise ClearheadError(
@@ -103,6 +91,70 @@ def survey(
         )
     threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
     return Survey(sources=tuple(found), threshold=threshold)
+
+
+def forget(sources: tuple[Source, ...], cache: Path) -> None:
+    """Have every source read again, whatever its files' times say."""
+    for source in sources:
+        _cached(source, cache).forget()
+
+
+def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceSurvey:
+    cached = _cached(source, cache)
+    if (known := cached.read()) is not None:
+        found = SourceSurvey(**known)
+        progress(f"{_described(source, found)}, unchanged since it was read")
+        return found
+    skipped: Counter[str] = Counter()
+    digest = hashlib.sha256()
+    documents = size = 0
+    lowest, highest = 1 << 64, -1
+    for document in source.documents(skipped):
+        documents += 1
+        size += document.size
+        digest.update(document.digest)
+        lowest, highest = min(lowest, key(document)), max(highest, key(document))
+    found = SourceSurvey(
+        documents=documents,
+        size=size,
+        digest=digest.hexdigest(),
+        skipped=dict(sorted(skipped.items())),
+        lowest=lowest,
+        highest=highest,
+    )
+    if not documents:
+        raise ClearheadError(
+            f"data {source.spec!r} holds no text ({_left_out(found) or 'it is empty'}); "
+            "give data with at least two documents"
+        )
+    progress(_described(source, found))
+    if unsure := source.without_checksums():
+        progress(
+            f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
+            "page checksums" + (f", as {len(unsure) - 1} more" if unsure[1:] else "")
+        )
+    cached.write(asdict(found))
+    return found
+
+
+def _cached(source: Source, cache: Path) -> StatCache:
+    """Where the survey of a source is kept; a synthetic one, which has no files, keeps none."""
+    files = [file.path.absolute() for file in source.files]
+    options = [source.spec, source.text_field, source.limit]
+    name = digest_of([options, [str(path) for path in files[:1]]])[:32]
+    key = [_READING, options, [(file.origin, file.alone) for file in source.files]]
+    return StatCache(cache / "surveys" / f"{name}.json", files, key)
+
+
+def _described(source: Source, found: SourceSurvey) -> str:
+    left_out = _left_out(found)
+    return f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB" + (
+        f" (skipped: {left_out})" if left_out else ""
+    )
+
+
+def _left_out(found: SourceSurvey) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(found.skipped.items()))
 
 
 def sample(sources: tuple[Source, ...], found: Survey) -> Iterator[str]:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.maps import DIFFERENCE, SHAPED, maps_of
-from clearhead.diagnose.running import batches, evaluating
 from clearhead.diagnose.weights import AttentionCall, Tile
 from clearhead.errors import ClearheadError, choose
+from clearhead.models.inspection import batches, evaluating
 
 METRICS = ("first_token_argmax_share", "first_token_mass", "null_mass", "chance_floor")
 LONGEST_MAP = 64  # tokens: beyond, nobody can read a heat-map

@@ -1,6 +1,5 @@
 """A model's whole diagnosis, in one pass over the text and one long text."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -14,11 +13,17 @@ from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.order import OrderProfile
 from clearhead.diagnose.profile import TILE, AttentionProfile
-from clearhead.diagnose.running import backbone, batches, evaluating, longest_text, within_memory
 from clearhead.diagnose.spectrum import SpectrumProfile
 from clearhead.diagnose.stream import stream_profile
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import (
+    batches,
+    evaluating,
+    longest_text,
+    run_backbone,
+    within_memory,
+)
 
 LONGEST_EXTRAPOLATION = 8192  # tokens that are run unasked
 
@@ -100,7 +105,7 @@ def diagnose(
                 raise ClearheadError("windows have 1 token: give at least 2")
             if order is None:
                 order = OrderProfile(model, ids_BT.shape[1])
-            run(model, ids_BT)
+            run_backbone(model, ids_BT)
             if progress is not None:
                 progress()
     assert order is not None
@@ -178,14 +183,6 @@ def with_extrapolation(
 def _with(found: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
     parts = {name: getattr(found, name) + more.get(name, []) for name in _FIELDS.values()}
     return Diagnosis(**parts)
-
-
-def run(model: Any, ids_BT: Tensor) -> Any:
-    """The model without its head."""
-    body = backbone(model)
-    known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    options = {"use_cache": False} if "use_cache" in known else {}
-    return body(input_ids=ids_BT, **options)
 
 
 def _width(model: Any) -> int:

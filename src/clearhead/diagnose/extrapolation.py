@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead.diagnose.interface import probing
 from clearhead.diagnose.profile import TILE
-from clearhead.diagnose.running import backbone, evaluating, layers_of
 from clearhead.diagnose.weights import AttentionCall, Scores
+from clearhead.models.inspection import decoder_layers, evaluating, run_backbone
 
 LAST = 32  # queries, at the end of the training length and at the end of the text
 NEAR = 64  # keys
@@ -98,9 +98,9 @@ def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:
     Raises:
         ClearheadError: as `probing`.
     """
-    found = Extrapolation(len(layers_of(model)), trained, len(ids_T))
+    found = Extrapolation(len(decoder_layers(model)), trained, len(ids_T))
     with evaluating(model), probing(model, found.observe):
-        backbone(model)(input_ids=ids_T[None].to(model.device), use_cache=False)
+        run_backbone(model, ids_T[None].to(model.device))
     return found
 
 

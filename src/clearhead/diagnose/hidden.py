@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.diagnose.running import layers_of
 from clearhead.errors import choose
+from clearhead.models.inspection import decoder_layers
 
 TOKENS = ("first", "rest")
 METRICS = ("kurtosis", "largest_activation", "maximum_activation", "undefined_kurtosis")
@@ -125,7 +125,7 @@ def hidden_statistics(model: Any) -> Iterator[HiddenStatistics]:
     Memory: a few copies of one layer's output, in float32.
 
     Raises:
-        ClearheadError: as `clearhead.diagnose.running.layers_of`.
+        ClearheadError: as `clearhead.models.inspection.decoder_layers`.
     """
     statistics = HiddenStatistics()
 
@@ -138,7 +138,8 @@ def hidden_statistics(model: Any) -> Iterator[HiddenStatistics]:
         return observe
 
     handles = [
-        layer.register_forward_hook(hook(index)) for index, layer in enumerate(layers_of(model))
+        layer.register_forward_hook(hook(index))
+        for index, layer in enumerate(decoder_layers(model))
     ]
     try:
         yield statistics

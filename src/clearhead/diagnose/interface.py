@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead import ops
-from clearhead.diagnose.running import layers_of
 from clearhead.diagnose.stand_in import StandIn
 from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import decoder_layers
 from clearhead.nn.attention import Attention
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
@@ -51,7 +51,9 @@ def probing(model: Any, observe: Callable[[AttentionCall], None]) -> Iterator[No
         ClearheadError: the model does not use `AttentionInterface`, or a probe is already at work.
     """
     layers = {
-        module: index for index, layer in enumerate(layers_of(model)) for module in layer.modules()
+        module: index
+        for index, layer in enumerate(decoder_layers(model))
+        for module in layer.modules()
     }
     with _STAND_IN.within(
         model,
@@ -101,7 +103,7 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("visibility", "sink", "coefficients", "rows")
+        names = ("visibility", "sink", "lambdas", "rows")
         return AttentionCall(**common, **{name: options[name] for name in names})
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -141,7 +143,7 @@ def _ours(attend: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
         *,
         scaling: float,
         visibility: Visibility,
-        coefficients: Any,
+        lambdas: Any,
         rows: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:

@@ -22,13 +22,13 @@ class Maps:
 
     Attributes:
         names: of the maps that are rows of weights each, in the order of `split`.
-        coefficients: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
+        lambdas: λ of the difference, a scalar or [B, heads, T, 1]; None where there is none.
         by: the module that splits and combines; None for one map a head.
         call: of clearhead's own attention, where its shaping makes another matrix of the maps.
     """
 
     names: tuple[str, ...]
-    coefficients: Tensor | None
+    lambdas: Tensor | None
     by: Any
     call: AttentionCall | None = None
 
@@ -38,9 +38,9 @@ class Maps:
 
     def difference(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
         """The signed map [B, heads, R, S] of the queries from `start` on, where there is one."""
-        if self.coefficients is None:
+        if self.lambdas is None:
             return None
-        return self.by.effective(weights_BHRS, self._of_rows(weights_BHRS, start))
+        return self.by.effective_weights(weights_BHRS, self._of_rows(weights_BHRS, start))
 
     def shaped(self, tile: Tile, before: int) -> Tensor | None:
         """The matrix with the identity in it, [B, heads, R, S]; `before`: keys before query 0."""
@@ -49,17 +49,19 @@ class Maps:
             return None
         by, first = self._of_rows(tile.weights, tile.start), before + tile.start
         attention: Any = call.module
-        return attention.effective(tile.weights, by, lambda: alone(call, tile), first)
+        return attention.effective_weights(tile.weights, by, lambda: alone(call, tile), first)
 
     def centre(self, tile: Tile) -> Tensor | None:
         """C, attention at W_Q = 0, [B, heads, R, S], where the matrix has the identity in it."""
         if self.call is None:
             return None
         maps: Any = self.call.module.maps
-        return maps.effective(alone(self.call, tile), self._of_rows(tile.weights, tile.start))
+        return maps.effective_weights(
+            alone(self.call, tile), self._of_rows(tile.weights, tile.start)
+        )
 
     def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
-        by = self.coefficients
+        by = self.lambdas
         if by is not None and by.ndim > 2:  # one for each token
             by = by[:, :, start : start + weights_BHRS.shape[2]]
         return by
@@ -71,21 +73,21 @@ def maps_of(call: AttentionCall) -> Maps:
     if isinstance(call.module, Attention):
         return Maps(
             names=call.module.maps.maps,
-            coefficients=call.coefficients,
+            lambdas=call.lambdas,
             by=call.module.maps,
             call=call if call.module.layer.shaping != "none" else None,
         )
     if type(call.module).__name__ == "DiffLlamaAttention":
-        return Maps(names=_Halves.maps, coefficients=_diffllama_lambda(call.module), by=_Halves)
-    return Maps(names=(PLAIN,), coefficients=None, by=None)
+        return Maps(names=_Halves.maps, lambdas=_diffllama_lambda(call.module), by=_Halves)
+    return Maps(names=(PLAIN,), lambdas=None, by=None)
 
 
 def alone(call: AttentionCall, tile: Tile) -> Tensor:
     """The maps of a tile if its queries and keys had position alone in them, [B, H, R, S]."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
-    q = attention.alone(call.q[:batch, :, tile.start : tile.start + rows])
-    k = attention.alone(call.k[:batch, :, :keys])
+    q = attention.position_only(call.q[:batch, :, tile.start : tile.start + rows])
+    k = attention.position_only(call.k[:batch, :, :keys])
     q, k = (x.to(tile.weights.dtype) for x in (q, k))
     resting = replace(call, sink=at_zero_queries(call.sink))
     score = call.scale * q @ k.repeat_interleave(heads // k.shape[1], dim=1).mT
@@ -102,9 +104,9 @@ class _Halves:
         return heads_BH.chunk(2, 1)
 
     @staticmethod
-    def effective(weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+    def effective_weights(weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
         first, second = weights_BHTS.chunk(2, 1)
-        return first - coefficients.to(first.dtype) * second
+        return first - lambdas.to(first.dtype) * second
 
 
 def _diffllama_lambda(module: Any) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clearhead.diagnose.attention import attention_statistics
 from clearhead.diagnose.hidden import hidden_statistics
-from clearhead.diagnose.running import backbone, batches, evaluating
+from clearhead.models.inspection import batches, evaluating, run_backbone
 
 
 def measure(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> list[dict[str, Any]]:
@@ -35,5 +35,5 @@ def measure(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> list[d
         hidden_statistics(model) as hidden,
     ):
         for ids_BT in batches(model, windows, batch_size):
-            backbone(model)(input_ids=ids_BT, use_cache=False)  # no need of logits
+            run_backbone(model, ids_BT)  # no need of logits
     return attention.measures() + hidden.measures()

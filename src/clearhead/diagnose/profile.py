@@ -48,7 +48,7 @@ class AttentionProfile:
         self.rows: dict[tuple[int, str], dict[str, Tensor]] = {}  # metric → [2, heads]
         self.reach: dict[tuple[int, str], Tensor] = {}  # [heads, distances], from −S to S
         self.sinks: dict[tuple[int, str], dict[float, list[int]]] = {}
-        self.coefficients: dict[int, list[float]] = {}
+        self.lambdas: dict[int, list[float]] = {}
         self.largest: dict[int, Largest] = {}
         self.magnitudes: dict[int, Histogram] = {}
         self.order: dict[tuple[int, str], Tensor] = {}  # [broken, counted]
@@ -58,9 +58,9 @@ class AttentionProfile:
     def observe(self, call: AttentionCall) -> None:
         """Add one layer's attention."""
         maps, layer = maps_of(call), call.layer
-        if maps.coefficients is not None:
-            mean = float(maps.coefficients.float().mean())
-            self.coefficients.setdefault(layer, []).append(mean)
+        if maps.lambdas is not None:
+            mean = float(maps.lambdas.float().mean())
+            self.lambdas.setdefault(layer, []).append(mean)
         masses: dict[str, Tensor] = {}  # map → Σ over queries of the first token's weight
         for tile in call.scores(TILE):
             self._logits(call, tile)
@@ -269,7 +269,7 @@ class AttentionProfile:
                 {"metric": metric, "layer": layer, "value": found / number if number else math.nan}
                 for layer, (found, number) in sorted(counts.items())
             ]
-        for layer, found in sorted(self.coefficients.items()):
+        for layer, found in sorted(self.lambdas.items()):
             value = sum(found) / len(found)
             out.append({"metric": "lambda", "layer": layer, "value": value})
         for layer, sums in sorted(self.signed.items()):

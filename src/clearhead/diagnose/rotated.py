@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.diagnose.hidden import HiddenStatistics
-from clearhead.diagnose.running import backbone, batches, evaluating, layers_of
+from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
 
 
@@ -62,12 +62,13 @@ def rotated_kurtosis(
         return observe
 
     handles = [
-        layer.register_forward_hook(hook(index)) for index, layer in enumerate(layers_of(model))
+        layer.register_forward_hook(hook(index))
+        for index, layer in enumerate(decoder_layers(model))
     ]
     try:
         with evaluating(model):
             for ids_BT in batches(model, windows, batch_size):
-                backbone(model)(input_ids=ids_BT, use_cache=False)
+                run_backbone(model, ids_BT)
     finally:
         for handle in handles:
             handle.remove()

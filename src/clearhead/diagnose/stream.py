@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
 from clearhead.diagnose.largest import Histogram, Largest, median_of, ranks_of, together
-from clearhead.diagnose.running import layers_of
+from clearhead.models.inspection import decoder_layers
 
 DEFINITIONS = {
     "kurtosis": "E[(x−µ)⁴] / E[(x−µ)²]² per token over channels, mean over tokens: raw, 3 for a "
@@ -258,10 +258,10 @@ def stream_profile(model: Any) -> Iterator[StreamProfile]:
     """Observe the stream before the first block and after each, of all that runs in the body.
 
     Raises:
-        ClearheadError: as `clearhead.diagnose.running.layers_of`.
+        ClearheadError: as `clearhead.models.inspection.decoder_layers`.
     """
     profile = StreamProfile()
-    layers = layers_of(model)
+    layers = decoder_layers(model)
 
     def observe(layer: int, x_BTC: Tensor) -> None:
         with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):

@@ -66,7 +66,7 @@ class AttentionCall:
         softcap: scores are c · tanh(score / c).
         rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
             padded batch under dynamic-causal, a call has columns that are another base's in a row.)
-        coefficients: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
+        lambdas: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
 
@@ -80,7 +80,7 @@ class AttentionCall:
     mask: Tensor | None = None
     bias: Tensor | None = None
     softcap: float | None = None
-    coefficients: Tensor | None = None
+    lambdas: Tensor | None = None
     rows: Tensor | None = None
 
     @property

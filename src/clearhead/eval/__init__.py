@@ -1,13 +1,18 @@
 """Evaluations: perplexity, retrieval, masked tokens, multiple choice, and tasks of lm-eval."""
 
-from clearhead.eval.choices import Questions, accuracy, load_questions
-from clearhead.eval.classification import METRICS, predict
-from clearhead.eval.documents import Texts
-from clearhead.eval.harness_tasks import check_names
-from clearhead.eval.masked_lm import masked_loss
-from clearhead.eval.perplexity import Perplexity, lengths, perplexity
-from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-from clearhead.eval.task import Subject, Task, parted
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.eval.choices import Questions, accuracy, load_questions
+    from clearhead.eval.classification import METRICS, predict
+    from clearhead.eval.documents import Texts
+    from clearhead.eval.harness_tasks import check_names
+    from clearhead.eval.masked_lm import masked_loss
+    from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
+    from clearhead.eval.task import Subject, Task, parted
+    from clearhead.eval.window_perplexity import Perplexity, lengths, perplexity
 
 __all__ = [
     "METRICS",
@@ -27,3 +32,5 @@ __all__ = [
     "perplexity",
     "predict",
 ]
+
+__getattr__ = lazily(__name__)

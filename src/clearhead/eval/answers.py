@@ -1,4 +1,4 @@
-"""What a model answers: by greedy decoding, and how likely it finds a given answer."""
+"""Answers of a model: greedy decoding, and log-likelihoods of given answers."""
 
 import copy
 import math
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.running import evaluating
 from clearhead.eval.prefill import Prefill, Prompt, State
 from clearhead.eval.rope_limits import check_length, reset_dynamic_rope
+from clearhead.models.inspection import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a prompt.
+    """The answer to one prompt.
 
     Attributes:
         written: the tokens of greedy decoding, up to an end token or as many as were asked for.
@@ -31,7 +31,7 @@ class Answer:
 
 
 class Reader:
-    """Asks one model; greedy and forced answers come from one reading of the prompt.
+    """Reads prompts with one model, once for both greedy and forced answers.
 
     Args:
         model: a causal language model of transformers.
@@ -55,7 +55,7 @@ class Reader:
         new_tokens: int = 0,
         advanced: Callable[[int], None] | None = None,
     ) -> list[Answer]:
-        """Answers to the prompts, in their order; `advanced` is told how many were just answered.
+        """Answers to the prompts, in their order; `advanced` is called with the size of each batch.
 
         Args and Raises: as `each`.
         """
@@ -74,13 +74,13 @@ class Reader:
         new_tokens: int = 0,
         enough: Callable[[Sequence[int]], bool] | None = None,
     ) -> Iterator[dict[int, Answer]]:
-        """Answers by the prompt's number, as they are found: some at a time.
+        """Answers by the prompt's number, a batch at a time.
 
         Args:
             prompts: those that share a context, or a long start, best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-            enough: whether these tokens are all that is wanted, asked after each one.
+            enough: called after each new token; True ends the answer.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions.
@@ -123,7 +123,7 @@ class Reader:
         return found
 
     def _groups(self, prompts: Sequence[Prompt], room: Sequence[int]) -> Iterator[list[int]]:
-        """Which prompts run together: neighbours, and of one length where padding is not exact."""
+        """Batches of prompts: neighbours, and of one length where padding is not exact."""
         order = list(range(len(prompts)))
         if not self.prefill.pads:
             order.sort(key=lambda index: len(prompts[index].ids))
@@ -157,7 +157,7 @@ class Reader:
         ]
 
     def _at_once(self, state: State, answers: list[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """What `_forced` finds, in one pass: a step copies the whole cache."""
+        """As `_forced`, in one pass: a step copies the whole cache."""
         longest = max(map(len, answers))
         padded_BT = torch.tensor(
             [[*answer, *[0] * (longest - len(answer))] for answer in answers],
@@ -172,7 +172,7 @@ class Reader:
     def _forced(
         self, state: State, answers: list[tuple[int, ...]], *, keep: bool
     ) -> tuple[list[tuple[float, ...]], list[tuple[bool, ...]]]:
-        """Token by token, as decoding goes: so it is exact where a base follows the length too."""
+        """Losses token by token: exact where rotary frequencies follow the length, too."""
         longest = max(map(len, answers))
         if keep and longest > 1:
             state = State(cache=copy.deepcopy(state.cache), mask=state.mask, logits=state.logits)
@@ -215,9 +215,9 @@ class Reader:
 
 
 def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end what a model writes: a chat model's turn may end by another than a text.
+    """End tokens: the tokenizer's, and those of the model's generation_config.
 
-    The tokenizer's end token, and those of the model's generation_config.
+    A chat model's turn may end by another token than a text.
     """
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     found = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]

@@ -1,4 +1,4 @@
-"""The loss of tokens that could be looked up in the context, and of all others.
+"""Loss at AR-hits, tokens that could be looked up in the context, and at all others.
 
 An AR-hit (associative recall; Arora et al., arXiv 2312.04927) is the last token of an n-gram that
 stood in the same window before. As in arXiv 2410.05258 (table 6) all of them count; Zoology leaves
@@ -11,19 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
 from clearhead.eval.task import Advanced, Cell, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
-class HitsTask:
+class HitsTask(HitsOptions):
     """Validation loss split into AR-hits and others; windows side by side."""
 
     headlines: ClassVar[tuple[str, ...]] = ("ar_hit_loss", "others_loss")
-
-    ngram: int = 2
-    """Tokens of the n-gram, the recalled one included."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if self.ngram < 2:
@@ -61,7 +59,7 @@ class HitsTask:
 
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """Whether each token ends an n-gram that ended earlier in these ids too, bool [tokens]."""
+    """Mask of tokens that end an n-gram which also ended earlier in these ids, bool [tokens]."""
     found = np.zeros(len(ids), dtype=bool)
     seen: set[tuple[int, ...]] = set()
     tokens = ids.tolist()
@@ -73,5 +71,5 @@ def hits(ids: np.ndarray, ngram: int) -> np.ndarray:
 
 
 def _text() -> PerplexityTask:
-    """Where the windows come from: each source as one text, as in training."""
+    """The task that chooses the windows: each source as one text, as in training."""
     return PerplexityTask(text="stream")

@@ -1,4 +1,4 @@
-"""How much attention goes to the answer and how much to noise (arXiv 2410.05258, table 3).
+"""Shares of attention on the answer and on noise (arXiv 2410.05258, table 3).
 
 The last token of a needle prompt, which should find the number, attends to the needle asked for
 (`answer`), to all other text before the question, other needles included (`noise`), and to the
@@ -23,31 +23,21 @@ from torch import Tensor
 from clearhead.data.draws import Draws
 from clearhead.diagnose.attention import named_maps
 from clearhead.diagnose.interface import probing
-from clearhead.diagnose.running import evaluating
 from clearhead.diagnose.weights import AttentionCall
-from clearhead.eval.haystack import Filler, Haystack, haystack
+from clearhead.eval.haystack import Haystack, haystack
+from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import DEPTHS, Advanced, Cell, Subject, check_count, check_depths
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths
+from clearhead.models.inspection import evaluating
 
 SPANS = ("answer", "noise", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocationTask:
+class AllocationTask(AllocationOptions):
     """Attention of the last token to the needle that is asked for, by length and depth."""
 
     headlines: ClassVar[tuple[str, ...]] = ("answer_share", "noise_share")
-
-    depths: tuple[float, ...] = DEPTHS
-    """Shares of the filler that come before the needle asked for."""
-    samples: int = 20
-    """Contexts at each length and depth."""
-    needles: int = 1
-    """In a context; one is asked for."""
-    digits: int = 5
-    """Of a magic number."""
-    filler: Filler = "text"
-    """Held-out documents, or made sentences."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_depths(self.depths)

@@ -11,7 +11,7 @@ The fields of a row decide its prompt, which is lm-eval's for that data set:
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,8 @@ from clearhead.errors import ClearheadError, require
 from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.harness import evaluate_tasks, harness_model, metrics_of, quiet
 from clearhead.eval.harness_tasks import EXTRA
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.options import ChoicesOptions
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
 
 NAMES = {"acc": "accuracy", "acc_norm": "accuracy_norm"}
 _FORMS = (
@@ -125,15 +126,10 @@ def accuracy(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoicesTask:
+class ChoicesTask(ChoicesOptions):
     """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
 
     headlines: ClassVar[tuple[str, ...]] = tuple(NAMES.values())
-
-    files: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
-    limit: int | None = None
-    """Items of each file, its first; unless given, all."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_files("choices", self.files, "hellaswag.jsonl")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.diagnose.running import evaluating
+from clearhead.models.inspection import evaluating
 
 Answers = Sequence[float] | np.ndarray
 

@@ -1,4 +1,4 @@
-"""Labelled texts as demonstrations in a prompt: which fit, in which order, and the labels' tokens.
+"""Labelled texts as demonstrations in a prompt: their choice and order, and the labels' tokens.
 
 A demonstration is "text: …", "label: …" and an empty line. It is tokenised in three pieces (up to
 "label:", the label, the end of line), so that a label has the same tokens in every demonstration
@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What prompts are made of.
+    """Examples drawn for prompts.
 
     Attributes:
         labels: their names, in their order.

@@ -1,4 +1,4 @@
-"""What tells models and files apart, so that what is known of one is never taken for another's."""
+"""Fingerprints of models and files, used as cache keys."""
 
 import hashlib
 from collections import Counter
@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 
 
 def weights_digest(model: Any) -> str:
-    """The configuration, and the sum and square sum of every parameter, as 16 hex digits."""
+    """A hash of the configuration and each parameter's sum and sum of squares, 16 hex digits."""
     digest = hashlib.sha256(model.config.to_json_string().encode())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -22,12 +22,12 @@ def weights_digest(model: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """A file's bytes, as 12 hex digits."""
+    """A hash of a file's bytes, as 12 hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def check_files(task: str, files: Sequence[str], example: str) -> None:
-    """Refuse no files, and two of one name, by which tables know them."""
+    """Refuse an empty list of files, and two files of one name: tables name them so."""
     if not files:
         raise ClearheadError(f"{task} needs files: for example --{task}.files {example}")
     names = Counter(Path(file).name for file in files)

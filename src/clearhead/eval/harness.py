@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -15,30 +15,22 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from clearhead.diagnose.running import evaluating
 from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
+from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
-from clearhead.eval.task import LISTED, Advanced, Cell, Subject, check_count
+from clearhead.eval.task import Advanced, Cell, Subject, check_count
+from clearhead.models.inspection import evaluating
 
-# What lm-eval raises where a task does not fit: the model's length, a package, a metric, its data.
+# Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessTask:
+class HarnessTask(HarnessOptions):
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
     headlines: ClassVar[tuple[str, ...]] = ()  # as the tasks have them: found with the numbers
-
-    tasks: tuple[str, ...] = field(default=(), metadata=LISTED)
-    """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
-    shots: int | None = None
-    """Examples before each question; unless given, as many as the task says."""
-    limit: int | None = None
-    """Items of each task, its first; unless given, all."""
-    include_path: str = ""
-    """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
@@ -104,7 +96,7 @@ def evaluate_tasks(
     shots: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What lm-eval's evaluator returns for loaded tasks.
+    """Run loaded tasks by lm-eval's evaluator, and return its results.
 
     Args:
         lm: as `harness_model` makes it.
@@ -128,7 +120,7 @@ def evaluate_tasks(
 
 
 def _prepare(task: Any, shots: int | None, seed: int) -> None:
-    """As lm-eval's `simple_evaluate` does, which also asks git and pip about the machine."""
+    """Set shots and seed as lm-eval's `simple_evaluate` does, which also asks git and pip."""
     stated = task.get_config("num_fewshot")
     if stated is None or (shots is not None and stated != 0):
         task.set_config(key="num_fewshot", value=shots or 0)
@@ -136,7 +128,7 @@ def _prepare(task: Any, shots: int | None, seed: int) -> None:
 
 
 def _seed(seed: int) -> None:
-    """What tasks draw by; lm-eval's `--seed` sets the same."""
+    """Seed the generators that tasks draw from, the same as lm-eval's `--seed`."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -208,7 +200,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             return super().generate_until(requests, disable_tqdm=True)
 
         def _batch_by(self, longest: int) -> None:
-            """As many rows of the longest length as fit; one where padding is not exact."""
+            """Set the batch: rows of this length that fit; one where padding is not exact."""
             rows = batch_tokens // max(1, min(longest, self.max_length))
             self.batch_size_per_gpu = 1 if follow_length(self.model) else max(1, rows)
 

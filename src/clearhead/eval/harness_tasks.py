@@ -1,4 +1,4 @@
-"""What EleutherAI's lm-evaluation-harness (lm-eval) knows: its tasks by name, found and loaded."""
+"""Tasks of EleutherAI's lm-evaluation-harness (lm-eval), found by name and loaded."""
 
 import difflib
 import hashlib
@@ -45,7 +45,7 @@ class Catalogue:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all tasks, groups and tags."""
+        """Names of all tasks, groups and tags."""
         return self.manager.all_tasks
 
     def expanded(self, name: str) -> list[str]:
@@ -62,13 +62,13 @@ class Catalogue:
         return [leaf for member in members for leaf in self.expanded(member)]
 
     def config(self, name: str) -> dict[str, Any]:
-        """What a task's file says, its functions unread."""
+        """A task's file as a dictionary, its functions unread."""
         return self.manager.task_index[name].cfg or {}
 
     def digest(self, name: str) -> str:
-        """Tells versions of a task apart: lm-eval's own, and of a folder its files and their data.
+        """A hash of lm-eval's version and, for a folder, of its task files and their local data.
 
-        Of data on the hub nothing is known before it is loaded.
+        Data on the hub have no part in it: they are unknown before they are loaded.
         """
         found = hashlib.sha256(version("lm_eval").encode())
         place = self.manager.task_index[name].yaml_path
@@ -103,7 +103,7 @@ class Catalogue:
             ) from error
 
     def _has(self, name: Any) -> bool:
-        """Whether a task is here, with all its members."""
+        """True if a task is here, with all its members."""
         entry = self.manager.task_index.get(name) if isinstance(name, str) else None
         if entry is None or _is_task(entry):
             return entry is not None

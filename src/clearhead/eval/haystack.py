@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import Fact, facts, sentence
 from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import Filler
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Subject
 
-Filler = Literal["text", "sentences"]
 Ids = tuple[int, ...]
 _ENDS = (".", "!", "?", "\n", '."', '!"', '?"', ".”", "!”", "?”")
 

@@ -1,30 +1,33 @@
-"""A model that says whether a text holds to its document: behind an endpoint, or loaded here.
+"""Judges of texts written on documents: a model behind an endpoint, or one loaded here.
 
 After Lookback Lens (arXiv 2407.07071, appendix B), which the Differential Transformer follows
 (2410.05258, section 3.6): the judge reads the document, a reference and the text, explains, and
-concludes. The wording is our own, and a conclusion is read strictly: what gives none is undecided.
+concludes. The wording is our own. A conclusion is read strictly: a reply without one is undecided.
 """
 
-import os
+import http.client
+import json
 import re
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from clearhead.data.tokenizer import Encoder
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
-from clearhead.eval.briefs import Frame
-from clearhead.eval.cases import Case
-from clearhead.eval.endpoint import Endpoint
+from clearhead.eval.document_prompts import Case, PromptTemplate
 from clearhead.eval.fingerprints import weights_digest
+from clearhead.eval.judge_config import JudgeConfig
 from clearhead.eval.prefill import Prompt
-from clearhead.models.loading import kind_of, load, resolved
-from clearhead.ranges import Count, Positive, check
+from clearhead.models.inspection import longest_text
+from clearhead.models.loading import load
 
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; each pause is twice the last
+_AGAIN = (408, 409, 429)  # and 5xx: what may pass by itself
+_REFUSED = (401, 403)
 _MARKS = r"(?:[^\w\n]|_)*"
 _CONCLUSION = re.compile(
     rf"^{_MARKS}conclusion{_MARKS}:{_MARKS}(true|false){_MARKS}$", re.MULTILINE | re.IGNORECASE
@@ -51,82 +54,8 @@ in the document.
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig:
-    """Who says whether texts hold to their documents; nobody unless a model is named."""
-
-    model: str = ""
-    """A folder or hub name; with an endpoint, the name by which it knows the model."""
-    endpoint: str = ""
-    """Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
-    key_variable: str = ""
-    """Environment variable with the endpoint's key; none is sent unless given, or kept at all."""
-    new_tokens: Count = 512
-    """Tokens of a verdict, its explanation included."""
-    timeout: Positive = 120.0
-    """Seconds that the endpoint may take over a reply."""
-    tries: Count = 5
-    """Requests before the endpoint counts as unreachable, with growing pauses between them."""
-    trust_remote_code: bool = False
-    """Run Python code that a judge loaded here brings. Read it first."""
-
-    def check(self) -> None:
-        """Refuse what could not work, before anything is written or judged."""
-        check(self, "judge.")
-        if not self.endpoint:
-            for name, default in (("key_variable", ""), ("timeout", 120.0), ("tries", 5)):
-                if getattr(self, name) != default:
-                    raise ClearheadError(
-                        f"judge.{name.replace('_', '-')} has no effect without judge.endpoint: "
-                        "leave it out"
-                    )
-            if self.model:
-                kind_of(resolved(self.model), trust_remote_code=self.trust_remote_code)
-            elif self.new_tokens != JudgeConfig().new_tokens:
-                raise ClearheadError("judge.new-tokens has no effect without judge.model")
-            return
-        if self.trust_remote_code:
-            raise ClearheadError("judge.trust-remote-code has no effect with judge.endpoint")
-        if not self.model:
-            raise ClearheadError(
-                "judge.endpoint needs the name of a model there: for example --hallucination."
-                "judge.model gpt-4o"
-            )
-        try:
-            parts = urlsplit(self.endpoint)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = False
-        sendable = self.endpoint.isascii() and self.endpoint.isprintable()
-        if not good or not sendable or " " in self.endpoint:
-            raise ClearheadError(
-                f"judge.endpoint {self.endpoint!r} is no http(s) URL in ASCII: for example "
-                "http://127.0.0.1:8000/v1"
-            )
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ClearheadError(
-                "judge.endpoint is kept in the records: give it without user, password and "
-                "parameters, and the key by --hallucination.judge.key-variable"
-            )
-        if self.key_variable and not (self.key.isascii() and self.key.isprintable() and self.key):
-            raise ClearheadError(
-                f"the environment variable {self.key_variable} (judge.key-variable) holds no key: "
-                "set it to the endpoint's"
-            )
-
-    @property
-    def key(self) -> str:
-        """The endpoint's key; empty where none is asked for."""
-        return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return Path(self.model).name if Path(self.model).is_dir() else self.model
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a judge wrote, and as which model it answered."""
+    """The text of a judge's reply, and the model that wrote it."""
 
     text: str
     model: str
@@ -136,40 +65,171 @@ class Judge(Protocol):
     """Answers prompts.
 
     Attributes:
-        identity: tells it from other judges, wherever their replies are kept together.
+        identity: a part of the cache key of its replies.
     """
 
     identity: str
 
     def check(self) -> None:
-        """Raise a ClearheadError where it plainly cannot answer."""
+        """Refuse a judge that plainly cannot answer."""
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        """Replies to one prompt or more by number, in any order, each as soon as it is there."""
+        """Replies by the prompt's number, in any order, each as soon as it is there."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: urllib would send the key along."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+class _StatusError(Exception):
+    """An HTTP status that is no success, the server's words, and the pause it asks for."""
+
+    def __init__(self, code: int, said: str, pause: float | None) -> None:
+        self.code, self.said, self.pause = code, said, pause
 
 
 class RemoteJudge:
-    """A model behind an OpenAI-compatible endpoint, asked at temperature 0."""
+    """A model behind an OpenAI-compatible endpoint, asked at temperature 0.
+
+    Not by huggingface_hub's InferenceClient: it sends the user's Hugging Face token where no key is
+    given, follows redirects, and reaches no server, even on this machine, under HF_HUB_OFFLINE.
+    """
 
     def __init__(self, config: JudgeConfig) -> None:
-        self._config = config
-        self._endpoint = Endpoint(
-            config.endpoint,
-            key=config.key,
-            timeout=config.timeout,
-            tries=config.tries,
-        )
+        self._config, self._key, self._url = config, config.key, config.endpoint.rstrip("/")
+        self._opener = urllib.request.build_opener(_NoRedirect)
         self.identity = f"{config.endpoint} {config.model} {config.new_tokens}"
 
     def check(self) -> None:
-        self._endpoint.check()
+        """Refuse a server that is not reached or does not take the key, by its list of models.
+
+        Not every server has such a list: any other answer shows that it is there.
+
+        Raises:
+            ClearheadError: naming the server.
+        """
+        try:
+            self._ask("models", None)
+        except _StatusError as status:
+            if status.code in _REFUSED:
+                raise self._refusal(status) from status
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
+        """Replies as `Judge` has them; one without text is "".
+
+        Raises:
+            ClearheadError: a server that is not reached in all tries, refuses, or answers otherwise
+                than chat completions do.
+        """
         for number, prompt in enumerate(prompts):
-            text, model = self._endpoint.complete(
-                prompt, model=self._config.model, new_tokens=self._config.new_tokens
+            request = {
+                "model": self._config.model,
+                "messages": [{"role": "user", "content": prompt}],
+                "temperature": 0,
+                "max_tokens": self._config.new_tokens,
+            }
+            try:
+                answer = self._ask("chat/completions", request)
+            except _StatusError as status:
+                raise self._refusal(status) from status
+            try:
+                text = answer["choices"][0]["message"]["content"]
+            except (KeyError, IndexError, TypeError):
+                raise ClearheadError(
+                    f"judge {self._url} answers {_line(answer)!r}, which is no chat completion: "
+                    "give the base URL of an OpenAI-compatible server, which mostly ends in /v1"
+                ) from None
+            yield (
+                number,
+                Reply(
+                    text=text if isinstance(text, str) else "",
+                    model=str(answer.get("model") or self._config.model),
+                ),
             )
-            yield number, Reply(text=text, model=model)
+
+    def _ask(self, path: str, request: dict[str, Any] | None) -> Any:
+        """The body of a good answer; a GET where there is no request to send.
+
+        A lost connection is tried again, and so is a POST after a status that may pass.
+        """
+        reason, pause, tries = "", FIRST_PAUSE, self._config.tries
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(min(pause, LONGEST_PAUSE))
+                pause *= 2
+            try:
+                return self._send(path, request)
+            except _StatusError as status:
+                if request is None or (status.code not in _AGAIN and status.code < 500):
+                    raise
+                reason = f"answers {status.code} ({status.said})"
+                pause = status.pause or pause
+            except (OSError, http.client.HTTPException) as error:
+                cause = getattr(error, "reason", error)
+                said = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+                reason = f"cannot be reached ({_line(self._redacted(said))})"
+        times = "once" if tries == 1 else f"{tries} times"
+        raise ClearheadError(f"judge {self._url} {reason}, tried {times}: see that it runs")
+
+    def _send(self, path: str, request: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json", "User-Agent": "clearhead"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None if request is None else json.dumps(request).encode()
+        asked = urllib.request.Request(f"{self._url}/{path}", data=data, headers=headers)
+        try:
+            with self._opener.open(asked, timeout=self._config.timeout) as answer:
+                return self._parsed(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                body = self._parsed(error.read(65_536))
+            after = error.headers.get("Retry-After", "")
+            raise _StatusError(
+                error.code,
+                _line(_message(body) or str(error.reason)),
+                float(after) if after.isdecimal() else None,
+            ) from None
+
+    def _refusal(self, status: _StatusError) -> ClearheadError:
+        advice = "check the endpoint and the model's name"
+        if status.code in _REFUSED:
+            advice = "name the variable that holds a good key: --hallucination.judge.key-variable"
+        elif 300 <= status.code < 400:
+            advice = "redirects are not followed: give the URL itself"
+        return ClearheadError(f"judge {self._url} answers {status.code} ({status.said}): {advice}")
+
+    def _parsed(self, body: bytes) -> Any:
+        """The JSON of a body, or its text where it is none, without the key."""
+        text = body.decode("utf-8", "replace")
+        try:
+            return self._redacted(json.loads(text))
+        except (ValueError, RecursionError):
+            return self._redacted(text)
+
+    def _redacted(self, answer: Any) -> Any:
+        """JSON or text without the key: a server may echo its own request."""
+        if isinstance(answer, str):
+            return answer.replace(self._key, "[key]") if self._key else answer
+        if isinstance(answer, list):
+            return [self._redacted(one) for one in answer]
+        if isinstance(answer, dict):
+            return {self._redacted(name): self._redacted(value) for name, value in answer.items()}
+        return answer
+
+
+def _message(body: Any) -> Any:
+    """The message of an error's body: OpenAI's {"error": {"message": …}}, or all of it."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return error.get("message", body) if isinstance(error, dict) else error
+
+
+def _line(answer: Any) -> str:
+    """A server's words as a part of a line."""
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    return " ".join(text.split())[:200]
 
 
 class LocalJudge:
@@ -188,7 +248,7 @@ class LocalJudge:
         self._model, self._tokenizer = model.to(device), tokenizer
         self._reader = Reader(model, batch_tokens=batch_tokens, ends=ends_of(model, tokenizer))
         encoder = Encoder(tokenizer)
-        self._frame = Frame(
+        self._template = PromptTemplate(
             tokenizer,
             lambda text: tuple(encoder.encode([text])[0].tolist()),
             () if encoder.begin is None else (encoder.begin,),
@@ -200,7 +260,7 @@ class LocalJudge:
         """It is loaded."""
 
     def replies(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
-        whole = [self._frame.ids(prompt) for prompt in prompts]
+        whole = [self._template.ids(prompt) for prompt in prompts]
         limit = getattr(self._model.config, "max_position_embeddings", None) or longest_text(
             self._model
         )
@@ -221,7 +281,7 @@ class LocalJudge:
 
 
 def question_to(case: Case, document: str, text: str) -> str:
-    """What a judge is asked about a text that was written on `document`."""
+    """The judge's prompt about a text that was written on `document`."""
     return _PROMPT.format(
         and_question=" and a question on it" if case.question else "",
         thing=case.kind,

@@ -8,22 +8,20 @@ import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows, with_mask_token
 from clearhead.data.batches import IGNORED, opens, told_apart
-from clearhead.data.masking import SHARE
-from clearhead.diagnose.running import batches, evaluating, longest_text
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import MaskedOptions
 from clearhead.eval.task import Advanced, Cell, Subject
+from clearhead.models.inspection import batches, evaluating, longest_text
 
 BATCH = 4096  # tokens run together
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedTask:
+class MaskedTask(MaskedOptions):
     """Loss at hidden tokens of held-out text, and the share of them found."""
 
     headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
-
-    mask: float = SHARE
-    """Share of the tokens hidden."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not 0 < self.mask < 1:
@@ -65,9 +63,9 @@ def masked_loss(
         corpus: with a mask token (`clearhead.data.with_mask_token`).
         length: tokens of a window.
         tokens: validation tokens read, or what there is.
-        share: of the tokens hidden.
-        documents_apart: whether windows are read as training with document masks reads them: no
-            document sees another, and positions begin again in each.
+        share: share of the tokens hidden.
+        documents_apart: True reads windows as training with document masks does: no document sees
+            another, and positions begin again in each.
 
     Returns:
         Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";

@@ -11,29 +11,17 @@ from typing import Any, ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.errors import ClearheadError
-from clearhead.eval.haystack import Filler, Haystack, haystack
+from clearhead.eval.haystack import Haystack, haystack
+from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
-from clearhead.eval.task import DEPTHS, Advanced, Cell, Subject, check_count, check_depths, parted
+from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths, parted
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedlesTask:
+class NeedlesTask(NeedlesOptions):
     """Retrieval of some of several numbers, by length and depth."""
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
-
-    grid: tuple[str, ...] = ("1x1", "2x2", "4x2", "6x2")
-    """NxR: so many needles, so many of them asked for."""
-    depths: tuple[float, ...] = DEPTHS
-    """Shares of the filler that come before the needles asked for."""
-    samples: int = 50
-    """Contexts at each length and depth."""
-    digits: int = 5
-    """Of a magic number."""
-    filler: Filler = "text"
-    """Held-out documents, or made sentences."""
-    new_tokens: int = 10
-    """Tokens written for an answer."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_depths(self.depths)

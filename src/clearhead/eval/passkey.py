@@ -10,15 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Answer
+from clearhead.eval.options import PasskeyOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import (
-    DEPTHS,
     Advanced,
     Cell,
     Subject,
@@ -29,21 +29,10 @@ from clearhead.eval.task import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PasskeyTask:
+class PasskeyTask(PasskeyOptions):
     """Retrieval of a number from filler, by length and depth."""
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
-
-    depths: tuple[float, ...] = DEPTHS
-    """Shares of the filler that come before the key."""
-    trials: int = 20
-    """Keys at each length and depth."""
-    digits: int = 5
-    """Of a key."""
-    wording: Literal["paper", "landmark"] = "paper"
-    """The prompt: the CoCA paper's, or landmark attention's."""
-    new_tokens: int | None = None
-    """Tokens written; unless given, the prompt's own: 64, landmark's 10."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_depths(self.depths)
@@ -114,7 +103,7 @@ def scores(
     leads: Sequence[int],
     together: int = 1,
 ) -> dict[str, Any]:
-    """How often numbers were found, and by item, so that the error of drawing items can be had.
+    """Shares of numbers found, and by item, for the standard error of drawing items.
 
     Args:
         leads: tokens of a forced answer that come before its number.

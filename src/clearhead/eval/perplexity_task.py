@@ -3,33 +3,26 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.documents import Document, at_least
+from clearhead.eval.options import PerplexityOptions
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.eval.task import Advanced, Cell, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityTask:
+class PerplexityTask(PerplexityOptions):
     """Sliding-window perplexity (Press et al.), in float32."""
 
     headlines: ClassVar[tuple[str, ...]] = ("perplexity",)
 
-    stride: int | None = None
-    """Tokens from one window to the next; unless given, half of each length."""
-    text: Literal["document", "stream"] = "document"
-    """Windows inside single documents, of which only those as long as the longest length are read;
-    or across them, all documents of a source end to end."""
-    document_tokens: int | None = None
-    """Read only so many tokens of a document; unless given, as many as the longest length has."""
-
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            next(windows_of(2, length, self._stride(length)))  # refuses what cannot be
+            next(windows_of(2, length, self._stride(length)))  # refuses impossible strides
             subject.check_length(length)
         self.chosen(subject)
         # The longest decides which documents are read.
@@ -68,7 +61,7 @@ class PerplexityTask:
         }
 
     def chosen(self, subject: Subject) -> list[Document]:
-        """What is read: the same for every length."""
+        """The documents that are read, the same for every length."""
         longest = subject.lengths[-1]
         if self.text == "stream":
             if self.document_tokens is not None:

@@ -1,9 +1,8 @@
 """Prompts read into a key-value cache, a shared prefix once.
 
-A prompt is a context and a tail. Prompts that start alike share the state of that start, and those
-with the same context that of the context, where a token's state depends on nothing after it and
-not on how long its row is. Rows of a batch end together: shorter ones are padded on the left, and
-hidden by the mask, so that what a row gives does not depend on its neighbours.
+A prompt is a context and a tail. Prompts share the cached keys and values of a common prefix, where
+a token's state depends neither on later tokens nor on the length of its row. Rows of a batch end
+together: shorter ones are padded on the left and masked, so that no row depends on its neighbours.
 """
 
 import inspect
@@ -84,12 +83,12 @@ def _spans(firsts: list[int], lengths: list[int]) -> Tensor:
 
 
 class Prefill:
-    """Reads prompts with one model, and remembers the longest start that they shared.
+    """Reads prompts with one model, and caches the longest prefix that they shared.
 
     Attributes:
-        shares: whether starts are shared: every layer must keep all its keys, and no frequency may
-            follow the length of the row. Elsewhere every prompt is read in full.
-        pads: whether rows of unequal length may run together; not where transformers takes one
+        shares: True if prefixes are shared: every layer keeps all its keys, and no frequency
+            follows the length of the row. Elsewhere every prompt is read in full.
+        pads: True if rows of unequal length may run together; not where transformers takes one
             frequency for the whole batch from its longest row.
     """
 
@@ -235,7 +234,7 @@ class Prefill:
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens both start with."""
+    """The length of the longest common prefix."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter
@@ -255,6 +254,6 @@ def _cache_of(model: Any) -> Any:
 
 
 def _keeps_all(cache: Any) -> bool:
-    """Whether every layer keeps the keys of all tokens, in the plain form that can be cut."""
+    """True if every layer keeps the keys of all tokens, in the plain form that can be cut."""
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

@@ -11,22 +11,16 @@ from typing import Any, ClassVar
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import RecallOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallTask:
+class RecallTask(RecallOptions):
     """Recall of values by their keys, by length and number of pairs."""
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
-
-    pairs: tuple[int, ...] = (4, 12)
-    """Pairs in the list; a cell each."""
-    queries: int = 8
-    """Pairs asked for, at most all."""
-    samples: int = 50
-    """Lists in a cell."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples, queries=self.queries)

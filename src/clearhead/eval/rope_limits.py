@@ -1,18 +1,18 @@
-"""How far a model's positions reach, and whether they follow the length of the text."""
+"""Limits of a model's positions, and rotary frequencies that follow the length of the text."""
 
 from typing import Any
 
 import torch
 
-from clearhead.diagnose.running import longest_text
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
+from clearhead.models.inspection import longest_text
 
 BY_LENGTH = ("dynamic", "longrope")
 
 
 def follow_length(model: Any) -> bool:
-    """Whether a longer text is read with other frequencies from its first token on."""
+    """True if a longer text is read with other frequencies from its first token on."""
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope.get("rope_type")]
     kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
@@ -20,7 +20,7 @@ def follow_length(model: Any) -> bool:
 
 
 def of_the_batch(model: Any) -> bool:
-    """Whether one set serves a whole batch, by its longest row, as in transformers' own models."""
+    """True if a batch shares the frequencies of its longest row, as in transformers' own models."""
     return follow_length(model) and not isinstance(model.config, ClearheadConfig)
 
 

@@ -25,34 +25,16 @@ from clearhead.eval.demonstrations import (
     fill,
     load_examples,
 )
+from clearhead.eval.options import FILL, ShotsOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Advanced, Cell, Subject, check_count, parted, wilson
 
-FILL = "fill"
-
 
 @dataclass(frozen=True, kw_only=True)
-class ShotsTask:
+class ShotsTask(ShotsOptions):
     """Classification by demonstrations in the context, by length, shots and order."""
 
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "variance")
-
-    data: str = ""
-    """Labelled texts to show: a .jsonl(.gz) file of rows with a text and a label."""
-    test: str = ""
-    """Labelled texts to ask for; unless given, some of data, which are then not shown."""
-    text_field: str = "text"
-    """Field of a row that holds the text."""
-    label_field: str = "label"
-    """Field of a row that holds the label."""
-    counts: tuple[str, ...] = (FILL,)
-    """Demonstrations: whole numbers, or fill, as many as fit each length."""
-    queries: int = 100
-    """Texts asked for in a cell."""
-    orders: tuple[str, ...] = ("random", "alternating")
-    """Of demonstrations: random, or alternating, labels in rotation."""
-    permutations: int = 5
-    """Orders drawn of each kind, of the same demonstrations."""
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(queries=self.queries, permutations=self.permutations)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from clearhead.diagnose.running import batches, evaluating
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
+from clearhead.models.inspection import batches, evaluating
 
 
 class Window(NamedTuple):
@@ -91,7 +91,7 @@ def sliding(
     Args:
         documents: token ids, 1-D.
         batch_tokens: tokens run together; it changes speed and memory, not the results.
-        advanced: told how many windows were just done.
+        advanced: called with the number of windows just done.
 
     Raises:
         ClearheadError: as `windows_of`, and for token ids or lengths unknown to the model.

@@ -1,4 +1,4 @@
-"""What an evaluation is: cells, each measured by itself, on one subject."""
+"""The protocol of evaluations: cells, each measured by itself, on one subject."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,6 @@ from clearhead.eval.rope_limits import check_length
 
 Cell = Mapping[str, Any]
 Advanced = Callable[[int], None]
-# Of an option that only lists the cells: a cell says which it is, so that others may be added.
-LISTED = {"listed": True}
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +28,8 @@ class Subject:
         lengths: in tokens, ascending.
         tokens: of text read at each length, about.
         batch_tokens: run together; no result depends on it.
-        seed: of all that is drawn.
-        kept: a file for what tasks make beside numbers, texts say, each as it is made; None keeps
-            nothing.
+        seed: of every random choice.
+        kept: a file for texts and verdicts, each written as it is made; None keeps nothing.
     """
 
     model: Any
@@ -47,13 +43,13 @@ class Subject:
 
     @cached_property
     def reader(self) -> Reader:
-        """Asks the model; keeps what prompts share."""
+        """Reads prompts; caches their common prefix."""
         ends = ends_of(self.model, self.tokenizer)
         return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
 
     @cached_property
     def weights(self) -> str:
-        """Tells this model from any other, and from itself under another scaling."""
+        """The fingerprint of the model and its rope scaling."""
         return weights_digest(self.model)
 
     def check_length(self, length: int) -> None:
@@ -61,7 +57,7 @@ class Subject:
         check_length(self.model, length)
 
     def release(self) -> None:
-        """Let go of what the reader keeps of shared prompts."""
+        """Drop the reader and its cache."""
         self.__dict__.pop("reader", None)
 
     @property
@@ -91,10 +87,9 @@ class Subject:
 class Task(Protocol):
     """An evaluation: a frozen dataclass of its options, which records keep.
 
-    `cells` names what is measured, and refuses at once what could not be; `measure` returns one
-    cell's numbers, ready for JSON, and tells `advanced` how many windows or prompts were done.
-    `headlines` are those of them that tables show; where a task has none, a cell's numbers say so
-    under that name.
+    `cells` lists what is measured, and refuses at once what cannot be. `measure` returns one cell's
+    numbers, ready for JSON, and calls `advanced` with the number of windows or prompts done.
+    `headlines` are the numbers that tables show; a task without any names them in a cell's numbers.
     """
 
     headlines: ClassVar[tuple[str, ...]]
@@ -116,12 +111,12 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
 
 
 def parted(words: Sequence[str]) -> list[str]:
-    """Words that commas may join, one by one, each once."""
+    """Split words at commas; each word once."""
     return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
 
 
 def check_depths(depths: Sequence[float]) -> None:
-    """Refuse depths that are no places in a text."""
+    """Refuse depths outside 0 to 1."""
     if not depths or any(not 0 <= depth <= 1 for depth in depths):
         raise ClearheadError(
             f"depths are {' '.join(map(str, depths)) or 'none'}: each is a share of the text "

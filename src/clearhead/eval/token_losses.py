@@ -1,4 +1,4 @@
-"""The surprise at each token, without ever holding [B, T, vocabulary]."""
+"""Loss of each token, without ever holding [B, T, vocabulary]."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.diagnose.running import backbone
 from clearhead.eval.rope_limits import reset_dynamic_rope
+from clearhead.models.inspection import backbone
 
 LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
 
@@ -64,7 +64,7 @@ class Losses:
 
 
 def head_makes_logits(model: Any, ids_BT: Tensor) -> bool:
-    """Whether the logits are just the output matrix applied to the last hidden state.
+    """True if the logits are just the output matrix applied to the last hidden state.
 
     Some models scale or cap them afterwards. Tried on a few tokens rather than looked up.
     """

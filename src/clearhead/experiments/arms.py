@@ -104,7 +104,7 @@ def make_arms(
 
 def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
     settings = [TRAIN + field.name for field in fields(TrainConfig)]
-    keys = [key for key in ClearheadConfig.__annotations__ if key not in vars(PreTrainedConfig)]
+    keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
     for key in set:
         if key in settings:
             raise ClearheadError(f"set changes the model: give --{key.replace('_', '-')} instead")

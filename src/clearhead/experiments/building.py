@@ -1,23 +1,29 @@
 """From a preset's name and a corpus to what a training run takes."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from clearhead.data import Batches, Corpus, MaskedBatches, Masking
-from clearhead.data.masking import SHARE
+from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
+from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
+from clearhead.experiments.checkpoints import is_preset
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.loading import (
+    auto_class,
+    best_device,
+    explained,
+    kind_of,
+    load_config,
+    load_tokenizer,
+    resolved,
+)
 from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
 
 # Objective → the model class that learns it.
 OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}
-
-
-def best_device() -> torch.device:
-    """CUDA where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fitted(
@@ -84,22 +90,43 @@ def check_objective(name: str, config: ClearheadConfig) -> None:
         )
 
 
-def masked_recipe() -> TrainConfig:
-    """The crammed BERT's recipe (arXiv 2212.14034): what masked training does unless told other.
+def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
+    """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False)
 
-    Its budget was a day of wall-clock, its full step 8,192 rows; here steps and tokens are counted.
+
+def untrained(
+    name: str,
+    size: str,
+    changes: Mapping[str, Any],
+    data: DataConfig,
+    *,
+    trust_remote_code: bool,
+    say: Callable[[str], None],
+) -> tuple[Any, Corpus]:
+    """A preset, or the configuration of a checkpoint, with fresh weights; and its text.
+
+    Raises:
+        ClearheadError: where there is neither a preset nor a checkpoint of that name.
     """
-    return TrainConfig(
-        sequence_length=128,
-        batch_size=16,
-        accumulation=8,
-        ramp=0.6,
-        learning_rate=1e-3,
-        final_learning_rate=0.0,
-        schedule="triangle",
-        warmup=0.75,
-        weight_decay=0.01,
-        betas=(0.9, 0.98),
-        epsilon=1e-12,
-        clip=0.5,
-    )
+    if is_preset(name):
+        corpus = prepare(data, progress=say)
+        config = fitted(name, size, corpus, TrainConfig(), **changes)
+        kind: Any = ClearheadForCausalLM
+        if config.direction != "causal":
+            kind = ClearheadForMaskedLM
+        return kind(config).to(best_device()).eval(), corpus
+    name = resolved(name)
+    auto = auto_class(kind_of(name, trust_remote_code=trust_remote_code))
+    with explained(name):
+        config = load_config(name, trust_remote_code=trust_remote_code, **changes)
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        model = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model.to(best_device()).eval(), own_text(data, tokenizer, progress=say)
+
+
+def refuse_tokenizer(data: DataConfig) -> None:
+    """Raise a ClearheadError where a tokenizer is asked for beside a model that has its own."""
+    for name in ("tokenizer", "vocabulary"):
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect here: text is read by the model's own")

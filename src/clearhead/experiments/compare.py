@@ -3,32 +3,23 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from clearhead.data import Corpus, DataConfig, prepare, with_mask_token
+from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
-from clearhead.experiments.arms import Arm, make_arms
-from clearhead.experiments.building import (
-    OBJECTIVES,
-    batches,
-    best_device,
-    check_room,
-    fitted,
-    masked_batches,
-    objective_of,
-)
+from clearhead.experiments.arms import Arm
+from clearhead.experiments.building import OBJECTIVES, batches, check_room, fitted, masked_batches
+from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
-from clearhead.experiments.milestones import Milestones, milestone_steps
-from clearhead.models import plan, preset
-from clearhead.models.loading import pretrained
+from clearhead.experiments.milestones import Milestones
+from clearhead.models import plan
+from clearhead.models.loading import best_device, pretrained
 from clearhead.optim import build_optimizer
-from clearhead.ranges import Count, Natural, check
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
@@ -39,7 +30,6 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
-    TrainConfig,
     TrainResult,
     holds_run,
     is_finished,
@@ -48,94 +38,8 @@ from clearhead.train import (
 from clearhead.train.callbacks.metrics import FILE as METRICS
 from clearhead.train.folder import FINAL, read_record
 
-RECORDS = "records.jsonl"
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareConfig:
-    """A comparison: which models, on what, for how long."""
-
-    presets: tuple[str, ...] = ("transformer", "differential", "softmax1")
-    """Presets to train; the first arm of `transformer`, or else the first of all, is what the
-    others are judged by."""
-    size: str = "tiny"
-    """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
-    set: dict[str, Any] = field(default_factory=dict)
-    """Changes to the configuration of every preset, KEY=VALUE, such as norm=rmsnorm-single."""
-    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """KEY=VALUE,VALUE…: every preset is trained with each value, and with each combination where
-    several keys are varied. A key is train.FIELD, such as train.optimizer, or one of the
-    configuration, such as norm or num_hidden_layers."""
-    seeds: tuple[Natural, ...] = (0,)
-    """One run an arm for each; a seed fixes initial weights and the order of the data."""
-    output: Path = Path("runs/compare")
-    """Folder of the runs, records and report; the same command goes on where it stopped."""
-    lengths: tuple[Count, ...] = (1, 2, 4, 8)
-    """Perplexity, or of encoders the loss at hidden tokens, is measured at these multiples of the
-    training length."""
-    evaluation_tokens: Count = 65_536
-    """Validation tokens read at each length."""
-    measure_every: float = 0
-    """Steps between measurements of outliers, attention and validation loss during training; below
-    1 a fraction of all steps; 0 measures at the end only."""
-    rates: dict[str, float] = field(default_factory=dict)
-    """Learning rates of their own, where they were tuned: an arm's name, a part of it (a preset, an
-    optimizer) or a pattern such as "softmax1*sgd", and the rate. The first that matches counts."""
-    label: str = ""
-    """Names the records on a report that shows several sets; empty for a run just made."""
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
-    """Training of every arm; the learning rate is the best of three at `tiny`."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text, tokenizer and split."""
-
-    def __post_init__(self) -> None:
-        check(self)
-        for name in ("presets", "seeds", "lengths"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                found = " ".join(map(str, values)) or "none"
-                raise ClearheadError(f"{name} must be one or more, each once; found {found}")
-        # Refuses what is unknown or impossible before anything is read or written.
-        for arm in self.arms:
-            milestone_steps(self.measure_every, arm.train)
-        if self.objective == "mlm" and self.measure_every:
-            raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets learn hidden "
-                "ones: leave it out"
-            )
-
-    @cached_property
-    def arms(self) -> tuple[Arm, ...]:
-        """What is compared, in order."""
-        return make_arms(
-            self.presets,
-            self.size,
-            self.train,
-            set=self.set,
-            vary=self.vary,
-            rates=self.rates,
-        )
-
-    @cached_property
-    def objective(self) -> str:
-        """What every arm learns: "next-token", or "mlm" where all are bidirectional."""
-        learnt = {
-            objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
-        }
-        if len(learnt) > 1:
-            raise ClearheadError(
-                f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "
-                "the two losses do not compare: give presets of one direction"
-            )
-        return next(iter(learnt))
-
-    @cached_property
-    def documents(self) -> str:
-        """How validation reads the documents of a window: "apart" where all training does."""
-        apart = all(arm.train.document_masks for arm in self.arms)
-        return "apart" if apart else "together"
 
 
 class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)

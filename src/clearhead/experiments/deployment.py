@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.diagnose.running import longest_text, within_memory
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.bench.race import take_turns
+from clearhead.experiments.timing import take_turns
+from clearhead.models.inspection import longest_text, within_memory
 from clearhead.quantize.deploy import (
     INT4_INPUTS,
     Deployed,

@@ -2,45 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from clearhead.data import Corpus, windows
 from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
-from clearhead.diagnose.running import longest_text
-from clearhead.ranges import Count, Length, Range, check
+from clearhead.experiments.configs import DiagnoseConfig
+from clearhead.models.inspection import longest_text
 from clearhead.records.runs import DIAGNOSIS
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory
 
 LENGTH = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig:
-    """What is read, and how."""
-
-    length: Length | None = None
-    """Tokens in a window; unless given 512, or what the model was made for if less."""
-    windows: Count = 64
-    """Windows of validation text."""
-    at: Literal["anywhere", "documents"] = "anywhere"
-    """Where windows begin: text in order without gaps, or the beginnings of documents, and so with
-    the begin token where the tokenizer has one."""
-    batch_tokens: Count = 4096
-    """Tokens run together: memory and speed depend on it, the numbers do not."""
-    extrapolate: Annotated[
-        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
-    ] = 4.0
-    """One more text of so many training lengths; 1 reads none."""
-    trained_length: Length | None = None
-    """Tokens that the model was trained on; unless given, its max_position_embeddings."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def diagnosis_records(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Task
@@ -25,8 +25,8 @@ class Scaling(NamedTuple):
     factor: float | None = None
 
 
-class Watcher(Protocol):
-    """Told how a sweep goes."""
+class Watcher:
+    """Told how a sweep goes; this one does nothing about it."""
 
     def started(self, cells: int, done: int) -> None:
         """So many cells in all, of which so many are known already."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,90 +10,20 @@ import numpy as np
 import torch
 
 from clearhead.data import DataConfig, Labelled, LabelledBatches, Task, labelled
-from clearhead.data.tasks import GLUE
-from clearhead.diagnose.running import longest_text
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
-from clearhead.experiments.building import best_device
 from clearhead.experiments.classifiers import load_classifier, load_tokenizer
-from clearhead.models.loading import resolved
-from clearhead.ranges import Natural, check
+from clearhead.experiments.configs import RECORDS, FinetuneJob
+from clearhead.models.inspection import longest_text
+from clearhead.models.loading import best_device, resolved
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.runs import Records
-from clearhead.train import FinetuneConfig, Finetuned, finetune
+from clearhead.train import Finetuned, finetune
 from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.folder import describe
-
-RECORDS = "records.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneJob:
-    """One checkpoint, one task, some seeds."""
-
-    model: str
-    """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
-    trust_remote_code: bool = False
-    """Whether Python code that the checkpoint brings may run."""
-    task: str | None = None
-    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; not given, a task of your own."""
-    train_file: str | None = None
-    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A GLUE task knows its own."""
-    validation_file: tuple[str, ...] = ()
-    """Validation rows, likewise; several are measured each by itself."""
-    text_field: str | None = None
-    """The field of the text; GLUE tasks know theirs, otherwise "text"."""
-    pair_field: str | None = None
-    """The field of a second text, if rows have one."""
-    label_field: str | None = None
-    """The field of the class; otherwise "label"."""
-    seeds: tuple[Natural, ...] = (0,)
-    """One run for each; a seed fixes the head's first weights, the order and the dropout."""
-    output: Path = Path("runs/finetune")
-    """Folder of the models and records; the same command goes on where it stopped."""
-    label: str = ""
-    """Names the records on a report that shows several sets."""
-    train: FinetuneConfig = field(default_factory=FinetuneConfig)
-    """Training."""
-    cache: Path | None = None
-    """Folder for what is downloaded; otherwise $CLEARHEAD_CACHE, or ~/.cache/clearhead."""
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
-        if self.task is not None:
-            choose("task", self.task, GLUE)
-        elif self.train_file is None or not self.validation_file:
-            raise ClearheadError(
-                f"give --task, one of {', '.join(GLUE)}; or --train-file and --validation-file"
-            )
-        if (self.train_file is None) != (not self.validation_file):
-            raise ClearheadError("give train-file and validation-file both, or neither")
-
-    def resolved(self) -> Task:
-        """The task with the fields and the files that are given."""
-        found = Task(name="text") if self.task is None else GLUE[self.task]
-        if self.train_file is not None:
-            if self.task is None:
-                found = replace(found, name=Path(self.train_file).name.split(".")[0])
-            splits = [Path(name).name.split(".")[0] for name in self.validation_file]
-            if len(splits) == 1 or len(set(splits)) < len(splits):
-                splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
-            found = replace(
-                found,
-                train=self.train_file,
-                validation=tuple(zip(splits, self.validation_file, strict=True)),
-            )
-        return replace(
-            found,
-            text=self.text_field or found.text,
-            pair=self.pair_field or found.pair,
-            label=self.label_field or found.label,
-        )
 
 
 class InterruptedTask(Exception):  # noqa: N818 (a request, not a fault)

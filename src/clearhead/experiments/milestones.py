@@ -3,13 +3,11 @@
 The loop knows nothing of them: this is one of its callbacks.
 """
 
-import math
 from typing import Any
 
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.measures import states
 from clearhead.records.loading import as_line
@@ -26,28 +24,6 @@ METRICS = (
     "first_token_mass",
     "null_mass",
 )
-
-
-def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all.
-
-    Raises:
-        ClearheadError: for a number that is neither, or that falls between the steps logged.
-    """
-    if not (math.isfinite(every) and every >= 0) or (every > 1 and every != int(every)):
-        raise ClearheadError(
-            f"measure_every is {every}: give a whole number of steps, a fraction of all steps "
-            "below 1, or 0"
-        )
-    logged = settings.log_every
-    if every < 1:
-        return math.ceil(every * settings.steps / logged) * logged
-    if every % logged:
-        raise ClearheadError(
-            f"measure_every is {every:g}, but only every {logged} steps are logged: give a "
-            "multiple of train.log_every"
-        )
-    return int(every)
 
 
 class Milestones(LinesFile):

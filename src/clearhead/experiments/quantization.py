@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose.running import within_memory
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import within_memory
 from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records.provenance import provenance

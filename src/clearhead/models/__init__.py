@@ -3,6 +3,8 @@
 Importing this registers `model_type` "clearhead" with transformers' AutoConfig and AutoModel.
 """
 
+from typing import TYPE_CHECKING
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -11,14 +13,25 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from clearhead.models.catalogue import BASELINE, PRESETS, SIZES, preset, presets
+from clearhead.lazy import lazily
+from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.masked import ClearheadForMaskedLM
-from clearhead.models.plan import Plan, plan
-from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
 from clearhead.models.trunk import ClearheadModel
+
+if TYPE_CHECKING:
+    from clearhead.models.catalogue import (
+        BASELINE,
+        PRESETS,
+        SIZES,
+        preset,
+        presets,
+        register_preset,
+    )
+    from clearhead.models.planning import Plan, plan
+    from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -40,6 +53,9 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "register_preset",
     "scaled",
     "with_rope_scaling",
 ]
+
+__getattr__ = lazily(__name__)

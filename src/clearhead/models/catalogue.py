@@ -1,5 +1,6 @@
 """Named models: a point on the axes at a size, matched in parameters to the baseline."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -41,6 +42,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "coca-slack": {"scores": "collinear-slack", "position": "rope"},
     "softmax1": {"normalizer": "softmax1"},
     "sink": {"normalizer": "sink"},
+    "key-bias": {"normalizer": "key"},
+    "gated": {"epilogue": "gate"},
+    "xsa": {"epilogue": "xsa"},
     "alibi": {"position": "alibi"},
     "xpos": {"position": "xpos"},
     "parallel": {"order": "parallel"},
@@ -66,6 +70,9 @@ SUMMARIES = {
     "coca-slack": "the baseline with CoCA-Slack (the authors' code), its MLP wider",
     "softmax1": "the baseline with softmax-1",
     "sink": "the baseline with a learned sink for each head",
+    "key-bias": "the baseline with a learned key of value zero for each key head",
+    "gated": "the baseline with a sigmoid gate on the heads' outputs, its MLP narrower",
+    "xsa": "the baseline with exclusive self-attention (no part along a token's own value)",
     "alibi": "the baseline with ALiBi instead of RoPE",
     "xpos": "the baseline with xPos instead of RoPE",
     "parallel": "the baseline with attention and MLP side by side",
@@ -142,6 +149,8 @@ _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("gpt2", "codeparrot-72"): _PRE_LN,
     ("differential-v2", "tiny"): {"intermediate_size": 448},
     ("differential-v2", "small"): {"intermediate_size": 1200},
+    ("gated", "tiny"): {"intermediate_size": 448},
+    ("gated", "small"): {"intermediate_size": 1208},
     ("coca", "tiny"): {"intermediate_size": 544},
     ("coca", "small"): {"intermediate_size": 1464},
     ("coca-strict", "tiny"): {"intermediate_size": 576},
@@ -152,8 +161,34 @@ _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("bert-sas", "crammed"): {"mlp_gain": 0.05},
     ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
 }
+_OWN = frozenset(PRESETS)
 # Another value of these has another MLP width.
 _SHAPING_KEYS = ("hidden_size", "mlp", "bias")
+
+
+def register_preset(
+    name: str,
+    changes: dict[str, Any],
+    summary: str,
+    at_size: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Add a preset of another package; again by the same name, in place of the first.
+
+    Args:
+        changes: what it changes of the baseline.
+        summary: one line for tables and help.
+        at_size: by size, what it has at that size only, such as an `intermediate_size` that matches
+            the baseline's parameters.
+
+    Raises:
+        ClearheadError: a name of clearhead's own, an unknown size.
+    """
+    if name in _OWN:
+        raise ClearheadError(f"the preset {name!r} is clearhead's: choose another name")
+    for size in at_size or ():
+        choose("size", size, SIZES)
+    PRESETS[name], SUMMARIES[name] = dict(changes), summary
+    _AT_SIZE.update({(name, size): keys for size, keys in (at_size or {}).items()})
 
 
 def presets() -> dict[str, str]:

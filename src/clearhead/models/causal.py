@@ -9,11 +9,15 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.checks import check_labels
+from clearhead.models.checks import (
+    IGNORED,
+    arguments_of,
+    check_any_counts,
+    check_arguments,
+    check_labels,
+)
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
-
-IGNORED = -100  # a label that no loss is taken of
+from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 
 class NextTokenLoss(nn.Module):
@@ -80,6 +84,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         In training with labels, `logits` is None: the loss is made by chunks that never hold
         [B, T, vocabulary] (`ops.linear_cross_entropy`).
         """
+        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -91,7 +96,9 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         x = out.last_hidden_state
         loss = None
         if labels is not None:
-            check_labels(labels, x)
+            check_labels(labels, x, self.config.vocab_size)
+            if num_items_in_batch is None:
+                check_any_counts(labels[:, 1:])
             loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
@@ -104,3 +111,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
+
+
+_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForCausalLM.forward)

@@ -1,5 +1,7 @@
 """What a model is called with, refused in one line where it does not fit."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,43 +12,84 @@ from clearhead.errors import ClearheadError, choose
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
+_WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
+IGNORED = -100  # a label that no loss is taken of
 
 
-def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
-    """One of the two: whole numbers [B, T], or [B, T, C]; at least one token."""
+def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabulary: int) -> None:
+    """One of the two: whole numbers [B, T] below `vocabulary`, or [B, T, C]; at least one token."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ClearheadError("give either input_ids or inputs_embeds")
     given: Any = inputs_embeds if input_ids is None else input_ids
     name, wanted, ndim = (
         ("inputs_embeds", "[batch, tokens, width]", 3)
         if input_ids is None
-        else ("input_ids", "whole numbers [batch, tokens]", 2)
+        else ("input_ids", "whole numbers (int64 or int32) [batch, tokens]", 2)
     )
-    whole = input_ids is None or not (given.is_floating_point() or given.is_complex())
+    whole = input_ids is None or given.dtype in _WHOLE
     if given.ndim != ndim or not given.numel() or not whole:
         raise ClearheadError(
             f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
+    if input_ids is not None:
+        _check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
 
 
-def check_positions(position_ids: Tensor | None, batch: int, tokens: int) -> None:
-    """Whole numbers [B, T], or [1, T] for all rows."""
+def check_positions(
+    position_ids: Tensor | None, batch: int, tokens: int, limit: int | None
+) -> None:
+    """Whole numbers [B, T], or [1, T] for all rows, below the `limit` of the kind of position."""
     if position_ids is None:
         return
     fits = position_ids.shape in ((batch, tokens), (1, tokens))
-    if not fits or position_ids.is_floating_point():
+    if not fits or position_ids.dtype not in _WHOLE:
         raise ClearheadError(
             f"position_ids must be whole numbers [{batch}, {tokens}]; "
             f"found {position_ids.dtype} {list(position_ids.shape)}"
         )
-
-
-def check_labels(labels: Tensor, x_BTC: Tensor) -> None:
-    """One for each token."""
-    if labels.shape != x_BTC.shape[:2]:
-        raise ClearheadError(
-            f"labels must be {list(x_BTC.shape[:2])}, as the tokens; found {list(labels.shape)}"
+    if limit is not None:
+        _check_below(
+            limit, position_ids, "position_ids", "the positions that the model tells apart"
         )
+
+
+def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int) -> None:
+    """One for each token: int64, below `vocabulary`, or −100 where no loss is taken."""
+    if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
+        raise ClearheadError(
+            f"labels must be int64 {list(x_BTC.shape[:2])}, as the tokens; "
+            f"found {labels.dtype} {list(labels.shape)}"
+        )
+    if _readable(labels):
+        outside = (labels >= vocabulary) | ((labels < 0) & (labels != IGNORED))
+        if bool(outside.any()):
+            raise ClearheadError(
+                f"label {int(labels[outside][0])} is outside the vocabulary, 0 to "
+                f"{vocabulary - 1}: give token ids, and {IGNORED} where no loss is taken"
+            )
+
+
+def check_any_counts(labels: Tensor) -> None:
+    """At least one label that a loss is taken of: the mean of none is NaN."""
+    if _readable(labels) and not bool((labels != IGNORED).any()):
+        raise ClearheadError(
+            f"every label is {IGNORED}, so that there is no loss to take the mean of: leave the "
+            "batch out, or give num_items_in_batch"
+        )
+
+
+def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
+    if _readable(numbers):
+        low, high = (int(end) for end in numbers.aminmax())
+        if low < 0 or high >= limit:
+            raise ClearheadError(
+                f"{name} has {low if low < 0 else high}, outside {what}, 0 to {limit - 1}"
+            )
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether numbers can be read at no cost: a GPU would be waited for, a compiler stopped."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_cache(cache: Any, layers: int) -> None:
@@ -67,8 +110,17 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def check_arguments(unknown: dict[str, Any], known: set[str]) -> None:
-    """Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other."""
+def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
+    """Refuse an argument that would change nothing.
+
+    Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
+    """
     for key, value in unknown.items():
-        if value is not None and key not in _HARMLESS:
+        if value is not None and key not in _HARMLESS and key not in known:
             choose("argument of the model", key, known)
+
+
+def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names that a model can be called with."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind != p.VAR_KEYWORD) - {"self"}

@@ -9,8 +9,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
+from clearhead.models.checks import arguments_of, check_arguments
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
 REGRESSION, CLASSES = "regression", "single_label_classification"
@@ -67,6 +68,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         """
         self._check_padding(input_ids, attention_mask)
         arguments.setdefault("use_cache", False)
+        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -110,7 +112,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         if self.problem == REGRESSION:
             return F.mse_loss(logits_BN, labels.float().view_as(logits_BN))
         classes = logits_BN.shape[-1]
-        if labels.is_floating_point():
+        if labels.dtype != torch.int64:
             raise ClearheadError(
                 f"labels are {labels.dtype}, but the model has {classes} classes: give their "
                 "numbers as int64, or num_labels=1 for a regression"
@@ -124,6 +126,9 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
                     f"0 to {classes - 1}: give num_labels as many as there are"
                 )
         return F.cross_entropy(logits_BN, labels.flatten())
+
+
+_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForSequenceClassification.forward)
 
 
 def _problem(config: ClearheadConfig) -> str:

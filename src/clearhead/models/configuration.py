@@ -1,5 +1,6 @@
 """The configuration of a clearhead model: flat, one name on each axis, nothing unknown accepted."""
 
+import dataclasses
 import difflib
 import os
 import types
@@ -11,9 +12,9 @@ from typing import Any, ClassVar, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.nn.positions import NoPosition
+from clearhead.models.layers import SLIDING, settle_layers
 from clearhead.nn.registry import REGISTRY
-from clearhead.spec import AXES, LayerSpec, check_ranges
+from clearhead.spec import LayerSpec, check_ranges
 
 STUB = "modeling_clearhead.py"
 _AUTO = {
@@ -52,17 +53,30 @@ _ABSENT = {
         "W_Q by 1/eps"
     ),
 }
-FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names
-_OF_A_LAYER = tuple(axis for axis in AXES if axis != "direction")
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
 
-class ClearheadConfig(PreTrainedConfig):
+# What a layer and its model have by one name, type and default: axes and numbers (`LayerSpec`).
+_OF_LAYERS = {
+    each.name: each
+    for each in dataclasses.fields(LayerSpec)
+    if each.default is not dataclasses.MISSING and each.name != "mlp_gain"  # may be "depth" here
+}
+_LayerFields: Any = dataclasses.make_dataclass(
+    "_LayerFields",
+    [(name, each.type, each.default) for name, each in _OF_LAYERS.items()],
+    kw_only=True,
+    eq=False,
+    repr=False,
+)
+
+
+class ClearheadConfig(PreTrainedConfig, _LayerFields):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
-    `normalizer`, `maps`, `shaping`, `values`, `projections`, `position`, `direction`, `norm`,
-    `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
+    `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -94,6 +108,9 @@ class ClearheadConfig(PreTrainedConfig):
     adds to a stream that passes by it, and before a classification head's last matrix; attention
     maps keep theirs, and so does a branch that is the stream itself.
 
+    `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
+    none; it is found by itself, and a saved model is opened only where they have been imported.
+
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
             cannot be built or would have no effect, saying what to change.
@@ -109,46 +126,19 @@ class ClearheadConfig(PreTrainedConfig):
     num_attention_heads: int = 6
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    max_position_embeddings: int = 2048
     rope_parameters: dict[str, Any] | None = None
-    sliding_window: int | None = None
     layer_types: list[str] | None = None
     layer_overrides: list[dict[str, Any]] | None = None
-    lambda_init: float | None = None
-    head_norm: str = "affine"
+    requires: list[str] | None = None
     num_value_heads: int | None = None
     first_values: str | None = None
-    value_init: str | None = None
-    value_gain: float = 1.0
-    query_range: float | None = None
-    attention_gain: float | None = None
     mlp_gain: float | str | None = None
-    mlp_skip_gain: float | None = None
     embedding_norm: str = "none"
-    dropout: float = 0.0
-    bias: bool = False
-    norm_eps: float = 1e-5
-    initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-
-    scores: str = "dot"
-    normalizer: str = "softmax"
-    maps: str = "single"
-    shaping: str = "none"
-    values: str = "linear"
-    projections: str = "linear"
-    position: str = "rope"
-    direction: str = "causal"
-    norm: str = "rmsnorm"
-    mlp: str = "swiglu"
-    order: str = "sequential"
-    attention_skip: str = "identity"
-    mlp_skip: str = "identity"
-    residual_scale: str = "trainable"
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
@@ -164,8 +154,14 @@ class ClearheadConfig(PreTrainedConfig):
 
         transformers would set it afterwards, unchecked.
         """
-        own = {key: kwargs.pop(key) for key in _fields().keys() & kwargs.keys()}
+        own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
         return super().from_dict(config_dict | own, **kwargs)
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """The keys that clearhead itself declares, and their types."""
+        hints = {**_LayerFields.__annotations__, **ClearheadConfig.__annotations__}
+        return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
         """Derive what is None, and check everything; models do so again before they are built.
@@ -189,7 +185,8 @@ class ClearheadConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-self.hidden_size * 8 // (3 * 32)) * 32
             self.intermediate_size = gated if self.mlp in _GATED else 4 * self.hidden_size
-        self._settle_layers()
+        self._check_packages()
+        settle_layers(self)
         self._settle_rope()
         self._check()
 
@@ -198,13 +195,14 @@ class ClearheadConfig(PreTrainedConfig):
         assert self.num_key_value_heads is not None
         assert self.head_dim is not None
         assert self.intermediate_size is not None
-        axes = {axis: getattr(self, axis) for axis in AXES}
+        own = {name: getattr(self, name) for name in _OF_LAYERS}
         if index == 0:
-            axes["norm"] = self.outer_norm
-            axes["values"] = self.first_values or self.values
+            own |= {"norm": self.outer_norm, "values": self.first_values or self.values}
         if self.layer_overrides is not None:
-            axes |= self.layer_overrides[index]
-        own_values = axes["shaping"] != "none" or axes["values"] != "linear"
+            own |= self.layer_overrides[index]
+        if not self._slides(index):
+            own["sliding_window"] = None
+        own_values = own["shaping"] != "none" or own["values"] != "linear"
         shared = self.num_attention_heads if own_values else self.num_key_value_heads
         return LayerSpec(
             index=index,
@@ -215,22 +213,9 @@ class ClearheadConfig(PreTrainedConfig):
             num_key_value_heads=self.num_key_value_heads,
             num_value_heads=shared if self.num_value_heads is None else self.num_value_heads,
             head_dim=self.head_dim,
-            norm_eps=self.norm_eps,
-            bias=self.bias,
-            initializer_range=self.initializer_range,
             rope_parameters=dict(self.rope_parameters or _ROPE),
-            max_position_embeddings=self.max_position_embeddings,
-            sliding_window=self.sliding_window if self._slides(index) else None,
-            lambda_init=self.lambda_init,
-            head_norm=self.head_norm,
-            query_range=self.query_range,
-            value_init=self.value_init,
-            value_gain=self.value_gain,
-            attention_gain=self.attention_gain,
             mlp_gain=self._depth_gain() if self.mlp_gain == "depth" else self.mlp_gain,  # type: ignore[arg-type]
-            mlp_skip_gain=self.mlp_skip_gain,
-            dropout=self.dropout,
-            **axes,
+            **own,
         )
 
     @property
@@ -257,9 +242,9 @@ class ClearheadConfig(PreTrainedConfig):
         """Raise a ClearheadError for a key that has no effect, naming the near misses."""
         if key in _ABSENT:
             raise ClearheadError(f"{key} is not to be had: {_ABSENT[key]}")
-        if key in _fields():
+        if key in self.settings():
             raise ClearheadError(f"{key} is of the configuration: set it there")
-        near = difflib.get_close_matches(key, _fields(), n=3)
+        near = difflib.get_close_matches(key, self.settings(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "it would have no effect"
         raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
@@ -270,59 +255,30 @@ class ClearheadConfig(PreTrainedConfig):
                 self.refuse(key)
 
     def _check_types(self) -> None:
-        for key, hint in _fields().items():
+        for key, hint in self.settings().items():
             value = getattr(self, key)
             if not _accepts(hint, value):
                 wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
+    def _check_packages(self) -> None:
+        for package in self.requires or ():
+            if str(package) not in REGISTRY.packages():
+                raise ClearheadError(
+                    f"this model has mechanisms of the package {package!r}: import that first"
+                )
+
     def _layers(self) -> list[LayerSpec]:
-        return [self.layer(index) for index in range(self.num_hidden_layers)]
+        """All layers that may differ: unless told otherwise, the others are as the second."""
+        alike = self.layer_types is None and self.layer_overrides is None
+        number = min(self.num_hidden_layers, 2) if alike else self.num_hidden_layers
+        return [self.layer(index) for index in range(number)]
 
     def _slides(self, index: int) -> bool:
         return self.layer_types is None or self.layer_types[index] == SLIDING
 
     def _rotates(self) -> bool:
         return any(layer.position in _ROTARY for layer in self._layers())
-
-    def _settle_layers(self) -> None:
-        for key in ("layer_types", "layer_overrides"):
-            pattern = getattr(self, key)
-            if pattern is None:
-                continue
-            times, rest = divmod(self.num_hidden_layers, max(len(pattern), 1))
-            if rest or not pattern:
-                raise ClearheadError(
-                    f"{key} has {len(pattern)} entries for {self.num_hidden_layers} layers: give "
-                    "one a layer, or a pattern whose length divides their number"
-                )
-            setattr(self, key, list(pattern) * times)
-        for kind in self.layer_types or ():
-            choose("layer type", str(kind), (FULL, SLIDING))
-        for override in self.layer_overrides or ():
-            _check_override(override)
-        self._check_window()
-
-    def _check_window(self) -> None:
-        window = self.sliding_window
-        slides = SLIDING in (self.layer_types or ())
-        if window is None and slides:
-            raise ClearheadError(
-                f"layer_types has {SLIDING!r} without a sliding_window: give it, such as 1024"
-            )
-        if window is None:
-            return
-        if window < 2:
-            raise ClearheadError(f"sliding_window={window} is too short: give 2 keys or more")
-        if self.layer_types is not None and not slides:
-            raise ClearheadError(
-                f"sliding_window={window} has no effect: no entry of layer_types is {SLIDING!r}"
-            )
-        if self.direction != "causal":
-            raise ClearheadError(
-                "sliding_window is of the last keys, and with direction="
-                f"{self.direction!r} a token sees later ones too: choose direction='causal'"
-            )
 
     def _settle_rope(self) -> None:
         if not self._rotates():
@@ -346,8 +302,10 @@ class ClearheadConfig(PreTrainedConfig):
                 )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
-        for layer in self._layers():
+        layers = self._layers()
+        for layer in layers:
             REGISTRY.check(layer)
+        self.requires = sorted(REGISTRY.packages(layers)) or None
 
     def _check_values(self) -> None:
         layers = self._layers()
@@ -364,19 +322,6 @@ class ClearheadConfig(PreTrainedConfig):
             )
 
 
-def _check_override(override: Any) -> None:
-    if not isinstance(override, dict):
-        raise ClearheadError(f"an entry of layer_overrides is {override!r}: give a mapping")
-    for axis, value in override.items():
-        choose("axis of layer_overrides", str(axis), _OF_A_LAYER)
-        build: Any = REGISTRY.find(axis, str(value)).build
-        if axis == "position" and build.embed is not NoPosition.embed:
-            raise ClearheadError(
-                f"layer_overrides has position={value!r}, which is added before any layer: give it "
-                "as position, or choose rope, xpos, alibi or none here"
-            )
-
-
 _IN_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -386,12 +331,6 @@ _IN_WORDS = {
     list: "a list",
     types.NoneType: "null",
 }
-
-
-def _fields() -> dict[str, Any]:
-    """The keys that clearhead itself declares, and their types."""
-    hints = ClearheadConfig.__annotations__.items()
-    return {key: hint for key, hint in hints if typing.get_origin(hint) is not ClassVar}
 
 
 def _kinds(hint: Any) -> list[Any]:

@@ -1,58 +1,61 @@
-"""What computes attention: `attn_implementation` sdpa, eager, or a function of transformers."""
+"""Values of `attn_implementation`: sdpa, eager, or a function of transformers."""
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead import ops
+from clearhead.nn.protocols import Attend
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 
 
 def stock_attention(
-    module: nn.Module,
+    module: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    /,
     *,
     visibility: Visibility,
-    coefficients: Any,
+    lambdas: Any,
     rows: Any,
     **options: Any,
 ) -> Tensor:
-    """What `attn_implementation="sdpa"` means: `ops.attend`."""
+    """`attn_implementation="sdpa"`: `ops.attend`."""
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
 def _eager(
-    module: nn.Module,
+    module: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    /,
     *,
     visibility: Visibility,
-    coefficients: Any,
+    lambdas: Any,
     rows: Any,
     **options: Any,
 ) -> Tensor:
     return oracles.attend(q, k, v, **visibility._asdict(), **options).to(v.dtype)
 
 
-IMPLEMENTATIONS = {"sdpa": stock_attention, "eager": _eager}
+IMPLEMENTATIONS: dict[str, Attend] = {"sdpa": stock_attention, "eager": _eager}
 
 
-def through_interface(function: Callable[..., Any]) -> Callable[..., Tensor]:
+def through_interface(function: Callable[..., Any]) -> Attend:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
     It gets ours beside the usual arguments: sink (`ops.attend` says what it is), visibility, the
-    keys that each query sees (`ops.visibility`), coefficients, by which `module.maps.effective`
+    keys that each query sees (`ops.visibility`), lambdas, by which `module.maps.effective_weights`
     combines the maps, and rows, bool [B, T] or None for all: the queries whose output is used. For
     differential attention V1 it gets all first maps and then all second, with values of twice the
     width; for V2 the two maps of a head in turn.
     """
 
-    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
         out, _ = function(module, q, k, v, None, scaling=options.pop("scale"), **options)
         return out.transpose(1, 2)
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from clearhead.errors import ClearheadError
 from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
@@ -226,3 +228,8 @@ def _some(keys: Iterable[str]) -> str:
 def resolved(name: str) -> str:
     """A run folder's finished model is meant by the folder; any other name stays."""
     return str(Path(name, "final")) if Path(name, "final").is_dir() else name
+
+
+def best_device() -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

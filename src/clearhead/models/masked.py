@@ -8,10 +8,15 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import IGNORED
-from clearhead.models.checks import check_labels
+from clearhead.models.checks import (
+    IGNORED,
+    arguments_of,
+    check_any_counts,
+    check_arguments,
+    check_labels,
+)
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -54,6 +59,7 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         In training with labels, `logits` is None: hidden states are gathered at the labelled places
         before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).
         """
+        check_arguments(arguments, _ARGUMENTS)
         out = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -65,7 +71,9 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
         x = out.last_hidden_state
         loss = None
         if labels is not None:
-            check_labels(labels, x)
+            check_labels(labels, x, self.config.vocab_size)
+            if num_items_in_batch is None:
+                check_any_counts(labels)
             # A GPU is waited for once, to learn how many they are; a mask as index would cost two.
             (hidden_N,) = (labels.flatten() != IGNORED).nonzero(as_tuple=True)
             total = ops.linear_cross_entropy(
@@ -80,3 +88,6 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
+
+
+_ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForMaskedLM.forward)

@@ -1,7 +1,5 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +12,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.checks import check_arguments, check_cache, check_inputs, check_positions
+from clearhead.models.checks import (
+    arguments_of,
+    check_arguments,
+    check_cache,
+    check_inputs,
+    check_positions,
+)
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.nn import REGISTRY, Block, initialise
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.groups import repeat
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -103,14 +108,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values: a transformers Cache.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference.
+                multiply the values: for differential attention the signed difference. With one map
+                a head and no shaping the output's gradient passes through them, for attribution
+                (`attentions[i].retain_grad()`).
             return_dict: False for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        check_arguments(unknown, set(inspect.signature(ClearheadModel.forward).parameters))
-        check_inputs(input_ids, inputs_embeds)
+        check_arguments(unknown, ARGUMENTS)
+        check_inputs(input_ids, inputs_embeds, self.config.vocab_size)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
         causal = self.config.direction == "causal"
@@ -124,12 +131,14 @@ class ClearheadModel(ClearheadPreTrainedModel):
         check_cache(past_key_values, len(self.layers))
         if document_ids is not None and past_key_values is None:
             use_cache = False
+        in_chunks = past_key_values is not None
         if use_cache and past_key_values is None and not self.training:
             windowed = self.config.sliding_window is not None
             past_key_values = DynamicCache(config=self.config if windowed else None)
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1])
-        check_positions(position_ids, *x.shape[:2])
+        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1], in_chunks)
+        longest = self.position.longest()  # type: ignore[operator]
+        check_positions(position_ids, x.shape[0], x.shape[1], longest)
         positions = _positions(position_ids, key_mask, x, past)
         self._check_length(past + x.shape[1])
         if document_ids is not None and past_key_values is not None:
@@ -141,8 +150,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             maps = []
         attend = self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        parts = self._parts(positions, key_mask, past)
-        bases = max(map(len, parts))
+        groups = self._query_groups(positions, key_mask, past)
+        bases = max(map(len, groups))
         if maps is not None and bases > 1:
             raise ClearheadError(
                 "output_attentions is of one base for all queries, and dynamic-causal has "
@@ -155,8 +164,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "visibility": Visibility(causal, None, key_mask, document_ids),
         }
         hidden = [x]
-        for layer, of_layer in zip(self.layers, parts, strict=True):
-            x = layer(x, parts=of_layer, **context)
+        for layer, of_layer in zip(self.layers, groups, strict=True):
+            x = layer(x, query_groups=of_layer, **context)
             hidden.append(x)
         x = self.norm(x)
         return BaseModelOutputWithPast(
@@ -167,27 +176,27 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 
-    def _parts(
+    def _query_groups(
         self, positions_BT: Tensor, key_mask: Tensor | None, past: int
-    ) -> list[tuple[Part, ...]]:
-        """Each layer's parts; layers that tell order alike share theirs."""
-        made: dict[tuple[str, bool], tuple[Part, ...]] = {}
-        parts = []
+    ) -> list[tuple[QueryGroup, ...]]:
+        """Each layer's groups of queries; layers that tell order alike share theirs."""
+        made: dict[tuple[str, bool], tuple[QueryGroup, ...]] = {}
+        groups = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            key = _place(attention.layer), attention.late and past > 0
+            key = _place(attention.layer), attention.cache_unrotated and past > 0
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
-                made[key] = self._position_of(key[0]).parts(positions_BT, keys)
-            parts.append(made[key])
-        return parts
+                made[key] = self._position_of(key[0]).query_groups(positions_BT, keys)
+            groups.append(made[key])
+        return groups
 
-    def _position_of(self, place: str) -> Any:
+    def _position_of(self, place: str) -> Position:
         others: Any = self.other_positions
         return others[place] if place in others else self.position  # noqa: SIM401 (no get)
 
-    def _attend(self, maps: list[Tensor] | None) -> Callable[..., Tensor]:
-        """What computes attention in every layer: `attend(module, q, k, v, **options)`."""
+    def _attend(self, maps: list[Tensor] | None) -> Attend:
+        """The function that computes attention in every layer."""
         implementation = self.config._attn_implementation or "sdpa"
         if maps is not None:
             if implementation != "eager":
@@ -203,7 +212,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 v: Tensor,
                 *,
                 visibility: Visibility,
-                coefficients: Any,
+                lambdas: Any,
                 rows: Any,
                 **options: Any,
             ) -> Tensor:
@@ -211,11 +220,16 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
                 def alone() -> Tensor:
                     resting = options | {"sink": at_zero_queries(options["sink"])}
-                    return oracles.weights(module.alone(q), module.alone(k), **resting)
+                    return oracles.weights(
+                        module.position_only(q), module.position_only(k), **resting
+                    )
 
                 weights = oracles.weights(q, k, **options)
                 first = k.shape[2] - q.shape[2]
-                maps.append(module.effective(weights, coefficients, alone, first).to(q.dtype))
+                matrix = module.effective_weights(weights, lambdas, alone, first)
+                maps.append(matrix.to(q.dtype))
+                if matrix is weights:  # the output is made of it, so that its gradient is known
+                    return maps[-1] @ repeat(v, q.shape[1])
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording
@@ -247,11 +261,20 @@ def _place(layer: LayerSpec) -> str:
     return f"{layer.position} of {_heads(layer)} heads"
 
 
+ARGUMENTS = arguments_of(ClearheadModel.forward)
+
+
 def _wanted(argument: bool | None, configured: bool | None) -> bool:
     return bool(configured if argument is None else argument)
 
 
-def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
+def _key_mask(
+    attention_mask: Tensor | None, batch: int, keys: int, in_chunks: bool
+) -> Tensor | None:
+    """Which keys are no padding, bool [B, S]; None for all.
+
+    `in_chunks`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
+    """
     if attention_mask is None:
         return None
     if attention_mask.shape != (batch, keys):
@@ -268,7 +291,7 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
                 "attention_mask must be of 1, for a token, and 0, for padding; found "
                 f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
             )
-        if not bool(mask.any(-1).all()):
+        if not in_chunks and not bool(mask.any(-1).all()):
             row = int(mask.any(-1).int().argmin())
             raise ClearheadError(
                 f"row {row} of attention_mask is all zero: a text without a token; leave it out"

@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.positions import NoPosition, Part
-from clearhead.nn.single import visible_keys
+from clearhead.nn.costs import visible_keys
+from clearhead.nn.positions import NoPosition
+from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -21,25 +22,24 @@ class Alibi(NoPosition):
     """
 
     @staticmethod
-    def late(layer: LayerSpec) -> bool:
+    def cache_unrotated(layer: LayerSpec) -> bool:
         return True
 
     def longest(self) -> int:
         return LONGEST
 
-    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
         scale = self.layer.head_dim**-0.5
         slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
         q, k = ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale)
-        centre = keys_BS, ops.held_slopes(slopes_H, scale)
-        return (Part(q, k, centre),)
+        return (QueryGroup(q, k, (keys_BS, ops.held_slopes(slopes_H, scale))),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
         return ops.with_columns(x_BHTD, table)
 
     @staticmethod
-    def centre(
+    def attention_at_init(
         x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
     ) -> tuple[Tensor, Tensor]:
         """A mean that fades with distance, by each head's slope."""
@@ -48,11 +48,11 @@ class Alibi(NoPosition):
         if x_BHSD.shape[1] != len(slopes_H):
             x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
             x_BHSD = x_BHSD.transpose(1, 2)
-        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
+        return ops.decayed_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
 
     @staticmethod
-    def alone(x_BHTN: Tensor) -> Tensor:
-        return ops.alibi.alone(x_BHTN)
+    def position_only(x_BHTN: Tensor) -> Tensor:
+        return ops.alibi.columns_only(x_BHTN)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.unshaped import Centre, Unshaped, mixes_no_matrix
+from clearhead.nn.protocols import CentringTerm
+from clearhead.nn.shaping import NoShaping, mixes_no_matrix
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Annealed(Unshaped):
+class Annealed(NoShaping):
     """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
 
-    λ is a number of the run and no weight: `follow` sets it, checkpoints hold it.
+    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it.
     """
 
     identity: Tensor
@@ -26,16 +27,16 @@ class Annealed(Unshaped):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.identity)
 
-    def follow(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float, loss: float) -> None:
         """After a step: `done` of the run, from 0 to 1."""
         self.identity.fill_(1 - done)
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         x, o = x_BTC.unflatten(-1, (1, -1)), o_BTC.unflatten(-1, (1, -1))
         return ops.shaped(x, o, None, self.identity, 1 - self.identity, None).flatten(2)
 
-    def effective(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
         identity = self.identity.to(weights_BHRS.dtype)
         return identity * own_BHRS + (1 - identity) * weights_BHRS

@@ -1,4 +1,4 @@
-"""Attention, whatever the mechanism: prepare → attend → combine."""
+"""Attention of one layer: prepare → attend → combine, around the mechanisms of its axes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,9 +9,17 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.init import fixed_normal, starting
-from clearhead.nn.positions import Part
+from clearhead.nn.protocols import (
+    Attend,
+    CentringTerm,
+    Epilogue,
+    Maps,
+    Normalizer,
+    QueryGroup,
+    Scores,
+    Shaping,
+)
 from clearhead.nn.registry import REGISTRY
-from clearhead.nn.unshaped import Centre
 from clearhead.ops import groups as sharing
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
@@ -26,8 +34,9 @@ class Attention(nn.Module):
     group share its key and have a value each.
 
     Attributes:
-        late: whether keys are cached as projected and prepared when read, by the positions of all
-            keys; else they are cached as prepared, by the positions of the new ones.
+        cache_unrotated: whether keys are cached as projected and prepared when read, by the
+            positions of all keys; else they are cached as prepared, by the positions of the new
+            ones.
     """
 
     def __init__(self, layer: LayerSpec) -> None:
@@ -41,13 +50,17 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
         self.v_proj = REGISTRY.find("values", layer.values).build(layer)
         self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
-        self.scores = scores.build(position.prepare)
-        self.late = self.scores.late or position.late(layer)
-        self.centre, self.alone = position.centre, position.alone
-        self.normalizer = REGISTRY.find("normalizer", layer.normalizer).build(queries)
-        self.maps = maps.build(layer)
+        self.scores: Scores = scores.build(position.prepare)
+        self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
+        self.attention_at_init = position.attention_at_init
+        self.position_only = position.position_only
+        self.maps: Maps = maps.build(layer)
+        normalizer = REGISTRY.find("normalizer", layer.normalizer).build
+        self.normalizer: Normalizer = normalizer(layer, queries, self.maps.keys_together)
         shaping = REGISTRY.find("shaping", layer.shaping).build
-        self.shaping = shaping(layer, maps.heads(layer))
+        self.shaping: Shaping = shaping(layer, maps.heads(layer))
+        epilogue = REGISTRY.find("epilogue", layer.epilogue).build
+        self.epilogue: Epilogue = epilogue(layer, maps.heads(layer))
         std = 0.0 if layer.query_range is None and self.shaping.zero_queries else layer.query_range
         if std is not None:
             starting(self.q_proj, partial(fixed_normal, own=std))
@@ -60,8 +73,8 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         *,
-        parts: tuple[Part, ...],
-        attend: Any,
+        query_groups: tuple[QueryGroup, ...],
+        attend: Attend,
         cache: Any = None,
         past: int = 0,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
@@ -69,10 +82,8 @@ class Attention(nn.Module):
         """[B, T, C] → [B, T, C].
 
         Args:
-            parts: what the position module made for these positions.
-            attend: a function of this module, q, k, v and the keywords `visibility`, `sink` and
-                `scale`, as of `ops.attend`; `coefficients`, by which `maps` combines its maps; and
-                `rows`, bool [B, rows], which of the outputs are used (None for all).
+            query_groups: what the position made for these positions.
+            attend: what computes the maps.
             cache: a transformers Cache of `past` tokens; S = past + T.
             visibility: of all S keys, whatever the layer's own window.
         """
@@ -82,33 +93,45 @@ class Attention(nn.Module):
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)
         v = _heads(v_BTC, self.value_heads)
-        if not self.late:
-            k = self.scores.keys(k, parts[0].keys)
+        if not self.cache_unrotated:
+            k = self.scores.keys(k, query_groups[0].keys)
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
-        coefficients = self.maps.coefficients(x_BTC)
+        lambdas = self.maps.lambdas(x_BTC)
         # A sliding cache has dropped early keys.
         visibility = visibility.of_keys(past + q.shape[2] - k.shape[2])
         visibility = visibility._replace(window=self.window)
-        outputs = [self._part(part, q, k, v, coefficients, attend, visibility) for part in parts]
-        o_BHTD = outputs[0] if len(parts) == 1 else _together(parts, outputs, q.shape[2])
+        first = query_groups[0]
+        outputs = [
+            self._group(group, q, k, v, lambdas, attend, visibility) for group in query_groups
+        ]
+        o_BHTD = outputs[0]
+        if len(query_groups) > 1:
+            o_BHTD = _together(query_groups, outputs, q.shape[2])
         o_BTC = o_BHTD.transpose(1, 2).flatten(2)
 
         def make() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.
             values = v_BTC[:, None] if cache is None else v
-            mean, weight = self.centre(values, q.shape[2], parts[0].centre, visibility)
-            mass = self.maps.mass(self.normalizer.mass(weight), coefficients)
+            mean, weight = self.attention_at_init(values, q.shape[2], first.at_init, visibility)
+            mass = self.maps.row_sum(self.normalizer.row_sum(weight), lambdas)
             mean = mean.transpose(1, 2).reshape(*own_BTC.shape[:2], -1, self.width_of_head)
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
-        running = past == 0 and self._runs(parts[0], visibility.settled(q.shape[2], k.shape[2]))
-        return self.o_proj(self.shaping(own_BTC, o_BTC, Centre(make, running)))
+        running = past == 0 and self._runs(first, visibility.settled(q.shape[2], k.shape[2]))
+        o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(make, running))
 
-    def effective(
+        def own() -> Tensor:
+            value = _heads(own_BTC, self.value_heads)
+            value = sharing.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
+            return value.transpose(1, 2).flatten(2)
+
+        return self.o_proj(self.epilogue(o_BTC, x_BTC, own))
+
+    def effective_weights(
         self,
         weights_BHRS: Tensor,
-        coefficients: Tensor | None,
+        lambdas: Tensor | None,
         alone: Callable[[], Tensor],
         first: int,
     ) -> Tensor:
@@ -116,53 +139,53 @@ class Attention(nn.Module):
 
         Args:
             weights_BHRS: their maps, in the order in which `attend` has them.
-            coefficients: `maps.coefficients`, of these queries where they are by token.
-            alone: makes the maps of queries and keys with position alone in them (`self.alone`).
+            lambdas: `maps.lambdas`, of these queries where they are by token.
+            alone: makes the maps of queries and keys with position alone in them
+                (`position_only`).
             first: the key that is the first query's own token.
         """
-        weights = self.maps.effective(weights_BHRS, coefficients)
+        weights = self.maps.effective_weights(weights_BHRS, lambdas)
         rows, keys = weights.shape[-2:]
         own = torch.eye(rows, keys + rows, dtype=weights.dtype, device=weights.device)
         own = own.roll(first, 1)[:, :keys]
-        return self.shaping.effective(
-            weights, own, lambda: self.maps.effective(alone(), coefficients)
+        return self.shaping.effective_weights(
+            weights, own, lambda: self.maps.effective_weights(alone(), lambdas)
         )
 
-    def _runs(self, part: Part, visibility: Visibility) -> bool:
-        """Whether C x is the keys' running mean: each key alike, with mass 1, all up to a query."""
+    def _runs(self, group: QueryGroup, visibility: Visibility) -> bool:
+        """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""
         plain = visibility.window is None and not visibility.masked
-        whole = self.normalizer.sink() is None and len(self.maps.maps) == 1
-        return self.causal and plain and part.centre is None and whole
+        whole = self.normalizer.resting() is None and len(self.maps.maps) == 1
+        return self.causal and plain and group.at_init is None and whole
 
-    def _part(
+    def _group(
         self,
-        part: Part,
+        group: QueryGroup,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        coefficients: Tensor | None,
-        attend: Any,
+        lambdas: Tensor | None,
+        attend: Attend,
         visibility: Visibility,
     ) -> Tensor:
-        """The heads' outputs for one part of the queries, [B, heads, rows, width]."""
-        if self.late:
-            k = self.scores.keys(k, _last(part.keys, k.shape[2]))
+        """The heads' outputs for some of the queries, [B, heads, rows, width]."""
+        if self.cache_unrotated:
+            k = self.scores.keys(k, _last(group.keys, k.shape[2]))
         k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
-        if part.stop is not None:  # causally, queries are the last of their keys
-            end = k.shape[2] - q.shape[2] + part.stop
-            q, k, v = q[:, :, part.start : part.stop], k[:, :, :end], v[:, :, :end]
+        if group.stop is not None:  # causally, queries are the last of their keys
+            end = k.shape[2] - q.shape[2] + group.stop
+            q, k, v = q[:, :, group.start : group.stop], k[:, :, :end], v[:, :, :end]
             visibility = visibility.of_keys(0, end)
-            if coefficients is not None and coefficients.ndim > 2:
-                coefficients = coefficients[:, :, part.start : part.stop]
+            if lambdas is not None and lambdas.ndim > 2:
+                lambdas = lambdas[:, :, group.start : group.stop]
 
         def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            used = {"coefficients": coefficients, "rows": part.rows}
-            return attend(self, *tensors, **used, **options)
+            return attend(self, *tensors, lambdas=lambdas, rows=group.rows, **options)
 
         return self.maps(
-            *(self.scores.queries(q, part.queries), k, v, coefficients),
+            *(self.scores.queries(q, group.queries), k, v, lambdas),
             attend=bound,
-            sink=self.normalizer.sink(),
+            sink=self.normalizer.sink(q),
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )
@@ -206,12 +229,12 @@ def _heads(x_BTN: Tensor, heads: int) -> Tensor:
     return x_BTN.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _together(parts: tuple[Part, ...], outputs: list[Tensor], queries: int) -> Tensor:
+def _together(groups: tuple[QueryGroup, ...], outputs: list[Tensor], queries: int) -> Tensor:
     batch, heads, _, width = outputs[0].shape
     whole = outputs[0].new_zeros(batch, heads, queries, width)
-    for part, output in zip(parts, outputs, strict=True):
-        place = whole[:, :, part.start : part.stop]
-        if part.rows is not None:
-            output = torch.where(part.rows[:, None, :, None], output, place)
-        whole = torch.cat([whole[:, :, : part.start], output, whole[:, :, part.stop :]], 2)
+    for group, output in zip(groups, outputs, strict=True):
+        place = whole[:, :, group.start : group.stop]
+        if group.rows is not None:
+            output = torch.where(group.rows[:, None, :, None], output, place)
+        whole = torch.cat([whole[:, :, : group.start], output, whole[:, :, group.stop :]], 2)
     return whole

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
+from clearhead.nn.costs import attention_flops
 from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.single import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
@@ -48,7 +48,7 @@ class Differential(nn.Module):
             nn.init.ones_(self.norm_weight)
 
     @with_own_parameters
-    def coefficients(self, x_BTC: Tensor | None = None) -> Tensor:
+    def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
         """λ, a float32 scalar, whatever the input."""
         with torch.autocast(self.lambda_q1.device.type, enabled=False):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
@@ -60,7 +60,7 @@ class Differential(nn.Module):
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        coefficients: Tensor,
+        lambdas: Tensor,
         *,
         attend: Any,
         **options: Any,
@@ -70,7 +70,7 @@ class Differential(nn.Module):
             q_BHTD,
             k_BGSD,
             v_BGSD,
-            coefficients,
+            lambdas,
             norm_weight=self.norm_weight if self.head_norm == "affine" else None,
             norm_eps=None if self.head_norm == "none" else self.norm_eps,
             gain=1 - self.lambda_init,
@@ -82,18 +82,18 @@ class Differential(nn.Module):
         """First and second maps: `attend` gets all the first ones, then all the second."""
         return heads_BH.chunk(2, 1)
 
-    def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+    def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
         """The signed difference [B, H/2, T, S]; with no norm after it, times 1 − λ_init."""
         first, second = self.split(weights_BHTS)
-        difference = first - coefficients.to(first.dtype) * second
+        difference = first - lambdas.to(first.dtype) * second
         return difference * (1 - self.lambda_init) if self.head_norm == "none" else difference
 
-    def mass(self, mass_BHT1: Tensor | None, coefficients: Tensor) -> Tensor:
+    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
         first, second = (
-            (1.0, 1.0) if mass_BHT1 is None else (mass_BHT1[:, 0::2], mass_BHT1[:, 1::2])
+            (1.0, 1.0) if row_sum_BHT1 is None else (row_sum_BHT1[:, 0::2], row_sum_BHT1[:, 1::2])
         )
-        return (first - coefficients * second) * (1 - self.lambda_init)
+        return (first - lambdas * second) * (1 - self.lambda_init)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -116,5 +116,4 @@ DECLARATION = Declaration(
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.
     flops=lambda layer, length: 1.5 * attention_flops(layer, length),
-    shards="heads",
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.single import attention_flops
+from clearhead.nn.costs import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -23,7 +23,7 @@ class DifferentialV2(nn.Module):
         super().__init__()
         self.lambda_proj = nn.Linear(layer.hidden_size, layer.num_attention_heads, bias=False)
 
-    def coefficients(self, x_BTC: Tensor) -> Tensor:
+    def lambdas(self, x_BTC: Tensor) -> Tensor:
         """λ, float32 [B, H/2, T, 1]."""
         return torch.sigmoid(self.lambda_proj(x_BTC).float()).transpose(1, 2)[..., None]
 
@@ -32,27 +32,27 @@ class DifferentialV2(nn.Module):
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        coefficients: Tensor,
+        lambdas: Tensor,
         *,
         attend: Any,
         **options: Any,
     ) -> Tensor:
         """[B, H/2, T, D]; H is twice the baseline's heads."""
-        return ops.differential_v2(q_BHTD, k_BGSD, v_BGSD, coefficients, attend=attend, **options)
+        return ops.differential_v2(q_BHTD, k_BGSD, v_BGSD, lambdas, attend=attend, **options)
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
         """First and second maps, of anything that `attend` has for each of them."""
         return heads_BH[:, 0::2], heads_BH[:, 1::2]
 
-    def effective(self, weights_BHTS: Tensor, coefficients: Tensor) -> Tensor:
+    def effective_weights(self, weights_BHTS: Tensor, lambdas: Tensor) -> Tensor:
         """The signed difference [B, H/2, T, S]."""
         first, second = self.split(weights_BHTS)
-        return first - coefficients.to(first.dtype) * second
+        return first - lambdas.to(first.dtype) * second
 
-    def mass(self, mass_BHT1: Tensor | None, coefficients: Tensor) -> Tensor:
+    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """mass 1 − λ · mass 2, by token."""
-        first, second = (1.0, 1.0) if mass_BHT1 is None else self.split(mass_BHT1)
-        return first - coefficients * second
+        first, second = (1.0, 1.0) if row_sum_BHT1 is None else self.split(row_sum_BHT1)
+        return first - lambdas * second
 
 
 DECLARATION = Declaration(
@@ -63,5 +63,4 @@ DECLARATION = Declaration(
     build=DifferentialV2,
     query_heads=lambda layer: 2 * layer.num_attention_heads,
     flops=lambda layer, length: 2 * attention_flops(layer, length),
-    shards="heads",
 )

@@ -60,7 +60,6 @@ SWIGLU = Declaration(
     summary="silu gate times a linear branch; three matrices",
     source="arXiv 2002.05202",
     build=lambda layer: GatedMLP(layer, F.silu),
-    shards="channels",
 )
 GEGLU = Declaration(
     axis="mlp",
@@ -68,7 +67,6 @@ GEGLU = Declaration(
     summary="exact GELU gate times a linear branch; three matrices",
     source="arXiv 2002.05202",
     build=lambda layer: GatedMLP(layer, F.gelu),
-    shards="channels",
 )
 GELU = Declaration(
     axis="mlp",
@@ -76,7 +74,6 @@ GELU = Declaration(
     summary="GELU in GPT-2's tanh form; two matrices",
     source="arXiv 1606.08415",
     build=lambda layer: PlainMLP(layer, _gelu),
-    shards="channels",
 )
 RELU = Declaration(
     axis="mlp",
@@ -84,5 +81,4 @@ RELU = Declaration(
     summary="ReLU; two matrices",
     source="arXiv 1706.03762",
     build=lambda layer: PlainMLP(layer, _relu),
-    shards="channels",
 )

@@ -1,47 +1,27 @@
-"""How order enters at the input: learned, sinusoidal, or not at all. The base of all positions.
+"""Positions added to the input (learned, sinusoidal), no position, and the base of all.
 
-A position has up to three parts: `embed` adds to the input; `parts` makes, once for all layers,
-what queries and keys need at these positions; `prepare` puts it into them, in every layer. Where it
-adds to the scores, it also says what they are with nothing else in them: `centre` and `alone`.
+`embed` adds to the input; `query_groups` makes, once for all layers, what queries and keys need at
+these positions; `prepare` puts it into them, in every layer. A position that adds to the scores
+also says what they are with nothing else in them: `attention_at_init` and `position_only`.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.offloading import with_own_parameters
+from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
-
-
-class Part(NamedTuple):
-    """Some queries, and how they and the keys they read are prepared.
-
-    Attributes:
-        queries, keys: what `prepare` takes beside the queries, and beside the keys.
-        centre: what `centre` takes beside the values; None where scores have no position in them
-            but what `prepare` puts into queries and keys, which are 0 at W_Q = 0.
-        start, stop: these of the queries; None, to the end.
-        rows: bool [B, stop − start], which of them; None for all.
-    """
-
-    queries: Any = None
-    keys: Any = None
-    centre: Any = None
-    start: int = 0
-    stop: int | None = None
-    rows: Tensor | None = None
 
 
 class NoPosition(nn.Module):
     """No position at all: order is known through the causal mask alone. The base of the others.
 
     Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
-
-    Positions are built for a layer and its number of heads (a head may have several maps).
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
@@ -50,45 +30,31 @@ class NoPosition(nn.Module):
         self.heads = heads
 
     @staticmethod
-    def late(layer: LayerSpec) -> bool:
-        """Whether keys are kept in a cache as they are, and prepared when they are read."""
+    def cache_unrotated(layer: LayerSpec) -> bool:
         return False
 
     def longest(self) -> int | None:
-        """The number of positions that it can tell apart; None where there is no limit."""
         return None
 
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        """Add what the input should know of its position."""
         return x_BTC
 
-    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
-        """Every query once; for positions of the queries, and of the keys that are prepared."""
-        return (Part(),)
+    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
+        return (QueryGroup(),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
-        """Put position into queries, or into keys."""
         return x_BHTD
 
     @staticmethod
-    def centre(
+    def attention_at_init(
         x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
     ) -> tuple[Tensor, Tensor]:
-        """C x where no sink is, and what weighs there: attention at W_Q = 0, its weights unnormed.
-
-        Args:
-            x_BHSD: values, by head or of all heads side by side. queries: the last of the keys.
-
-        Returns:
-            ([B, any, T, any], heads in order; [B or 1, 1 or heads, T]), float32 at least.
-        """
         mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
         return mean, count_BT[:, None]
 
     @staticmethod
-    def alone(x_BHTN: Tensor) -> Tensor:
-        """Prepared queries or keys with nothing but position in them: their scores are C's."""
+    def position_only(x_BHTN: Tensor) -> Tensor:
         return torch.zeros_like(x_BHTN)
 
 

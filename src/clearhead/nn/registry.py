@@ -1,4 +1,9 @@
-"""Every mechanism of the house, one line each. To add one: write its file, add its line."""
+"""Every mechanism of the house, one line each. To add one: write its file, add its line.
+
+Other packages add theirs by `register`.
+"""
+
+import sys
 
 from clearhead.nn import (
     alibi,
@@ -6,7 +11,10 @@ from clearhead.nn import (
     differential,
     differential_v2,
     direction,
+    epilogues,
     gains,
+    gate,
+    key_bias,
     mlps,
     norms,
     orders,
@@ -14,16 +22,17 @@ from clearhead.nn import (
     rotary,
     scores,
     shaped,
+    shaping,
     single,
     sink,
     skipinit,
     skips,
     softmax,
     softmax1,
-    unshaped,
     values,
+    xsa,
 )
-from clearhead.spec import Registry
+from clearhead.spec import Declaration, Registry
 
 REGISTRY = Registry(
     [
@@ -34,13 +43,17 @@ REGISTRY = Registry(
         softmax.DECLARATION,
         softmax1.DECLARATION,
         sink.DECLARATION,
+        key_bias.DECLARATION,
         single.DECLARATION,
         differential.DECLARATION,
         differential_v2.DECLARATION,
-        unshaped.DECLARATION,
+        shaping.DECLARATION,
         skipinit.DECLARATION,
         shaped.DECLARATION,
         annealed.DECLARATION,
+        epilogues.DECLARATION,
+        gate.DECLARATION,
+        xsa.DECLARATION,
         values.LINEAR,
         values.IDENTITY,
         values.REPARAMETRISED,
@@ -75,3 +88,15 @@ REGISTRY = Registry(
         gains.FEEDBACK,
     ]
 )
+
+
+def register(declaration: Declaration) -> None:
+    """Add a mechanism of another package, which is the module that calls this.
+
+    Models with it name the package in their configuration's `requires`.
+
+    Raises:
+        ClearheadError: the axis or the name of the mechanism does not fit.
+    """
+    package = sys._getframe(1).f_globals["__name__"].partition(".")[0]
+    REGISTRY.add(declaration, package)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.positions import NoPosition, Part
+from clearhead.nn.positions import NoPosition
+from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
@@ -30,25 +31,25 @@ class Rotary(NoPosition):
 
     "dynamic-causal" takes it from the query's own position, rounded up to a power of two times the
     trained length: what a token computes depends on nothing that comes later, so that cached
-    decoding is the full forward at any depth. Queries of each such base are a part of their own.
+    decoding is the full forward at any depth. Queries of each such base are a group of their own.
     Of a whole text a query's reach is the row's length, and that is rounded up: "dynamic" in steps.
     """
 
     @staticmethod
-    def late(layer: LayerSpec) -> bool:
+    def cache_unrotated(layer: LayerSpec) -> bool:
         return layer.rope_parameters["rope_type"] in ("dynamic", "dynamic-causal")
 
-    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
         kind = self.layer.rope_parameters["rope_type"]
         if kind == "dynamic":
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
-            return (self._part(queries_BT, keys_BS, self._theta(length_B)),)
+            return (self._group(queries_BT, keys_BS, self._theta(length_B)),)
         if kind == "dynamic-causal":
             if self.layer.direction != "causal":
                 reach_B = self._lengths(keys_BS)[self._bucket(keys_BS.amax(1))]
-                return (self._part(queries_BT, keys_BS, self._theta(reach_B)),)
+                return (self._group(queries_BT, keys_BS, self._theta(reach_B)),)
             return tuple(self._by_bucket(queries_BT, keys_BS))
-        return (self._part(queries_BT, keys_BS),)
+        return (self._group(queries_BT, keys_BS),)
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
@@ -59,14 +60,16 @@ class Rotary(NoPosition):
         trained = self.layer.max_position_embeddings
         return ops.dynamic_theta(rope["rope_theta"], rope["factor"], width, length, trained)
 
-    def _part(self, queries_BT: Tensor, keys_BS: Tensor, theta: Tensor | None = None) -> Part:
+    def _group(
+        self, queries_BT: Tensor, keys_BS: Tensor, theta: Tensor | None = None
+    ) -> QueryGroup:
         frequency, factor = ops.frequencies(
             self.layer.rope_parameters, self.layer.head_dim, queries_BT.device, theta
         )
         queries = ops.rotary_table(queries_BT, frequency, factor)
         if keys_BS is queries_BT:
-            return Part(queries, queries)
-        return Part(queries, ops.rotary_table(keys_BS, frequency, factor))
+            return QueryGroup(queries, queries)
+        return QueryGroup(queries, ops.rotary_table(keys_BS, frequency, factor))
 
     def _lengths(self, positions: Tensor) -> Tensor:
         """Powers of two times the trained length."""
@@ -74,21 +77,21 @@ class Rotary(NoPosition):
         return self.layer.max_position_embeddings * powers
 
     def _bucket(self, positions: Tensor) -> Tensor:
-        """Which of them is the first that has room for the position."""
+        """The index of the first of them that has room for the position."""
         return torch.bucketize(positions + 1, self._lengths(positions))
 
-    def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[Part]:
+    def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[QueryGroup]:
         lengths, bucket_BT = self._lengths(queries_BT), self._bucket(queries_BT)
-        parts = []
+        groups = []
         for bucket in bucket_BT.unique().tolist():
             rows = bucket_BT == bucket
             columns = rows.any(0).nonzero()
             start, stop = int(columns.min()), int(columns.max()) + 1
             rows = rows[:, start:stop]
-            part = self._part(queries_BT[:, start:stop], keys_BS, self._theta(lengths[bucket]))
+            group = self._group(queries_BT[:, start:stop], keys_BS, self._theta(lengths[bucket]))
             kept = None if bool(rows.all()) else rows
-            parts.append(part._replace(start=start, stop=stop, rows=kept))
-        return parts
+            groups.append(group._replace(start=start, stop=stop, rows=kept))
+        return groups
 
 
 class XPos(Rotary):
@@ -98,18 +101,18 @@ class XPos(Rotary):
     """
 
     @staticmethod
-    def late(layer: LayerSpec) -> bool:
+    def cache_unrotated(layer: LayerSpec) -> bool:
         return False
 
     def longest(self) -> int:
         return self.layer.max_position_embeddings // 2 + FARTHEST
 
-    def parts(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[Part, ...]:
+    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
         layer = self.layer
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
         centre = layer.max_position_embeddings // 2
         queries, keys = ops.xpos_tables(queries_BT, keys_BS, frequency, centre)
-        return (Part(queries, keys),)
+        return (QueryGroup(queries, keys),)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""How a query is compared with a key: the dot product, and CoCA's three collinear forms."""
+"""Scores of queries and keys: the dot product, and CoCA's three collinear forms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.single import numbers_per_group
+from clearhead.nn.costs import numbers_per_group
 from clearhead.ops.coca import Form
 from clearhead.spec import Declaration, LayerSpec
 
@@ -16,7 +16,7 @@ Prepare = Callable[[Tensor, Any], Tensor]
 class Dot:
     """q · k, position put into both by `prepare`, the position's own function."""
 
-    late = False
+    cache_unrotated = False
 
     def __init__(self, prepare: Prepare) -> None:
         self.queries = self.keys = prepare
@@ -25,7 +25,7 @@ class Dot:
 class Collinear:
     """CoCA: q̃ and k̃ from the rotary tables (`ops.coca`). Keys are kept as t, unrotated."""
 
-    late = True
+    cache_unrotated = True
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -64,7 +64,6 @@ def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
         key_width=_half,
         flops=lambda layer, length: 3.0 * layer.head_dim * layer.num_attention_heads,
         cache=lambda layer: numbers_per_group(layer) // 2,
-        shards="heads",
     )
 
 

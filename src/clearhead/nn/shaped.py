@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn import skipinit
-from clearhead.nn.unshaped import Centre, Unshaped
+from clearhead.nn.protocols import CentringTerm
+from clearhead.nn.shaping import NoShaping
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Shaped(Unshaped):
+class Shaped(NoShaping):
     """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
 
     C is A at W_Q = 0: under softmax the mean over visible keys, under softmax-1 their sum over
@@ -33,20 +34,20 @@ class Shaped(Unshaped):
         for gain in (self.alpha, self.beta, self.gamma):
             nn.init.ones_(gain)
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         heads = (len(self.alpha), -1)
         x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
         gains = self.alpha, self.beta, self.gamma
-        if centre.running:
+        if centring.running:
             return ops.shaped_causal(x, o, *gains).flatten(2)
-        return ops.shaped(x, o, centre.make(), *gains).flatten(2)
+        return ops.shaped(x, o, centring.make(), *gains).flatten(2)
 
-    def effective(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
         gains = (self.alpha, self.beta, self.gamma)
         alpha, beta, gamma = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)
-        return alpha * own_BHRS + beta * weights_BHRS - gamma * centre()
+        return alpha * own_BHRS + beta * weights_BHRS - gamma * centring()
 
 
 DECLARATION = Declaration(
@@ -57,5 +58,4 @@ DECLARATION = Declaration(
     build=Shaped,
     refuses=skipinit.refuses,
     flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
-    shards="heads",
 )

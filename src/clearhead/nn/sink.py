@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from clearhead.nn.offloading import with_own_parameters
 from clearhead.nn.softmax import Softmax
-from clearhead.spec import Declaration
+from clearhead.spec import Declaration, LayerSpec
 
 
 class Sink(Softmax):
@@ -14,8 +14,8 @@ class Sink(Softmax):
     b starts at 0, so that the layer starts as softmax-1 exactly.
     """
 
-    def __init__(self, heads: int) -> None:
-        super().__init__(heads)
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        super().__init__(layer, heads, together)
         self.logit = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 
@@ -23,7 +23,7 @@ class Sink(Softmax):
         nn.init.zeros_(self.logit)
 
     @with_own_parameters
-    def sink(self) -> Tensor:
+    def resting(self) -> Tensor:
         return self.logit
 
 
@@ -33,5 +33,4 @@ DECLARATION = Declaration(
     summary="exp(s) / (exp(b) + Σ exp(s)), b learned for each head, from 0 (softmax-1)",
     source="arXiv 2410.17174, section 3.2, with gpt-oss's learned logit",
     build=Sink,
-    shards="heads",
 )

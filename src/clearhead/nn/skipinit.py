@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.unshaped import Centre, Unshaped, mixes_no_matrix
+from clearhead.nn.protocols import CentringTerm
+from clearhead.nn.shaping import NoShaping, mixes_no_matrix
 from clearhead.spec import Declaration, LayerSpec
 
 
-class SkipInit(Unshaped):
+class SkipInit(NoShaping):
     """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
 
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
@@ -28,13 +29,13 @@ class SkipInit(Unshaped):
         nn.init.ones_(self.alpha)
         nn.init.zeros_(self.beta)
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centre: Centre) -> Tensor:
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         heads = (len(self.alpha), -1)
         x, o = x_BTC.unflatten(-1, heads), o_BTC.unflatten(-1, heads)
         return ops.shaped(x, o, None, self.alpha, self.beta, None).flatten(2)
 
-    def effective(
-        self, weights_BHRS: Tensor, own_BHRS: Tensor, centre: Callable[[], Tensor]
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
         gains = (self.alpha, self.beta)
         alpha, beta = (gain.to(weights_BHRS.dtype)[:, None, None] for gain in gains)
@@ -59,5 +60,4 @@ DECLARATION = Declaration(
     build=SkipInit,
     refuses=refuses,
     flops=lambda layer, length: 3.0 * layer.width,
-    shards="heads",
 )

@@ -1,31 +1,26 @@
-"""Softmax: a row of weights sums to 1, so a head that finds nothing must still look somewhere."""
+"""Softmax, whose weights sum to 1 in every row."""
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.spec import Declaration
+from clearhead.spec import Declaration, LayerSpec
 
 
 class Softmax(nn.Module):
-    """No sink beside the keys.
+    """No sink beside the keys. The base of all normalizers."""
 
-    Normalizers are built for a number of maps, the queries that a token has.
-    """
-
-    def __init__(self, heads: int) -> None:
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.together = heads, together
 
-    def sink(self) -> float | Tensor | None:
-        """The logit that competes with the keys in `ops.attend`."""
+    def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
+        return self.resting()
+
+    def resting(self) -> float | Tensor | None:
         return None
 
-    def mass(self, weight_BGT: Tensor) -> Tensor | None:
-        """What a row's weights sum to, [B, heads, T, 1], from their sum before; None for 1.
-
-        G divides the number of heads: neighbours weigh alike.
-        """
-        sink = self.sink()
+    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
+        sink = self.resting()
         if sink is None:
             return None
         weight_BHT = weight_BGT.repeat_interleave(self.heads // weight_BGT.shape[1], 1)

@@ -7,7 +7,7 @@ from clearhead.spec import Declaration
 class Softmax1(Softmax):
     """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s))."""
 
-    def sink(self) -> float:
+    def resting(self) -> float:
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Values and projections: a matrix, none at all, or a fixed matrix and a trained change to it."""
+"""Value and output projections: linear, identity, or reparametrised around a fixed matrix."""
 
 from typing import Any
 
@@ -120,7 +120,6 @@ LINEAR = Declaration(
     build=_linear_value,
     refuses=_linear_value_refuses,
     cache=_cached,
-    shards="heads",
 )
 IDENTITY = Declaration(
     axis="values",
@@ -148,7 +147,6 @@ LINEAR_PROJECTION = Declaration(
     source="arXiv 1706.03762",
     build=_linear_projection,
     refuses=_drawn_refuses,
-    shards="heads",
 )
 IDENTITY_PROJECTION = Declaration(
     axis="projections",

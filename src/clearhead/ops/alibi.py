@@ -49,7 +49,7 @@ def held_slopes(slopes_H: Tensor, scale: float) -> Tensor:
     return sum(_bfloat16_parts(slopes_H / scale, 2)) * scale  # type: ignore[return-value]
 
 
-def alone(x_BHTD: Tensor) -> Tensor:
+def columns_only(x_BHTD: Tensor) -> Tensor:
     """Queries or keys with their columns, and 0 in place of all else."""
     return torch.nn.functional.pad(x_BHTD[..., -COLUMNS:], (x_BHTD.shape[-1] - COLUMNS, 0))
 

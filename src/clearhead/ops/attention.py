@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.kernels import chosen, sink_by_row, sink_gradient
+from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradient
 from clearhead.ops.visibility import Visibility
 
 
@@ -38,7 +38,7 @@ def attend(
         k_BGSD: keys, G dividing H; query head h reads group h // (H / G).
         v_BGSV: values, of any width V.
         causal: query i of T sees the keys up to S − T + i (the queries are the last of the keys).
-        window: a query sees only the last so many of those keys, its own included; causal only.
+        window: a query sees only the keys less than so many places from its own.
             Time and memory then grow with T · window.
         sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
             or [B, H, T], a logit a query, which receives its gradient.
@@ -81,7 +81,7 @@ class _Attend(torch.autograd.Function):
         scale: float,
         visibility: Visibility,
     ) -> Tensor:
-        kernel = chosen(q, k, v, visibility)
+        kernel = select_kernel(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
@@ -133,11 +133,8 @@ def _check(
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
     if causal and queries > keys:
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
-    if window is not None and (not causal or window < 1):
-        raise ClearheadError(
-            f"window={window} with causal={causal}: a window is of the last keys, at least 1, of "
-            "causal attention"
-        )
+    if window is not None and window < 1:
+        raise ClearheadError(f"window is {window}: it holds at least 1 key, a query's own")
     if isinstance(sink, Tensor) and sink.shape not in ((heads,), (batch, heads, queries)):
         raise ClearheadError(
             f"sink must have one logit a head [{heads}], or a query [{batch}, {heads}, {queries}]; "

@@ -36,7 +36,7 @@ def forward(
     for span in visibility.spans(queries, keys, ROWS):
         start, stop, first, end = span
         q = _wide(q_BHTD[:, :, start:stop])
-        score = torch.matmul(q, k[:, :, first:end].mT) * scale
+        score = torch.matmul(q, _within(k, first, end).mT) * scale
         hidden = visibility.hidden(span, queries, keys, q.device)
         if hidden is not None:
             score = torch.where(hidden, -torch.inf, score)
@@ -45,7 +45,7 @@ def forward(
         weight = torch.exp(score - shift)
         total = weight.sum(-1, keepdim=True)
         weight = weight / torch.where(total == 0, 1.0, total)
-        outputs.append(torch.matmul(weight.to(v.dtype), v[:, :, first:end]))
+        outputs.append(torch.matmul(weight.to(v.dtype), _within(v, first, end)))
         lses.append((shift + torch.log(total)).squeeze(-1))
     return torch.cat(outputs, 2), torch.cat(lses, 2)
 
@@ -77,7 +77,7 @@ def backward(
         g = grad_BHTV[:, :, start:stop]
         hidden = visibility.hidden(span, queries, keys, q.device)
         weight, dscore = _differentiate(
-            *(q, g, wide_k[:, :, first:end], v[:, :, first:end]),
+            *(q, g, _within(wide_k, first, end), _within(v, first, end)),
             row_BHT1[:, :, start:stop],
             lse_BHT[:, :, start:stop, None],
             hidden,
@@ -85,7 +85,7 @@ def backward(
         )
         _add(dvs, torch.matmul(weight.mT, g), first)
         _add(dks, torch.matmul(dscore.mT, q), first)
-        dqs.append(torch.matmul(dscore, k[:, :, first:end]))
+        dqs.append(torch.matmul(dscore, _within(k, first, end)))
         del weight, dscore, hidden  # before the next, larger tile is made
     dk, dv = groups.add(torch.cat(dks, 2), shared), groups.add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
@@ -109,6 +109,12 @@ def _differentiate(
         weight = torch.where(hidden, 0.0, weight)
     dweight = torch.matmul(g, v.mT).to(weight.dtype)
     return weight.to(q.dtype), (weight * (dweight - row) * scale).to(q.dtype)
+
+
+def _within(x_BHSN: Tensor, first: int, end: int) -> Tensor:
+    """Keys of a span; uncut where these are all, as Inductor cannot cut keys of unknown number."""
+    whole = first == 0 and end == x_BHSN.shape[2]
+    return x_BHSN if whole else x_BHSN[:, :, first:end]
 
 
 def _add(blocks: list[Tensor], part: Tensor, first: int) -> None:

@@ -23,7 +23,7 @@ class Visibility(NamedTuple):
 
     Attributes:
         causal: query i sees the keys up to S − T + i.
-        window: of these only the last so many, its own included; None for all.
+        window: of these only the keys less than so many places from its own; None for all.
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
     """
@@ -61,8 +61,9 @@ class Visibility(NamedTuple):
         before = keys - queries
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
+            reach = 1 if self.causal else keys if self.window is None else self.window
             first = self.earliest(queries - start, keys)
-            yield Span(start, stop, first, before + stop if self.causal else keys)
+            yield Span(start, stop, first, min(keys, before + stop - 1 + reach))
 
     def hidden(
         self, span: Span, queries: int, keys: int, device: torch.device | None
@@ -70,10 +71,11 @@ class Visibility(NamedTuple):
         """True where a query does not see a key, [B or 1, 1, rows, keys]; None: it sees all."""
         start, stop, first, end = span
         hidden = None
-        if self.causal:
+        if self.causal or self.window is not None:
             own = torch.arange(start, stop, device=device)[:, None] + (keys - queries)
             key = torch.arange(first, end, device=device)[None, :]
-            hidden = key > own
+            last = own if self.causal else own + (self.window or 0) - 1
+            hidden = key > last
             if self.window is not None:
                 hidden = hidden | (key <= own - self.window)
             hidden = hidden[None, None]
@@ -89,6 +91,8 @@ class Visibility(NamedTuple):
     def mean_count(self, length: int) -> float:
         """Keys that a token sees on average in a text of `length`, padding and documents aside."""
         if not self.causal:
-            return float(length)
+            if self.window is None:
+                return float(length)
+            return 2 * self._replace(causal=True).mean_count(length) - 1  # its own key once
         window = length if self.window is None else min(self.window, length)
         return ((window + 1) / 2 * window + (length - window) * window) / length

@@ -1,9 +1,15 @@
 """Optimizers, their parameter groups, and the learning rate as a function of the step."""
 
-from clearhead.optim.build import OPTIMIZERS, READERS, OptimizerConfig, build_optimizer
-from clearhead.optim.groups import decay_groups, pattern_groups
-from clearhead.optim.orthoadam import OrthoAdam
-from clearhead.optim.schedule import SCHEDULES, ScheduleConfig, learning_rate
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.optim.build import OPTIMIZERS, OptimizerConfig, build_optimizer
+    from clearhead.optim.groups import decay_groups, pattern_groups
+    from clearhead.optim.orthoadam import OrthoAdam
+    from clearhead.optim.readers import READERS
+    from clearhead.optim.schedule import SCHEDULES, ScheduleConfig, learning_rate
 
 __all__ = [
     "OPTIMIZERS",
@@ -17,3 +23,5 @@ __all__ = [
     "learning_rate",
     "pattern_groups",
 ]
+
+__getattr__ = lazily(__name__)

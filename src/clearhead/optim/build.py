@@ -17,15 +17,6 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
-# Settings that not every optimizer reads, and which do.
-READERS = {
-    "momentum": ("muon", "rmsprop", "sgd"),
-    "rotation": ("orthoadam",),
-    "rotation_sides": ("orthoadam",),
-    "rotation_share": ("orthoadam",),
-    "adamw_patterns": ("muon", "orthoadam", "soap"),
-}
-
 
 class OptimizerConfig(Protocol):
     """What `build_optimizer` reads; `clearhead.train.TrainConfig` has it all."""

@@ -185,8 +185,19 @@ def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         for group in mesh.get_all_groups():
             dist.all_reduce(bad, dist.ReduceOp.MAX, group=group)
     if bad.item():
-        where = [n for (n, _), p in zip(named, parts, strict=True) if not p.isfinite().all()]
         raise ClearheadError(
-            f"the gradient of {where[0] if where else 'a shard elsewhere'} is not finite: "
+            f"the gradient of {_unfit([name for name, _ in named], parts)}: "
             "nothing was changed; lower the learning rate, or skip this step"
         )
+
+
+def _unfit(names: Sequence[str], gradients: Sequence[torch.Tensor]) -> str:
+    """Which gradient float32 cannot hold or sum, and why."""
+    for name, gradient in zip(names, gradients, strict=True):
+        if not gradient.isfinite().all():
+            return f"{name} is not finite"
+    for name, gradient in zip(names, gradients, strict=True):
+        if not gradient.sum(dtype=torch.float32).isfinite():
+            largest = gradient.abs().max().item()
+            return f"{name} is too large for float32 to sum (up to {largest:.1e})"
+    return "a shard elsewhere is not finite or too large"

@@ -4,10 +4,15 @@ Only linear layers are quantised, or attention logits; embeddings, the output ma
 hidden states keep their precision, as in the papers.
 """
 
-from clearhead.quantize.linear import left_out, linear_layers
-from clearhead.quantize.measure import Cost, Texts, cost, quantized
-from clearhead.quantize.quantizers import absmax, zeropoint
-from clearhead.quantize.schemes import Scheme, every, scheme
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.quantize.linear import left_out, linear_layers
+    from clearhead.quantize.measure import Cost, Texts, cost, quantized
+    from clearhead.quantize.quantizers import absmax, zeropoint
+    from clearhead.quantize.schemes import Scheme, every, scheme
 
 __all__ = [
     "Cost",
@@ -22,3 +27,5 @@ __all__ = [
     "scheme",
     "zeropoint",
 ]
+
+__getattr__ = lazily(__name__)

@@ -6,7 +6,6 @@ and `salvage` leaves out.
 """
 
 import json
-import logging
 import math
 import os
 from bisect import bisect_right
@@ -17,8 +16,7 @@ from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import writing
-
-_log = logging.getLogger(__name__)
+from clearhead.terminal import say
 
 Record = dict[str, Any]
 
@@ -134,7 +132,7 @@ def first(path: Path) -> Record | None:
 
 
 def salvage(path: Path, until: int | None = None) -> list[Record]:
-    """Every intact record of a file of steps, in order; damaged lines are left out and logged.
+    """Every intact record of a file of steps, in order. Damaged lines are left out and named.
 
     Intact is an object whose whole number "step" fits into the order of the others.
 
@@ -149,7 +147,7 @@ def salvage(path: Path, until: int | None = None) -> list[Record]:
     damaged = [str(line.number) for place, line in enumerate(lines) if place not in ordered]
     if damaged:
         named = ", ".join(damaged[:3]) + ", …" * (len(damaged) > 3)
-        _log.warning("%s: line %s is damaged and left out; the others are kept", path, named)
+        say(f"{path}: line {named} is damaged and left out; the others are kept")
     kept = [line.record for place, line in enumerate(lines) if place in ordered]
     return [record for record in kept if record and (until is None or record["step"] <= until)]
 
@@ -171,9 +169,9 @@ def _lines(path: Path) -> Iterator[_Line]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
-        record, problem = _parse(text)
-        if record is not None or number < len(lines):
-            yield _Line(number, record, problem)
+        if number == len(lines) and _is_torn(text):
+            return
+        yield _Line(number, *_parse(text))
 
 
 def _parse(line: bytes) -> tuple[Record | None, str]:
@@ -207,6 +205,11 @@ def _ordered(steps: Sequence[Any]) -> set[int]:
     return found
 
 
+def _is_torn(end: bytes) -> bool:
+    """Whether what follows the last newline is the beginning of a record, or was never written."""
+    return end[:1] in (b"{", b"\0") and _parse(end)[0] is None
+
+
 def _mend(file: Any) -> None:
     """Bring a file whose last line has no end back to whole lines."""
     end = file.seek(0, os.SEEK_END)
@@ -218,7 +221,7 @@ def _mend(file: Any) -> None:
     file.seek(0)
     content = file.read()
     start = content.rfind(b"\n") + 1
-    if _parse(content[start:])[0] is None:
+    if _is_torn(content[start:]):
         file.truncate(start)
     else:
         _write_all(file, b"\n")

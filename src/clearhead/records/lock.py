@@ -131,7 +131,6 @@ def _named(owner: dict[str, Any] | None, place: Path) -> str:
     if owner.get("pid") == os.getpid() and not _elsewhere(owner):
         return "this process already: choose another place"
     told = f"process {owner.get('pid')!s} on {owner.get('host')!s} since {owner.get('since')!s}"
-    told = "".join(letter for letter in told if letter.isprintable())
     if _elsewhere(owner):
         return f"{told}: wait for it, or, if it no longer runs, delete {place}"
     return f"{told}: wait for it or stop it, or choose another place"

@@ -14,13 +14,13 @@ CHECKPOINT_FILE = "trainer.json"
 
 
 def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE) -> None:
-    """Write the manifest of a folder that is complete.
+    """Write the manifest of a folder that is complete, in place of one that it has.
 
     Args:
         record: JSON values to keep in it, under names other than "files" and "sha256".
         name: of the manifest.
     """
-    hashes = {file: _sha256(folder / file) for file in _files(folder)}
+    hashes = {file: _sha256(folder / file) for file in _files(folder) if file != name}
     # Through JSON and back, so that the digest is of what a reader will see.
     sealed = json.loads(json.dumps({**(record or {}), "files": hashes}))
     write_json(folder / name, {**sealed, "sha256": _digest(sealed)})

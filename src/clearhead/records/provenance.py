@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     import torch
 
 _SOURCE = Path(__file__).resolve().parents[1]
-# The keys of `provenance`. Records of before lack "code" and "threads".
-KEYS = ("versions", "code", "device", "threads", "command", "date")
+# What `provenance` may tell. Records of before lack some.
+KEYS = ("versions", "commit", "dirty", "wheel", "device", "threads", "command", "date")
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
-    """`KEYS` of a record.
+    """Those of `KEYS` that are known here.
 
     No path is in it that the user did not give.
     """
@@ -32,7 +33,7 @@ def provenance(device: "torch.device") -> dict[str, Any]:
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} threads"
     return {
         "versions": versions(),
-        "code": code(),
+        **source(),
         "device": f"{device.type}, {named}",
         "threads": threads,
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -41,23 +42,30 @@ def provenance(device: "torch.device") -> dict[str, Any]:
 
 
 @cache
-def code() -> dict[str, Any] | None:
+def source() -> dict[str, Any]:
     """The exact source of clearhead that runs.
 
     Returns:
         {"commit", "dirty"} in a git checkout, "dirty" where files of the package differ from the
-        commit; {"wheel"}, a SHA-256 over the files that an installed wheel's RECORD lists; None
+        commit; {"wheel"}, a SHA-256 over the files that an installed wheel's RECORD lists; nothing
         where there is neither.
     """
     return _commit() or _wheel()
 
 
-def _commit() -> dict[str, Any] | None:
+def source_of(record: Mapping[str, Any]) -> str:
+    """The source that made a record, in words; "" where it does not say."""
+    if record.get("commit"):
+        return f"commit {record['commit']}" + ", with changes" * bool(record.get("dirty"))
+    return f"wheel {record['wheel']}" if record.get("wheel") else ""
+
+
+def _commit() -> dict[str, Any]:
     # The package may lie, ignored, in another project's checkout: only tracked files count.
     if _git("ls-files", "--error-unmatch", "versions.py") is None:
-        return None
+        return {}
     commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
-    return (commit and {"commit": commit.strip(), "dirty": changed != ""}) or None
+    return {"commit": commit.strip(), "dirty": changed != ""} if commit else {}
 
 
 def _git(*words: str) -> str | None:
@@ -78,14 +86,14 @@ def _git(*words: str) -> str | None:
     return ran.stdout if ran.returncode == 0 else None
 
 
-def _wheel() -> dict[str, Any] | None:
+def _wheel() -> dict[str, Any]:
     try:
         installed = distribution("clearhead")
     except PackageNotFoundError:
-        return None
+        return {}
     listed = (installed.read_text("RECORD") or "").splitlines()
     # Other lines of RECORD, such as scripts', differ from machine to machine.
     ours = [line for line in listed if line.startswith("clearhead/") and "__pycache__" not in line]
     if not ours or Path(str(installed.locate_file("clearhead"))).resolve() != _SOURCE:
-        return None
+        return {}
     return {"wheel": hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()}

@@ -1,10 +1,15 @@
 """Records to tables, figures and one page. Nothing here trains or measures."""
 
-from clearhead.records.loading import append, load
-from clearhead.records.runs import Measure, Records, Run
-from clearhead.report.console import to_console
-from clearhead.report.page import Page, render, write_page
-from clearhead.report.publishing import page_of
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.records.loading import append, load
+    from clearhead.records.runs import Measure, Records, Run
+    from clearhead.report.console import to_console
+    from clearhead.report.page import Page, render, write_page
+    from clearhead.report.publishing import page_of
 
 __all__ = [
     "Measure",
@@ -18,3 +23,5 @@ __all__ = [
     "to_console",
     "write_page",
 ]
+
+__getattr__ = lazily(__name__)

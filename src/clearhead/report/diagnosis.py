@@ -16,13 +16,13 @@ from clearhead.report.pivots import Heading, Pivot, Quantity, Read, at, at_end, 
 
 CHANNELS = "outlier_channels"
 FACTS = (
-    *("command", "architecture", "parameters", "device", "dtype", "versions", "code", "windows"),
+    *("command", "architecture", "parameters", "device", "dtype", "versions", "windows"),
     *("length", "seconds", "peak_memory_bytes", "probes_hold_bytes", "data", "date"),
 )
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
-    "the median (one number in 8, one query in 16), the effective rank (4 texts) and the order with "
-    "content held (64 pairs a text and layer)."
+    "the median (one number in 8, one query in 16), the effective rank (4 texts) and the order "
+    "with content held (64 pairs a text and layer)."
 )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report.narrative import sets
 from clearhead.report.page import Block, Facts, Fold, Section, Tag
@@ -52,7 +53,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
         "versions": [short(one.get("versions") or {}) for one in (header, *made)],
-        "code": [short(one.get("code") or "") for one in (header, *made)],
+        "source": [source_of(one) for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
             for one in made
@@ -69,11 +70,11 @@ def of_header(*names: str) -> FactsOf:
     """Facts that are keys of the header."""
 
     def facts(run: Run) -> dict[str, list[str]]:
-        found = {name: run.header.get(name) for name in names}
+        found = {name: run.header.get(name) for name in names} | {"source": source_of(run.header)}
         return {
             name.removesuffix("_bytes").replace("_", " "): [_value(name, value)]
             for name, value in found.items()
-            if value is not None
+            if value
         }
 
     return facts

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.errors import ClearheadError
+from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
 from clearhead.report.charts import Looks, categories, line, new, scale_axis
@@ -358,5 +359,5 @@ def _facts(run: Run) -> dict[str, list[str]]:
         "calibration of “fine”": [str(header.get("calibration") or "none")],
         "questions": [_questions(run) if header.get("questions") else "none"],
         "made with": [f"{versions}; {header.get('device')}; {header.get('date')}"],
-        "code": [made.short(header.get("code") or "")],
+        "source": [source_of(header)],
     }

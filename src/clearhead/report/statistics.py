@@ -1,8 +1,9 @@
 """Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
 
 Arms are compared by Welch's test, not paired by seed. A seed gives two architectures the same order
-of data but other initial weights: over 115 contrasts of the committed records paired runs correlate
-by 0.04 on average, so that pairing halves the degrees of freedom and buys no precision.
+of data but other initial weights. With three seeds pairing halves the degrees of freedom, which
+pays only where paired runs correlate by more than 0.58; over 313 contrasts of the committed records
+they do by 0.15 on average, by 0.11 in the loss at the training length.
 """
 
 import math

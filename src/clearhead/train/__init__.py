@@ -1,20 +1,25 @@
 """Training: the loop, its checkpoints, and the protocol of those who watch."""
 
-from clearhead.train.batches import BatchSource
-from clearhead.train.callbacks import (
-    Callback,
-    MetricsFile,
-    Progress,
-    Run,
-    StepMetrics,
-    TensorBoard,
-    Trackio,
-)
-from clearhead.train.config import TrainConfig
-from clearhead.train.finetuning import FinetuneConfig, Finetuned, finetune
-from clearhead.train.folder import holds_run, is_finished
-from clearhead.train.loop import train
-from clearhead.train.result import DivergedError, TrainResult
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.train.batches import BatchSource
+    from clearhead.train.callbacks import (
+        Callback,
+        MetricsFile,
+        Progress,
+        Run,
+        StepMetrics,
+        TensorBoard,
+        Trackio,
+    )
+    from clearhead.train.config import FinetuneConfig, TrainConfig
+    from clearhead.train.finetuning import Finetuned, finetune
+    from clearhead.train.folder import holds_run, is_finished
+    from clearhead.train.loop import train
+    from clearhead.train.result import DivergedError, TrainResult
 
 __all__ = [
     "BatchSource",
@@ -35,3 +40,5 @@ __all__ = [
     "is_finished",
     "train",
 ]
+
+__getattr__ = lazily(__name__)

@@ -9,26 +9,11 @@ from torch._dynamo import config as dynamo
 from torch._dynamo.exc import TorchDynamoException
 
 from clearhead.errors import ClearheadError
+from clearhead.models.inspection import decoder_layers
 
 # Models of one process share the code of their layers, and PyTorch leaves what comes after its
 # limit of eight graphs of one code eager, with a warning in its log.
 GRAPHS = 128
-
-
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
-
-    Raises:
-        ClearheadError: where the model has no such list.
-    """
-    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return list(module)
-    raise ClearheadError(
-        f"{type(model).__name__} has no list of {count} decoder layers to compile: "
-        "train it with compile none"
-    )
 
 
 @contextmanager
@@ -46,7 +31,10 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     if mode == "none":
         yield
         return
-    layers = decoder_layers(model)
+    try:
+        layers = decoder_layers(model)
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}, or train it with compile none") from None
     layers += [m for m in model.modules() if getattr(m, "compile_like_a_layer", False)]
     for layer in layers:
         layer.compile()

@@ -1,12 +1,13 @@
-"""The settings of a training run, checked when they are made."""
+"""Settings of training and of fine-tuning, checked when they are made; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.optim import OPTIMIZERS, READERS, SCHEDULES
+from clearhead.optim.readers import READERS
+from clearhead.optim.schedule import SCHEDULES
 from clearhead.ranges import (
     Betas,
     Count,
@@ -20,6 +21,7 @@ from clearhead.ranges import (
     check,
 )
 
+Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
 PRECISIONS = ("auto", "bf16", "fp32")
 COMPILES = ("none", "blocks")
 ROTATIONS = ("hadamard", "haar")
@@ -55,9 +57,7 @@ class TrainConfig:
     schedule: Literal["cosine", "linear", "constant", "triangle"] = "cosine"
     """How the learning rate falls after the warmup. A triangle starts at a quarter of the peak, and
     both its sides are straight in the tokens, which steps of a ramp differ in."""
-    optimizer: Literal[
-        "adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"
-    ] = "adamw"
+    optimizer: Optimizer = "adamw"
     """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
     weight_decay: NotNegative = 0.1
     """Decay of the matrices; norms, biases and gains have none. Part of the gradient in SGD and
@@ -96,7 +96,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        choose("optimizer", str(self.optimizer), OPTIMIZERS)
+        choose("optimizer", str(self.optimizer), get_args(Optimizer))
         for name, readers in READERS.items():
             value = getattr(self, name)
             if value not in (None, (), []) and self.optimizer not in readers:
@@ -154,3 +154,41 @@ class TrainConfig:
     def used(self, step: int) -> float:
         """The share of the run's tokens that steps before `step` take."""
         return self.starts[step] / self.starts[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
+
+    Neither states a gradient clip; 1 is this house's.
+
+    Raises:
+        ClearheadError: naming the field, what was found and what would work.
+    """
+
+    epochs: Count = 5
+    """Times that every training text is seen."""
+    batch_size: Count = 32
+    """Texts in a step."""
+    max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
+    """Tokens of a text, special ones included; longer ones lose their end."""
+    learning_rate: Positive = 1.5e-4
+    """Peak learning rate."""
+    warmup: Fraction = 0.1
+    """Length of the linear warmup, as a fraction of the steps; then a cosine to 0."""
+    dropout: Share | None = None
+    """Of a clearhead model, 0.1 where not given; other models keep their own."""
+    weight_decay: NotNegative = 0.0
+    """Decay of the matrices."""
+    betas: Betas = (0.9, 0.98)
+    """AdamW's decay of the first and second moment."""
+    epsilon: Positive = 1e-6
+    """AdamW's, added to the root of the second moment."""
+    clip: NotNegative = 1.0
+    """Largest global norm of the gradient; 0 clips nothing."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        choose("precision", str(self.precision), PRECISIONS)

@@ -9,59 +9,19 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from clearhead.errors import choose
 from clearhead.optim import decay_groups, learning_rate
-from clearhead.ranges import Betas, Count, Fraction, NotNegative, Positive, Range, Share, check
 from clearhead.train import precision
-from clearhead.train.config import PRECISIONS
+from clearhead.train.config import FinetuneConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.result import DivergedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
-
-    Neither states a gradient clip; 1 is this house's.
-
-    Raises:
-        ClearheadError: naming the field, what was found and what would work.
-    """
-
-    epochs: Count = 5
-    """Times that every training text is seen."""
-    batch_size: Count = 32
-    """Texts in a step."""
-    max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
-    """Tokens of a text, special ones included; longer ones lose their end."""
-    learning_rate: Positive = 1.5e-4
-    """Peak learning rate."""
-    warmup: Fraction = 0.1
-    """Length of the linear warmup, as a fraction of the steps; then a cosine to 0."""
-    dropout: Share | None = None
-    """Of a clearhead model, 0.1 where not given; other models keep their own."""
-    weight_decay: NotNegative = 0.0
-    """Decay of the matrices."""
-    betas: Betas = (0.9, 0.98)
-    """AdamW's decay of the first and second moment."""
-    epsilon: Positive = 1e-6
-    """AdamW's, added to the root of the second moment."""
-    clip: NotNegative = 1.0
-    """Largest global norm of the gradient; 0 clips nothing."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
-
-    def __post_init__(self) -> None:
-        check(self)
-        choose("precision", str(self.precision), PRECISIONS)
 
 
 class Batches(Protocol):

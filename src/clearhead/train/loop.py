@@ -81,7 +81,7 @@ def train(
         lock = stack.enter_context(hold_folder(output))
         saved = None
         if resume:
-            origin = {key: record[key] for key in provenance.KEYS}
+            origin = {key: record[key] for key in provenance.KEYS if key in record}
             saved = folder.reopen(output, identity, origin)
         else:
             folder.begin(output, record)
@@ -188,7 +188,7 @@ class _Loop:
         self.saved_step = self.progress.step
         self.memory = PeakMemory(self.model.device)
         # Parts of a model that change with training beside its weights; buffers hold what they are.
-        self.followers = [m for m in self.model.modules() if hasattr(m, "follow")]
+        self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
 
     def run_steps(self, stop: StopSignals) -> TrainResult:
         """Do the steps that remain, or those until a signal; save; sum up."""
@@ -201,7 +201,7 @@ class _Loop:
             norm = self.step()
             progress.step += 1
             for module in self.followers:
-                module.follow(progress.step / config.steps, progress.loss)
+                module.on_step_end(progress.step / config.steps, progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)

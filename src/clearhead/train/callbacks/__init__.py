@@ -1,9 +1,14 @@
 """Observers of a run: the protocol, and those that come with the house."""
 
-from clearhead.train.callbacks.callback import Callback, Run, StepMetrics
-from clearhead.train.callbacks.metrics import MetricsFile
-from clearhead.train.callbacks.progress import Progress
-from clearhead.train.callbacks.trackers import TensorBoard, Trackio
+from typing import TYPE_CHECKING
+
+from clearhead.lazy import lazily
+
+if TYPE_CHECKING:
+    from clearhead.train.callbacks.callback import Callback, Run, StepMetrics
+    from clearhead.train.callbacks.metrics import MetricsFile
+    from clearhead.train.callbacks.progress import Progress
+    from clearhead.train.callbacks.trackers import TensorBoard, Trackio
 
 __all__ = [
     "Callback",
@@ -14,3 +19,5 @@ __all__ = [
     "TensorBoard",
     "Trackio",
 ]
+
+__getattr__ = lazily(__name__)

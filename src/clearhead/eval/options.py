@@ -1,0 +1,184 @@
+"""Options of the evaluation tasks: what the command line reads and records keep; no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from clearhead.data.config import SHARE
+from clearhead.eval.judge_config import JudgeConfig
+
+# Marks an option that only lists cells: cells name its values, so more may be added later.
+LISTED = {"listed": True}
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FILL = "fill"
+Filler = Literal["text", "sentences"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HitsOptions:
+    """Validation loss split into AR-hits and others; windows side by side."""
+
+    ngram: int = 2
+    """Tokens of the n-gram, the recalled one included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationOptions:
+    """Attention of the last token to the needle that is asked for, by length and depth."""
+
+    depths: tuple[float, ...] = DEPTHS
+    """Shares of the filler that come before the needle asked for."""
+    samples: int = 20
+    """Contexts at each length and depth."""
+    needles: int = 1
+    """In a context; one is asked for."""
+    digits: int = 5
+    """Digits of a magic number."""
+    filler: Filler = "text"
+    """Held-out documents, or made sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoicesOptions:
+    """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
+
+    files: tuple[str, ...] = field(default=(), metadata=LISTED)
+    """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
+    limit: int | None = None
+    """Items of each file, its first; unless given, all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HallucinationOptions:
+    """Answers and summaries that hold to their documents, by a judge or by their words."""
+
+    files: tuple[str, ...] = field(default=(), metadata=LISTED)
+    """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
+    samples: int = 100
+    """Questions or summaries of each file, drawn; all of a file that has fewer."""
+    answer_tokens: int = 32
+    """Tokens of an answer, at most."""
+    summary_tokens: int = 128
+    """Tokens of a summary, at most."""
+    chat: bool = False
+    """Ask in the tokenizer's chat template; else in plain text, where a line ends an answer."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """The model that judges texts; none unless it is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessOptions:
+    """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
+
+    tasks: tuple[str, ...] = field(default=(), metadata=LISTED)
+    """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
+    shots: int | None = None
+    """Examples before each question; unless given, as many as the task says."""
+    limit: int | None = None
+    """Items of each task, its first; unless given, all."""
+    include_path: str = ""
+    """A folder of your own task files (.yaml); the functions and templates in them are run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedOptions:
+    """Loss at hidden tokens of held-out text, and the share of them found."""
+
+    mask: float = SHARE
+    """Share of the tokens hidden."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedlesOptions:
+    """Retrieval of some of several numbers, by length and depth."""
+
+    grid: tuple[str, ...] = ("1x1", "2x2", "4x2", "6x2")
+    """NxR: N needles, R of them asked for."""
+    depths: tuple[float, ...] = DEPTHS
+    """Shares of the filler that come before the needles asked for."""
+    samples: int = 50
+    """Contexts at each length and depth."""
+    digits: int = 5
+    """Digits of a magic number."""
+    filler: Filler = "text"
+    """Held-out documents, or made sentences."""
+    new_tokens: int = 10
+    """Tokens written for an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PasskeyOptions:
+    """Retrieval of a number from filler, by length and depth."""
+
+    depths: tuple[float, ...] = DEPTHS
+    """Shares of the filler that come before the key."""
+    trials: int = 20
+    """Keys at each length and depth."""
+    digits: int = 5
+    """Digits of a key."""
+    wording: Literal["paper", "landmark"] = "paper"
+    """The prompt: the CoCA paper's, or landmark attention's."""
+    new_tokens: int | None = None
+    """Tokens written; unless given, the prompt's own: 64, landmark's 10."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions:
+    """Sliding-window perplexity (Press et al.), in float32."""
+
+    stride: int | None = None
+    """Tokens from one window to the next; unless given, half of each length."""
+    text: Literal["document", "stream"] = "document"
+    """Windows inside single documents, of which only those as long as the longest length are read;
+    or across them, all documents of a source end to end."""
+    document_tokens: int | None = None
+    """Read only so many tokens of a document; unless given, as many as the longest length has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallOptions:
+    """Recall of values by their keys, by length and number of pairs."""
+
+    pairs: tuple[int, ...] = (4, 12)
+    """Pairs in the list; a cell each."""
+    queries: int = 8
+    """Pairs asked for, at most all."""
+    samples: int = 50
+    """Lists in a cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShotsOptions:
+    """Classification by demonstrations in the context, by length, shots and order."""
+
+    data: str = ""
+    """Labelled texts to show: a .jsonl(.gz) file of rows with a text and a label."""
+    test: str = ""
+    """Labelled texts to ask for; unless given, some of data, which are then not shown."""
+    text_field: str = "text"
+    """Field of a row that holds the text."""
+    label_field: str = "label"
+    """Field of a row that holds the label."""
+    counts: tuple[str, ...] = (FILL,)
+    """Demonstrations: whole numbers, or fill, as many as fit each length."""
+    queries: int = 100
+    """Texts asked for in a cell."""
+    orders: tuple[str, ...] = ("random", "alternating")
+    """Orders of demonstrations: random, or alternating, labels in rotation."""
+    permutations: int = 5
+    """Orders drawn of each kind, of the same demonstrations."""
+
+
+OPTIONS: Mapping[str, type] = {
+    "perplexity": PerplexityOptions,
+    "passkey": PasskeyOptions,
+    "needles": NeedlesOptions,
+    "recall": RecallOptions,
+    "hits": HitsOptions,
+    "allocation": AllocationOptions,
+    "shots": ShotsOptions,
+    "masked": MaskedOptions,
+    "choices": ChoicesOptions,
+    "lm_eval": HarnessOptions,
+    "hallucination": HallucinationOptions,
+}

@@ -1,0 +1,154 @@
+"""Perplexity of causal language models of transformers, on windows of any length."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.data import Corpus, windows
+from clearhead.data.batches import IGNORED, opens, told_apart
+from clearhead.errors import ClearheadError
+from clearhead.eval.token_losses import Losses
+from clearhead.models.inspection import batches, evaluating, longest_text
+
+BATCH = 4096  # tokens run together by `lengths`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """Loss and perplexity of a text.
+
+    Attributes:
+        length: tokens in a window.
+        tokens: predicted tokens, length − 1 a window, less those that begin another document
+            where documents are told apart.
+        loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
+        perplexity: exp(loss), or None.
+        reason: why there is no loss.
+    """
+
+    length: int
+    tokens: int
+    loss: float | None
+    perplexity: float | None
+    reason: str | None = None
+
+
+def perplexity(
+    model: Any,
+    windows: Iterable[Tensor],
+    *,
+    length: int,
+    batch_size: int,
+    tokenizer: Any = None,
+) -> Perplexity:
+    """Mean loss over windows of text: every token but a window's first is predicted once.
+
+    The loss of a token is computed in float32 at least and summed in float64, a part of the rows at
+    a time, so that [B, T, vocabulary] is never held where the model's logits are its head applied
+    to its last hidden state. The model runs in its own dtype, without autocast, in evaluation mode;
+    its mode is then as it was.
+
+    Args:
+        windows: int64 [length] each.
+        length: 2 or more. Beyond the learned positions of a model the result has a reason instead
+            of a value.
+        batch_size: windows run together; it changes speed and memory, not the result.
+        tokenizer: tells where documents begin. Where it is given, those of a window are read as
+            training with document masks reads them: none sees another, positions begin again in
+            each, and its first token is not predicted. For models that take document_ids.
+
+    Raises:
+        ClearheadError: no windows, other lengths, or token ids unknown to the model.
+    """
+    if length < 2:
+        raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        return _cannot(
+            length, f"the model has {limit} learned positions, too few for {length} tokens"
+        )
+    total, count = 0.0, 0
+    losses = Losses(model)
+    with evaluating(model):
+        for ids_BT in batches(model, windows, batch_size):
+            if ids_BT.shape[1] != length:
+                raise ClearheadError(f"length is {length}, but the windows have {ids_BT.shape[1]}")
+            inputs = {} if tokenizer is None else told_apart(ids_BT, opens(ids_BT, tokenizer))
+            counted_BT = inputs.pop("labels", ids_BT)[:, 1:] != IGNORED
+            try:
+                total += float(losses(ids_BT, 1, **inputs).double()[counted_BT].sum())
+            except (ClearheadError, IndexError) as error:
+                if length <= getattr(model.config, "max_position_embeddings", length):
+                    raise
+                return _cannot(length, str(error))
+            count += int(counted_BT.sum())
+    if not count:
+        return _cannot(length, "no window holds a token that another of its document foretells")
+    loss = total / count
+    return Perplexity(
+        length=length,
+        tokens=count,
+        loss=loss,
+        perplexity=float(torch.tensor(loss, dtype=torch.float64).exp()),
+    )
+
+
+def lengths(
+    model: Any,
+    corpus: Corpus,
+    *,
+    lengths: Sequence[int],
+    tokens: int,
+    documents_apart: bool = False,
+) -> list[dict[str, Any]]:
+    """Loss and perplexity on the validation text, cut into windows of each length.
+
+    All lengths read the same number of tokens: `tokens`, or what the corpus has, rounded down to a
+    whole number of the longest windows. Where each length divides the longest and there is one
+    source, it is the same text. With `documents_apart` windows are read as by a model that was
+    trained with document masks (`tokenizer` of `perplexity`).
+
+    Returns:
+        Payloads of "measure" records: "loss" and "perplexity" with "length", "split" and
+        "predicted_tokens"; the value None with a "reason" where the model or the text is too short.
+    """
+    held = [len(stream) for stream in corpus.split("validation")]
+    available = {
+        length: min(tokens, sum(size // length * length for size in held)) for length in lengths
+    }
+    fitting = [length for length in lengths if available[length] >= length]
+    budget = min((available[length] for length in fitting), default=0)
+    budget -= budget % max(fitting, default=1)
+    tokenizer = corpus.tokenizer if documents_apart else None
+    out: list[dict[str, Any]] = []
+    for length in lengths:
+        if length in fitting:
+            text = windows(corpus, length=length, count=budget // length)
+            size = max(1, BATCH // length)
+            result = perplexity(model, text, length=length, batch_size=size, tokenizer=tokenizer)
+        else:
+            result = _cannot(
+                length,
+                f"{tokens:,} tokens of {sum(held):,} in the validation split hold no window of "
+                f"{length:,}",
+            )
+        out += _measures(result)
+    return out
+
+
+def _measures(result: Perplexity) -> list[dict[str, Any]]:
+    dimensions: dict[str, Any] = {"split": "validation", "length": result.length}
+    dimensions["predicted_tokens"] = result.tokens
+    if result.reason is not None:
+        dimensions["reason"] = result.reason
+    return [
+        {"metric": "loss", "value": result.loss, **dimensions},
+        {"metric": "perplexity", "value": result.perplexity, **dimensions},
+    ]
+
+
+def _cannot(length: int, reason: str) -> Perplexity:
+    return Perplexity(length=length, tokens=0, loss=None, perplexity=None, reason=reason)

@@ -1,0 +1,148 @@
+"""Any Hugging Face model seen from outside: its layers, limits, mode, and batches for it."""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+
+_WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
+
+    Raises:
+        ClearheadError: where the model is an encoder-decoder, or has no such list.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
+    count = getattr(config, "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ClearheadError(
+        f"{name} has no list of config.num_hidden_layers decoder layers: "
+        "give a decoder-only language model of transformers"
+    )
+
+
+def backbone(model: Any) -> nn.Module:
+    """The model without its head; the model itself where transformers knows no such part."""
+    return model.base_model
+
+
+def longest_text(model: Any) -> int | None:
+    """The number of learned positions, in tokens; None where the model learns none.
+
+    The table of positions is an embedding with a position in its name that does not embed the
+    tokens. Callers check the limit before they run a text: on a GPU an index out of range ends
+    the process.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
+            continue
+        rows = module.num_embeddings  # some tables have a few rows more than there are positions
+        if any(word in name for word in _WORDS_FOR_POSITION) and rows >= (limit or 0):
+            # A table with a row for padding has it before those of the positions (RoBERTa).
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return min(limit or rows, rows - first)
+    return None
+
+
+def run_backbone(model: Any, ids_BT: Tensor) -> Any:
+    """Run the model without its head and without a cache."""
+    body = backbone(model)
+    known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
+    options = {"use_cache": False} if "use_cache" in known else {}
+    return body(input_ids=ids_BT, **options)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients and autocast; every module's own mode is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    device = next(model.parameters()).device.type
+    try:
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
+    """Stack windows, int64 [T] each, to [B, T] on the model's device; the last may be smaller.
+
+    Raises:
+        ClearheadError: no windows, windows of other shapes or lengths, more tokens than the model
+            has learned positions, or token ids that the model does not know.
+    """
+    if batch_size < 1:
+        raise ClearheadError(f"batch_size is {batch_size}: it is at least 1")
+    batch: list[Tensor] = []
+    length: int | None = None
+    for window in windows:
+        if length is None:
+            length = _length(model, window)
+        if window.shape != (length,):
+            raise ClearheadError(
+                f"windows must be one-dimensional and of one length: found {[length]} and "
+                f"{list(window.shape)}"
+            )
+        batch.append(window)
+        if len(batch) == batch_size:
+            yield _stack(model, batch)
+            batch = []
+    if batch:
+        yield _stack(model, batch)
+    if length is None:
+        raise ClearheadError("no windows to measure on: give at least one")
+
+
+def _length(model: Any, window: Tensor) -> int:
+    length = len(window)
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"the model has {limit} learned positions, too few for {length} tokens"
+        )
+    return length
+
+
+def _stack(model: Any, windows: list[Tensor]) -> Tensor:
+    ids_BT = torch.stack(windows)
+    known = model.get_input_embeddings().num_embeddings
+    low, high = int(ids_BT.min()), int(ids_BT.max())
+    if low < 0 or high >= known:
+        raise ClearheadError(
+            f"token ids from {low} to {high}, and the model knows 0 to {known - 1}: "
+            "use the tokenizer that the model was trained with"
+        )
+    return ids_BT.to(model.device)
+
+
+@contextmanager
+def within_memory(advice: str) -> Iterator[None]:
+    """Turn running out of memory into one line with `advice`.
+
+    PyTorch's CPU allocator has no error class: it is recognised by its message.
+
+    Raises:
+        ClearheadError: where memory ran out; other errors pass.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not re.search("can't allocate memory|not enough memory", str(error)):
+            raise
+        raise ClearheadError(f"out of memory: {advice}") from error

@@ -1,0 +1,33 @@
+"""A sigmoid gate on each channel of the heads' outputs, from attention's input."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.epilogues import NoEpilogue
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Gate(NoEpilogue):
+    """o ∘ σ(x W_G), one number for each token and channel (arXiv 2505.06708, G1, elementwise).
+
+    A head may so answer nothing without a sink. W_G starts as any matrix, the gates near ½.
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.gate_proj = nn.Linear(layer.hidden_size, layer.width, bias=False)
+
+    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        return o_BTC * torch.sigmoid(self.gate_proj(x_BTC))
+
+
+DECLARATION = Declaration(
+    axis="epilogue",
+    name="gate",
+    summary="o ∘ σ(x W_G), a gate for each channel",
+    source="arXiv 2505.06708 (G1, elementwise)",
+    build=Gate,
+    flops=lambda layer, length: float(layer.width),
+)

@@ -1,0 +1,57 @@
+"""A learned key whose value is zero: a sink whose logit is a product with the query."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.offloading import with_own_parameters
+from clearhead.nn.softmax import Softmax
+from clearhead.ops import groups
+from clearhead.spec import Declaration, LayerSpec
+
+
+class KeyBias(Softmax):
+    """exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ learned for each key head (arXiv 2410.10781).
+
+    k′ has no position: it is scored against the query as projected, so that distance changes
+    nothing. It starts at 0, and the layer as softmax-1 exactly.
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        super().__init__(layer, heads, together)
+        self.scale = layer.head_dim**-0.5
+        self.key = nn.Parameter(torch.empty(layer.num_key_value_heads, layer.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.key)
+
+    @with_own_parameters
+    def sink(self, q_BHTD: Tensor) -> Tensor:
+        exact = torch.promote_types(q_BHTD.dtype, torch.float32)
+        key_BHD1 = groups.repeat(self.key[None, :, :, None], self.heads, self.together)
+        # Autocast would round the logits to bfloat16.
+        with torch.autocast(q_BHTD.device.type, enabled=False):
+            return (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale
+
+    def resting(self) -> float:
+        return 0.0
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.scores != "dot":
+        return (
+            f"scores={layer.scores!r} compare a query with keys of another form than its own "
+            "product: choose scores='dot', or normalizer='sink'"
+        )
+    return None
+
+
+DECLARATION = Declaration(
+    axis="normalizer",
+    name="key",
+    summary="exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ a learned key of value zero, from 0",
+    source="arXiv 2410.10781 (K biases)",
+    build=KeyBias,
+    refuses=_refuses,
+    flops=lambda layer, length: 2.0 * layer.num_attention_heads * layer.head_dim,
+)

@@ -1,0 +1,62 @@
+"""Exclusive self-attention (XSA): heads write only what a token's own value does not hold."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.nn.epilogues import NoEpilogue
+from clearhead.spec import Declaration, LayerSpec
+
+
+def without_own(o: Tensor, v: Tensor) -> Tensor:
+    """o − (o · v̂) v̂ over the last dimension, v̂ = v / ‖v‖ (arXiv 2603.09078); o where v is 0.
+
+    The arithmetic is float32 (float64 for float64); the result has the dtype of o.
+    """
+    exact = torch.promote_types(o.dtype, torch.float32)
+    wide, v = o.to(exact), v.to(exact)
+    share = (wide * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True).clamp_min(1e-30)
+    return (wide - share * v).to(o.dtype)
+
+
+class ExclusiveSelfAttention(NoEpilogue):
+    """`without_own` of each head's output and its own token's value; no parameters.
+
+    Heads that share a value each lose their component along it; a head of differential attention
+    (V1) has one value of twice the width. The first of causal tokens, which sees only its own
+    value, gets nothing.
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.heads = heads
+
+    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        o, v = (part.unflatten(-1, (self.heads, -1)) for part in (o_BTC, own()))
+        return without_own(o, v).flatten(2)
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.shaping != "none":
+        return (
+            f"shaping={layer.shaping!r} writes a token's own value, which it takes out again: "
+            "choose shaping='none'"
+        )
+    if layer.attention_skip == "none":
+        return (
+            "the first token's own value is all that it sees, and no skip passes by attention: "
+            "choose attention_skip='identity'"
+        )
+    return None
+
+
+DECLARATION = Declaration(
+    axis="epilogue",
+    name="xsa",
+    summary="o − (o · v̂) v̂: a head's output without its component along the token's own value",
+    source="arXiv 2603.09078",
+    build=ExclusiveSelfAttention,
+    refuses=_refuses,
+    flops=lambda layer, length: 6.0 * layer.width,
+)

@@ -1,0 +1,9 @@
+"""Settings that not every optimizer reads, and which optimizers do."""
+
+READERS = {
+    "momentum": ("muon", "rmsprop", "sgd"),
+    "rotation": ("orthoadam",),
+    "rotation_sides": ("orthoadam",),
+    "rotation_share": ("orthoadam",),
+    "adamw_patterns": ("muon", "orthoadam", "soap"),
+}

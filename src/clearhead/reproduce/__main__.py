@@ -1,0 +1,40 @@
+"""One job in a process of its own: `python -m clearhead.reproduce`, the job on standard input."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from clearhead.errors import ClearheadError
+from clearhead.experiments.compare import InterruptedRun, compare
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.evaluating import run_evaluation
+from clearhead.experiments.evaluation import Watcher
+from clearhead.experiments.finetune import InterruptedTask, run_finetune
+from clearhead.reproduce.jobs import command, from_json
+from clearhead.terminal import say
+from clearhead.train import Progress
+
+
+class _Log(Watcher):
+    def cell(self, task: str, at: Mapping[str, Any]) -> None:
+        say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
+
+
+def main() -> None:
+    """Run the job; exits with 0, or what its interruption asks for, or 1 and one line."""
+    config = from_json(sys.stdin.read())
+    sys.argv = command(config)  # what records say that they were made by
+    try:
+        if isinstance(config, CompareConfig):
+            compare(config, say=say, callbacks=lambda: [Progress()])
+        elif isinstance(config, FinetuneJob):
+            run_finetune(config, say=say)
+        else:
+            run_evaluation(config, watcher=_Log(), say=say)
+    except (InterruptedRun, InterruptedTask) as stop:
+        raise SystemExit(stop.code) from stop
+    except ClearheadError as error:
+        raise SystemExit(f"clearhead: {error}") from error
+
+
+main()

@@ -1,0 +1,108 @@
+"""Which parts of a block can go: arXiv 2311.01906, figures 3, 6 and 13.
+
+`paper` is CodeParrot's recipe (D.1), one seed as there; where it gives no rate (parallel, the
+variants of SAS) it is that of Pre-LN.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from clearhead.data import DataConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.trials import Table, Trial
+from clearhead.train import TrainConfig
+
+# Layers → rates.
+PRE_LN = {6: (2e-3, 4e-3, 8e-3), 24: (1e-3, 2e-3, 4e-3), 18: (1e-3,), 72: (1e-3,)}
+SKIPLESS = {6: (1e-3, 2e-3, 4e-3), 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)}
+SAS = PRE_LN | {6: (4e-3, 8e-3, 1.6e-2), 24: (2e-3, 4e-3, 8e-3)}
+NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
+VALUES = {"values": "reparametrised", "projections": "reparametrised"}
+MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
+
+
+def blocks(scale: str) -> Iterator[Trial]:
+    """Every block at the depths of a scale; where it is shallow, what SAS makes of its MLP too."""
+    for layers, table in _tables(scale).items():
+        yield table.trial("transformer", *PRE_LN[layers])
+        # The interventions: parts of the block that are left out, put side by side or reweighed.
+        yield table.trial("parallel", *PRE_LN[layers])
+        yield table.trial("skipless", *SKIPLESS[layers])
+        yield table.trial("skipless", *SKIPLESS[layers], shaping="skipinit")
+        yield table.trial("sas", *SAS[layers])
+        yield table.trial("sas-p", *SAS[layers])
+        yield table.trial("sas-p-nonorm", *NO_NORM[layers])
+        if layers in (6, 18):
+            for gain in (0.05, 0.3, 1.0):
+                yield table.trial("sas", *SAS[layers], mlp_gain=gain)
+            yield table.trial("sas", *PRE_LN[layers], **VALUES)
+            yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
+
+
+def _tables(scale: str) -> dict[int, Table]:
+    """Layers → what all arms of this depth share."""
+    if scale == "tiny":
+        return {6: _table(6, 600_000, 300_000, width=128, batch=8)}
+    if scale == "small":
+        return {
+            6: _table(6, 8_192_000, 4_096_000, width=256, batch=64, compile="blocks"),
+            24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
+        }
+    return {
+        18: _published(18, 704_512_000, "codeparrot"),
+        72: _published(72, 327_680_000, "codeparrot-72"),
+    }
+
+
+def _table(
+    layers: int,
+    tokens: int,
+    sweep_tokens: int,
+    *,
+    width: int,
+    batch: int,
+    compile: Literal["none", "blocks"] = "none",
+) -> Table:
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 4}
+    train = TrainConfig(
+        tokens=tokens, sequence_length=128, batch_size=batch, compile=compile, log_every=20
+    )
+    config = CompareConfig(
+        presets=("transformer",),
+        set={**shape, "mlp": "relu", "max_position_embeddings": 128},
+        seeds=(0, 1, 2),
+        train=train,
+        label=f"{layers} layers",
+        **MEASURED,
+    )
+    return Table(config=config, sweep_tokens=sweep_tokens)
+
+
+def _published(layers: int, tokens: int, size: str) -> Table:
+    train = TrainConfig(
+        tokens=tokens,
+        sequence_length=128,
+        batch_size=32,
+        accumulation=4,
+        betas=(0.9, 0.999),
+        schedule="linear",
+        warmup=0.05,
+        final_learning_rate=0,
+        compile="blocks",
+        save_every=1000,
+        log_every=20,
+    )
+    data = DataConfig(
+        data=("hf:huggingface-course/codeparrot-ds-train",),
+        text_field="content",
+        tokenizer="huggingface-course/code-search-net-tokenizer",
+    )
+    config = CompareConfig(
+        presets=("transformer",),
+        size=size,
+        train=train,
+        data=data,
+        label=f"{layers} layers",
+        **MEASURED,
+    )
+    return Table(config=config)

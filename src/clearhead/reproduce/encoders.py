@@ -1,0 +1,85 @@
+"""Simplified blocks in the crammed BERT: arXiv 2311.01906, tables 1 and 2.
+
+Hidden tokens, then GLUE from every pretrained seed, with that seed. `paper` is appendix D.2 on the
+nearest text to be had; it gives no rate for the baseline, whose 1e-3 is arXiv 2212.14034's.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clearhead.data import DataConfig
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.train import FinetuneConfig, TrainConfig
+
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+RATES = (1e-3, 2e-3, 4e-3)
+# Weight decay stays at 0.1, which is SAS's.
+CRAMMED: dict[str, Any] = {
+    "sequence_length": 128,
+    "batch_size": 64,
+    "schedule": "triangle",
+    "warmup": 0.75,
+    "final_learning_rate": 0,
+    "betas": (0.9, 0.98),
+    "epsilon": 1e-12,
+    "clip": 0.5,
+    "log_every": 20,
+}
+
+
+def encoders(scale: str) -> Iterator[Trial]:
+    """The crammed BERT, and its blocks simplified."""
+    table = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
+    baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (RATES, RATES)
+    yield table.trial("bert", *baseline)
+    yield table.trial("bert-sas", *simplified)  # the interventions: neither skips nor values,
+    yield table.trial("bert-sas-p", *simplified)  # and both halves of a block side by side
+
+
+def _tiny() -> Table:
+    data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-2-raw-v1",))
+    return Table(
+        config=_config(TrainConfig(tokens=2_000_000, **CRAMMED), data),
+        sweep_tokens=600_000,
+        questions=_glue("rte", rate=1e-3),
+    )
+
+
+def _small() -> Table:
+    data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",))
+    return Table(
+        config=_config(TrainConfig(tokens=20_000_000, **CRAMMED), data),
+        sweep_tokens=5_000_000,
+        questions=_glue("rte", "mrpc", "cola", "qnli", rate=1e-3),
+    )
+
+
+def _paper() -> Table:
+    train = TrainConfig(
+        tokens=5_000_000_000,
+        **CRAMMED,
+        accumulation=128,
+        ramp=0.6,
+        compile="blocks",
+        save_every=200,
+    )
+    data = DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=32_768)
+    return Table(config=_config(train, data, size="crammed"), questions=_glue(*GLUE, rate=1.5e-4))
+
+
+def _config(train: TrainConfig, data: DataConfig, **more: Any) -> CompareConfig:
+    return CompareConfig(
+        presets=("bert",),
+        seeds=(0, 1, 2),
+        lengths=(1,),
+        train=train,
+        data=data,
+        label="encoders",
+        **more,
+    )
+
+
+def _glue(*tasks: str, rate: float) -> Mapping[str, FinetuneJob]:
+    train = FinetuneConfig(learning_rate=rate)
+    return {task: FinetuneJob(model=TRAINED, task=task, train=train) for task in tasks}

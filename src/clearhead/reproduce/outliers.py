@@ -1,0 +1,85 @@
+"""Sinks and outlier activations, and what removes them: arXiv 2410.17174, table 2.
+
+The paper's steps and batch are not known: `paper` takes GaLore's (arXiv 2403.03507) at 130M, which
+has its data, length and sizes. All arms have one rate there, as in the paper.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from clearhead.data import DataConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.trials import Table, Trial
+from clearhead.train import TrainConfig
+
+PLAIN = {"norm": "rmsnorm-single", "bias": False}
+MEASURED: dict[str, Any] = {"label": "outliers", "lengths": (1, 4), "measure_every": 0.1}
+C4 = ("hf:allenai/c4:en",)
+
+
+def outliers(scale: str) -> Iterator[Trial]:
+    """AdamW and OrthoAdam × softmax and softmax-1, with one gain a norm and no biases.
+
+    `clearhead compare` measures the first token's attention, kurtosis and largest activations.
+    """
+    table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
+    (baseline,) = table.config.presets
+    for interventions in (
+        {},
+        {"train.optimizer": "orthoadam"},
+        {"normalizer": "softmax1"},
+        {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
+    ):
+        yield table.trial(baseline, *rates, **interventions)
+
+
+def _tiny() -> tuple[Table, tuple[float, ...]]:
+    config = CompareConfig(
+        presets=("transformer",),
+        set={**PLAIN, "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4},
+        seeds=(0, 1, 2),
+        train=TrainConfig(tokens=2_000_000, sequence_length=128, batch_size=8, log_every=20),
+        data=DataConfig(vocabulary=2048),
+        **MEASURED,
+    )
+    return Table(config=config, sweep_tokens=600_000), (3e-3, 6e-3, 1.2e-2)
+
+
+def _small() -> tuple[Table, tuple[float, ...]]:
+    config = CompareConfig(
+        presets=("gpt2",),
+        size="small",
+        set={**PLAIN, "max_position_embeddings": 1024},
+        seeds=(0, 1, 2),
+        train=TrainConfig(
+            tokens=100_000_000,
+            sequence_length=256,
+            batch_size=128,
+            compile="blocks",
+            log_every=20,
+        ),
+        data=DataConfig(data=C4, vocabulary=16_384, limit=500_000_000),
+        **MEASURED,
+    )
+    return Table(config=config, sweep_tokens=20_000_000), (5e-4, 1e-3, 2e-3)
+
+
+def _paper() -> tuple[Table, tuple[float, ...]]:
+    shape = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+    config = CompareConfig(
+        presets=("gpt2",),
+        size="small",
+        set={**PLAIN, "max_position_embeddings": 1024, **shape, "intermediate_size": 3072},
+        train=TrainConfig(
+            tokens=2_621_440_000,
+            sequence_length=256,
+            batch_size=64,
+            accumulation=8,
+            compile="blocks",
+            save_every=500,
+            log_every=20,
+        ),
+        data=DataConfig(data=C4, tokenizer="openai-community/gpt2", limit=15_000_000_000),
+        **MEASURED,
+    )
+    return Table(config=config), (1e-3,)

@@ -1,0 +1,135 @@
+"""Jobs as processes: some at a time, a log each, none twice."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+
+from clearhead.records.files import write_text
+from clearhead.records.loading import load
+from clearhead.reproduce.jobs import Job
+from clearhead.train.interrupt import StopSignals
+
+_POLL_SECONDS = 0.2
+
+
+class Stopped(Exception):  # noqa: N818 (a request, not a fault)
+    """A signal stopped the jobs; what they had is saved, and the same call goes on."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__("stopped")
+        self.code = 128 + number
+
+
+def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], None]) -> list[Job]:
+    """Run what is not finished, at most `jobs` at a time, and return those that failed.
+
+    They start in their order, but for those whose model is still to come; without a model at the
+    end of the training that should have left it they are left out. Each has its share of the CPU's
+    threads and its output in a log of its own. A failed one is told in a line, and the others go
+    on. One whose training diverged has not failed: that is a result.
+
+    Raises:
+        Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
+            kills them.
+    """
+    waiting = [job for job in tasks if not _is_finished(job, logs)]
+    total, failed = len(waiting), list[Job]()
+    running, done, asked = list[_Running](), 0, False
+    with StopSignals() as stop:
+        try:
+            while running or (waiting and not stop.received):
+                while len(running) < jobs and not stop.received:
+                    job = _next(waiting, [one.job for one in running])
+                    if job is None:
+                        break
+                    waiting.remove(job)
+                    if job.model is None or job.model.is_dir():
+                        running.append(_Running(job, logs, jobs))
+                    else:
+                        done += 1
+                        say(f"[{done}/{total}] {job.name}: left out, for want of its model")
+                time.sleep(_POLL_SECONDS)
+                ended = [one for one in running if one.process.poll() is not None]
+                running = [one for one in running if one not in ended]
+                for one in ended:
+                    failure = one.end()
+                    if failure and stop.received:
+                        continue  # it was asked to stop
+                    if failure:
+                        failed.append(one.job)
+                    done += 1
+                    told = failure or f"{time.monotonic() - one.started:.0f} s"
+                    say(f"[{done}/{total}] {one.job.name}: {told}")
+                if stop.received and not asked:
+                    asked = True
+                    say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")
+                    for one in running:
+                        one.process.terminate()
+        finally:
+            for one in running:
+                one.process.kill()
+    if stop.received:
+        raise Stopped(stop.received)
+    return failed
+
+
+def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
+    """The first that waits for no other's model."""
+    writers = [one.records.parent for one in (*waiting, *running) if one.model is None]
+    for job in waiting:
+        model = job.model
+        if model is None or not any(model.is_relative_to(folder) for folder in writers):
+            return job
+    return None
+
+
+class _Running:
+    """A job at work."""
+
+    def __init__(self, job: Job, logs: Path, jobs: int) -> None:
+        self.job, self.started = job, time.monotonic()
+        self._log, self._mark = logs / f"{job.name}.log", _mark(job, logs)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        threads = str(max(1, torch.get_num_threads() // jobs))
+        with self._log.open("ab") as log, TemporaryFile("w+", encoding="utf-8") as configuration:
+            configuration.write(job.to_json())
+            configuration.seek(0)
+            self.process = subprocess.Popen(
+                job.program,
+                stdin=configuration,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": threads},
+                # A terminal's Ctrl-C is for the runner alone: a second signal would end a job
+                # before it has saved.
+                process_group=0,
+            )
+
+    def end(self) -> str:
+        """Mark as finished, or else return why it failed."""
+        if self.process.returncode and not _diverged(self.job.records):
+            lines = self._log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
+            said = f"{lines[-1].strip()} (all of it: {self._log})"
+            return f"failed with {self.process.returncode}: {said}"
+        write_text(self._mark, f"{self.job}\n")
+        return ""
+
+
+def _mark(job: Job, logs: Path) -> Path:
+    return logs / f"{job.name}.done"
+
+
+def _is_finished(job: Job, logs: Path) -> bool:
+    """Whether this very job was; one of the same name with other settings was not."""
+    mark = _mark(job, logs)
+    return mark.exists() and mark.read_text("utf-8") == f"{job}\n"
+
+
+def _diverged(records: Path) -> bool:
+    return records.exists() and any(run.header.get("diverged") for run in load(records).runs)

@@ -1,0 +1,195 @@
+"""Damaged files: refused in one line, or of no effect on what comes out."""
+
+import json
+import os
+import random
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cases import withstands
+from .conftest import SHAPE, compared, data, training
+from .server import Server
+
+TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold")
+SAVING = training(4, "--train.save-every", "1")
+TRAIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING, "--resume"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is damaged, and the command that reads it.
+
+    Attributes:
+        files: a pattern of them. words: the command. results: patterns of what it makes, beside
+            what it prints.
+        sealed: whether a changed byte must be noticed; a text may read otherwise instead.
+    """
+
+    files: str
+    words: list[str]
+    results: tuple[str, ...] = ()
+    sealed: bool = True
+
+
+TARGETS = (
+    Target("stopped/**/*", TRAIN, ("stopped/final/*",)),
+    Target(
+        "cache/corpora/**/*",
+        [*TRAIN, *training(4, "--train.save-every", "1")],
+        ("stopped/final/*",),
+    ),
+    Target("compared/**/*", compared(), ("compared/*/records.jsonl", "compared/records.jsonl")),
+    Target("run/final/*", ["generate", "run", "noise", "--temperature", "0"], sealed=False),
+    Target(
+        "eval.jsonl",
+        ["eval", "run", "--lengths", "16", "--tokens", "64", "--records", "eval.jsonl", *data()],
+        ("eval.jsonl",),
+        sealed=False,
+    ),
+    Target("compared/records.jsonl", ["report", "compared/records.jsonl"], sealed=False),
+    Target("diagnosed/*.jsonl", ["report", "diagnosed/diagnosis.jsonl"], sealed=False),
+    Target("quantized.jsonl", ["report", "quantized.jsonl"], sealed=False),
+    Target("text/*", ["train", "--output", "new", "--set", *SHAPE, *training(1)], sealed=False),
+    Target(
+        "packed/*",
+        ["train", "--output", "new", "--set", *SHAPE, *training(1), "--data.data", "packed"],
+        sealed=False,
+    ),
+)
+
+
+def _flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def _cut(path: Path, draw: random.Random) -> None:
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def _empty(path: Path, draw: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def _delete(path: Path, draw: random.Random) -> None:
+    path.unlink()
+
+
+def _folder(path: Path, draw: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _loop(path: Path, draw: random.Random) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def _line(path: Path, draw: random.Random) -> None:
+    """A line of something else, as another program may leave it."""
+    lines = path.read_bytes().split(b"\n")
+    other = (b"null", b"[]", b"{}", b'{"step": "a"}', b'{"kind": "run"}', b"\xff\xfe", b'"x"')
+    lines[draw.randrange(len(lines))] = draw.choice(other)
+    path.write_bytes(b"\n".join(lines))
+
+
+DAMAGES = (_flip, _cut, _empty, _delete, _folder, _loop, _line)
+
+
+@pytest.fixture(scope="session")
+def base(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is there, and beside it a run that was stopped after two of four steps."""
+    import gzip
+
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("base") / "base"
+    shutil.copytree(made, folder)
+    words = TRAIN[:-1]
+    for kill_at in range(20, 400, 20):  # until it has two checkpoints, wherever that is
+        done = server.run(*words, cwd=folder, kill_at=kill_at)
+        if len(list(folder.glob("stopped/checkpoints/step-*"))) == 2 or done.code == 0:
+            break
+        shutil.rmtree(folder / "stopped", ignore_errors=True)
+    assert done.code == -9, done.line
+    texts = [path.read_text() for path in sorted((folder / "text").iterdir())]
+    (folder / "packed").mkdir()
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "packed" / "rows.jsonl").write_text(rows)
+    (folder / "packed" / "packed.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    table = pyarrow.table({"text": texts})
+    pyarrow.parquet.write_table(
+        table, folder / "packed" / "sealed.parquet", write_page_checksum=True
+    )
+    return folder
+
+
+def _untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _untimed(one) for key, one in value.items() if not TIMED.search(key)}
+    return value
+
+
+def _content(path: Path) -> Any:
+    """What a file holds, but for times."""
+    if path.suffix != ".jsonl":
+        return path.read_bytes()
+    lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+    return [line for line in map(_untimed, lines) if not TIMED.search(str(line.get("metric")))]
+
+
+def _results(folder: Path, target: Target) -> dict[str, Any]:
+    return {
+        str(path.relative_to(folder)): _content(path)
+        for pattern in target.results
+        for path in sorted(folder.glob(pattern))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="session")
+def expected(base: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The results without damage."""
+    found = []
+    for target in TARGETS:
+        folder = tmp_path_factory.mktemp("expected") / "case"
+        shutil.copytree(base, folder)
+        done = server.run(*target.words, cwd=folder)
+        assert done.code == 0, done.line
+        found.append((_results(folder, target), done.out))
+    return found
+
+
+def test_damaged_files_are_refused_or_change_nothing(
+    base: Path, expected: list[Any], server: Server, tmp_path: Path
+) -> None:
+    def attack(draw: random.Random) -> None:
+        number = draw.randrange(len(TARGETS))
+        target, (results, out) = TARGETS[number], expected[number]
+        folder = tmp_path / "case"
+        shutil.copytree(base, folder)
+        try:
+            files = [path for path in sorted(folder.glob(target.files)) if path.stat().st_size]
+            path, damage = draw.choice([p for p in files if p.is_file()]), draw.choice(DAMAGES)
+            what = f"{damage.__name__} {path.relative_to(folder)}: "
+            damage(path, draw)
+            done = server.run(*target.words, cwd=folder)
+            try:
+                done.check()
+                found = _results(folder, target) if done.code == 0 else results
+                assert found == results or not target.sealed, f"other results: {done.line}"
+                same = done.out == out or damage in (_flip, _line, _cut) or not target.results
+                assert done.code or target.sealed or same, f"other words: {done.line}"
+            except AssertionError as error:
+                raise AssertionError(f"{what}{error}") from None
+        finally:
+            shutil.rmtree(folder)
+
+    withstands("files", attack)

@@ -1,0 +1,87 @@
+"""Hostile words in records, as a browser shows them: no script runs, nothing breaks the page."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cases import ESC, TEXTS, withstands
+from .server import Server
+
+pytestmark = pytest.mark.browser
+# Words of the format itself; all others are a user's.
+FORMAT = {"kind", "metric", "task", "date", "device", "dtype", "scaling", "map", "objective"}
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"),
+    *("--disable-background-networking", "--virtual-time-budget=20000"),
+)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
+    if found is None:
+        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
+            pytest.fail("Chromium is required here, and neither on the path nor named")
+        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
+    return found
+
+
+def _words(value: Any, found: set[str]) -> None:
+    """The words in a record."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if key not in FORMAT:
+                _words(one, found)
+    elif isinstance(value, list):
+        for one in value:
+            _words(one, found)
+    elif isinstance(value, str):
+        found.add(value)
+
+
+def _replaced(value: Any, words: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: one if key in FORMAT else _replaced(one, words) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_replaced(one, words) for one in value]
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+def test_pages_run_no_script_of_a_record(
+    made: Path, server: Server, chromium: str, tmp_path: Path
+) -> None:
+    def attack(draw: random.Random) -> None:
+        name = draw.choice(
+            ("compared/records.jsonl", "eval.jsonl", "diagnosed/diagnosis.jsonl", "quantized.jsonl")
+        )
+        lines = [json.loads(line) for line in (made / name).read_text("utf-8").splitlines()]
+        found: set[str] = set()
+        _words(lines, found)
+        share = draw.choice((0.05, 0.5))
+        words = {word: draw.choice(TEXTS) for word in sorted(found) if draw.random() < share}
+        records = tmp_path / f"{draw.choice((ESC[2:6], '<b onclick=alert(1)>', 'plain'))}.jsonl"
+        text = "".join(json.dumps(_replaced(line, words)) + "\n" for line in lines)
+        records.write_text(text, "utf-8")
+        title = draw.choice(TEXTS)
+        done = server.run(
+            *("report", records.name, "--output", "page.html", f"--title={title}"), cwd=tmp_path
+        )
+        done.check()
+        if done.code:
+            return
+        page = (tmp_path / "page.html").as_uri()
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        dom = subprocess.run(
+            [chromium, *FLAGS, profile, page], capture_output=True, timeout=120, check=True
+        ).stdout.decode("utf-8", "replace")
+        assert "data-hacked" not in dom.split(">", 2)[1], f"a script ran: {name} {words} {title!r}"
+        assert "data-drawn" in dom, f"never drawn: {name} {words} {title!r}"
+        assert "data-errors" not in dom, f"an error on the page: {name} {words} {title!r}"
+
+    withstands("pages", attack)

@@ -1,0 +1,161 @@
+"""`clearhead bench`: from a checkout each benchmark, at a size of no meaning; else one line."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clearhead
+from benchmarks import BENCHES, find
+from benchmarks.race import in_new_process
+from clearhead.cli import VERBS, main
+from clearhead.cli.bench import Command
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+def test_an_installed_package_says_where_its_benchmarks_are(tmp_path):
+    shutil.copytree(Path(clearhead.__file__).parent, tmp_path / "clearhead")
+    ran = subprocess.run(
+        [sys.executable, "-m", "clearhead", "bench", "kernel"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert ran.returncode == 2
+    (line,) = ran.stderr.strip().splitlines()
+    assert line.startswith("clearhead: benchmarks are not part of an installed clearhead: clone")
+
+
+def test_every_benchmark_is_found_named_in_the_help_and_no_other(capsys):
+    assert all(callable(find(name)) for name in BENCHES)
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Benchmarks: {', '.join(BENCHES)}." in told
+    assert {*Command().names} <= {*BENCHES}
+    assert _call("bench", "kernle") == 2
+    assert "did you mean kernel" in capsys.readouterr().err
+
+
+def test_a_peak_is_measured_in_a_process_of_its_own():
+    assert in_new_process("attention._resident") > 2**20
+
+
+def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
+    from benchmarks import attention
+
+    monkeypatch.setitem(attention.TOKENS, "cpu", 512)
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
+    (line,) = [json.loads(text) for text in out.read_text().splitlines()]
+    assert line["bound"] == 1.1
+    assert line["ratio"] > 0
+    assert all(len(times) == 2 for times in line["seconds"].values())
+    assert "softmax-1" in capsys.readouterr().out
+
+
+def test_what_the_bench_calls_compiled_is():
+    from benchmarks.training import _prepared
+    from clearhead import ClearheadForCausalLM, preset
+
+    model = ClearheadForCausalLM(preset("transformer", hidden_size=32, num_attention_heads=2))
+    _prepared(model, "compiled")
+    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
+
+
+def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
+    from benchmarks import optimizer as bench
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    monkeypatch.setattr(bench, "OPTIMIZER_SHAPE", {**bench.OPTIMIZER_SHAPE, **small})
+    monkeypatch.setattr(bench, "OPTIMIZER_BATCH", 1)
+    monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
+    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "orthoadam", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["bound"] for line in lines] == [1.1, 1.2, 0.333, 0.333, 0.01]
+    assert all(line["ratio"] > 0 for line in lines)
+    assert "dense products in Python" in capsys.readouterr().out
+
+
+def test_bench_of_blocks(capsys, tmp_path, monkeypatch):
+    from benchmarks import blocks as bench
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    changes = bench.CPU.changes | small | {"num_attention_heads": 2}
+    tiny = dataclasses.replace(bench.CPU, changes=changes, batch=1, length=16)
+    monkeypatch.setattr(bench, "_setting", lambda: tiny)
+    monkeypatch.setattr(bench, "PROMPT", 4)
+    monkeypatch.setattr(bench, "DECODED", 2)
+    monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "blocks", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert len(lines) == 3 * 5
+    assert all(line["ratio"] > 0 for line in lines)
+    ours = {line["ours"].split(",")[0]: line["bound"] for line in lines}
+    assert list(ours) == ["parallel", "sas", "sas-p", "skipless", "sas-p-nonorm"]
+    assert [bound is None for bound in ours.values()] == [False] * 3 + [True] * 2
+    told = capsys.readouterr().out.splitlines()
+    assert sum("aim" in line for line in told) == 3 * 3
+
+
+def test_bench_of_encoders(tmp_path, monkeypatch):
+    from benchmarks import blocks, encoders
+    from benchmarks.training import optimizer_step
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    changes = encoders.CPU.changes | small | {"num_attention_heads": 2}
+    tiny = dataclasses.replace(encoders.CPU, changes=changes, batch=8, length=16)
+    asked = []
+    monkeypatch.setattr(encoders, "_setting", lambda: tiny)
+    monkeypatch.setattr(blocks, "compiled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(
+        encoders, "optimizer_step", lambda *given: asked.append(given) or optimizer_step(*given)
+    )
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "encoders", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["ours"].split(",")[0] for line in lines] == ["bert-sas", "bert-sas-p"]
+    assert all(line["ratio"] > 0 and line["bound"] is None for line in lines)
+    for _model, _optimizer, ids, labels in asked:
+        hidden = labels != -100
+        assert 0 < hidden.sum() < ids.numel() / 2, "a quarter is predicted, by chance"
+        assert (labels[hidden] == ids[hidden]).all()
+
+
+def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
+    from benchmarks import evaluation
+
+    monkeypatch.setattr(evaluation, "LENGTHS", (128,))
+    monkeypatch.setattr(evaluation, "TRIALS", 1)
+    monkeypatch.setattr(evaluation, "TOKENS", 256)
+    monkeypatch.setattr(evaluation, "WINDOW", 64)
+    monkeypatch.setattr(evaluation, "STRIDE", 32)
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
+    sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
+    assert sweep["peer"] == "180 s"
+    assert windows["bound"] == 1.1
+    assert set(windows["seconds"]) == {"sliding losses", "the windows' forwards"}
+
+
+def test_the_benchmark_of_starting_measures_every_verb(tmp_path):
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "start", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["ours"] for line in lines] == [f"{verb} --help, CPU seconds" for verb in VERBS]
+    assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] > 0 for line in lines)

@@ -1,0 +1,199 @@
+"""Finished runs that were damaged, folders in use, full disks: one line, and nothing is lost."""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+from clearhead.records.lock import hold_file, hold_folder
+from clearhead.report import load
+from clearhead.reproduce.stages import reproduce
+
+SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
+RUN = "transformer-seed0"
+
+
+def _call(*words: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(map(str, words)))
+    return stop.value.code
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert _call(*words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("clearhead: ")
+    return error
+
+
+@pytest.fixture(scope="module")
+def text_words(text: Path, cache: Path) -> list[str]:
+    return ["--data.data", str(text), "--data.cache", str(cache), "--data.validation", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def compared(text_words: list[str]) -> Callable[[Path], list[str]]:
+    """compared(output): the words of a comparison of one small model over two steps."""
+
+    def words(output: Path) -> list[str]:
+        return [
+            *("compare", "transformer", "--set", *SMALL, "--lengths", "1"),
+            *("--evaluation-tokens", "64", *text_words, "--data.vocabulary", "300"),
+            *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
+            *("--train.precision", "fp32", "--output", str(output)),
+        ]
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def whole(compared: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished comparison, started where a kill had left a folder and nothing in it."""
+    output = tmp_path_factory.mktemp("whole") / "out"
+    (output / RUN).mkdir(parents=True)
+    assert _call(*compared(output)) == 0
+    return output
+
+
+@pytest.fixture
+def output(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(whole, tmp_path / "out"))
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_comparison_leaves_no_lock_and_its_model_is_plain(output):
+    assert load(output / "records.jsonl").runs[0].header["versions"]["tokenizers"]
+    assert sorted(path.name for path in output.iterdir()) == [
+        "records.jsonl",
+        "report.html",
+        RUN,
+    ]
+    assert not [path for path in output.rglob("*") if path.name.startswith(".")]
+
+
+def _half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"null\n",
+        lambda content: b"{}\n",
+        lambda content: b"\xff\xfe junk",
+        _half,
+        lambda content: _half(content)[: _half(content).rfind(b"\n") + 1],
+        lambda content: content[:-1],
+        lambda content: content.replace(b'"value": ', b'"value": 1', 1),
+        lambda content: content + content,
+    ],
+)
+def test_damaged_records_of_a_run_are_named_and_never_copied(output, compared, capsys, damage):
+    source, copied = output / RUN / "records.jsonl", output / "records.jsonl"
+    good = copied.read_bytes()
+    source.write_bytes(damage(source.read_bytes()))
+    assert str(source) in _refusal(capsys, *compared(output))
+    assert copied.read_bytes() == good
+    source.unlink()
+    assert _call(*compared(output)) == 0  # measured again, not trained again
+    (run,) = load(copied).runs
+    assert [step["step"] for step in run.steps] == [1, 2]
+
+
+def test_records_of_before_checksums_are_taken(output, compared):
+    source = output / RUN / "records.jsonl"
+    header, _, rest = source.read_text().partition("\n")
+    older = {key: value for key, value in json.loads(header).items() if key != "lines_sha256"}
+    source.write_text(json.dumps(older) + "\n" + rest)
+    assert _call(*compared(output)) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config": null, "description": 3}', "{}"])
+def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, content):
+    (output / RUN / "records.jsonl").unlink()
+    path = output / RUN / "run.json"
+    path.write_text(content)
+    assert f"{path} is damaged" in _refusal(capsys, *compared(output))
+    words = ("eval", output / RUN, *text_words, "--lengths", "16", "--tokens", "64")
+    assert f"{path} is damaged" in _refusal(capsys, *words)
+
+
+def test_a_damaged_line_of_the_curve_costs_no_other(output, compared, capsys):
+    (output / RUN / "records.jsonl").unlink()
+    metrics = output / RUN / "metrics.jsonl"
+    metrics.write_text("x" + metrics.read_text())
+    assert _call(*compared(output)) == 0
+    (run,) = load(output / "records.jsonl").runs
+    assert [step["step"] for step in run.steps] == [2]
+
+
+def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, tmp_path, capsys):
+    final = output / RUN / "final"
+    _flip(final / "model.safetensors")
+    (output / RUN / "records.jsonl").unlink()
+    named = f"{final / 'model.safetensors'} is missing, cut short or changed: restore"
+    small = ("--length", "16", "--tokens", "64")
+    for words in (
+        compared(output),
+        ("eval", output / RUN, *text_words, "--lengths", "16"),
+        ("diagnose", output / RUN, *text_words, "--output", tmp_path / "diagnosed"),
+        ("quantize", output / RUN, *text_words, *small),
+        ("generate", output / RUN, "a"),
+        ("convert", output / RUN, tmp_path / "converted"),
+    ):
+        assert named in _refusal(capsys, *words)
+    assert not (tmp_path / "diagnosed").exists()
+    older = final / "manifest.json"
+    older.unlink()
+    assert _call("generate", output / RUN, "a", "--tokens", "1") == 0
+
+
+def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(
+    output, compared, text_words, tmp_path, capsys
+):
+    records = tmp_path / "records.jsonl"
+    with hold_folder(output), hold_file(records):
+        assert f"{output} is in use by" in _refusal(capsys, *compared(output))
+        with pytest.raises(Exception, match="out is in use by"):
+            reproduce([], output, jobs=1, say=print)
+        words = (output / RUN, *text_words, "--records", records, "--tokens", "64")
+        for verb, length in (("eval", "--lengths"), ("quantize", "--length")):
+            said = _refusal(capsys, verb, *words, length, "16")
+            assert f"{records} is in use by" in said
+    assert not records.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_one_line_in_convert_and_finetune(
+    output, tmp_path, capsys, room: Callable[[int], AbstractContextManager[None]]
+):
+    made = tmp_path / "made"
+    with room(5000):
+        said = _refusal(capsys, "convert", output / RUN, made)
+    assert f"cannot write {made} (File too large): make room" in said
+    assert _call("convert", output / RUN, made) == 0
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{w}", "label": "{w}"}}\n' for w in ("a", "b", "a", "b")))
+    words = ["finetune", output / RUN, "--train-file", rows, "--validation-file", rows]
+    words += ["--train.max-length", "8", "--train.epochs", "1", "--output", tmp_path / "tuned"]
+    with room(5000):
+        said = _refusal(capsys, *words)
+    assert f"cannot write {tmp_path / 'tuned/seed0'} (File too large): make room" in said
+    assert not (tmp_path / "tuned").exists()
+    assert _call(*words) == 0
+    with hold_folder(tmp_path / "tuned"):
+        assert "tuned is in use by" in _refusal(capsys, *words)
+    _flip(tmp_path / "tuned" / "seed0" / "records.jsonl")
+    assert "seed0/records.jsonl is missing, cut short or changed" in _refusal(capsys, *words)

@@ -1,0 +1,238 @@
+"""What follows the maps: gates, exclusive self-attention; and a learned key beside the keys."""
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import ClearheadModel, plan
+from clearhead.nn.xsa import without_own
+
+MAPS = {
+    "single": {},
+    "differential": {"maps": "differential"},
+    "differential-v2": {"maps": "differential-v2"},
+    "a key for all": {"num_key_value_heads": 1},
+}
+MEETINGS = [
+    {"epilogue": "gate"},
+    {"epilogue": "xsa"},
+    {"epilogue": "gate", "maps": "differential", "normalizer": "key"},
+    {"epilogue": "gate", "shaping": "shaped", "query_range": 0.3, "normalizer": "key"},
+    {"epilogue": "gate", "scores": "collinear", "maps": "differential-v2"},
+    {"epilogue": "xsa", "maps": "differential", "position": "alibi", "normalizer": "softmax1"},
+    {"epilogue": "xsa", "maps": "differential-v2", "normalizer": "key", "sliding_window": 3},
+    {"epilogue": "xsa", "order": "parallel", "values": "identity", "head_dim": 4},
+]
+
+
+def _model(**keys: object) -> ClearheadForCausalLM:
+    """With key biases that are not 0, as after training."""
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("normalizer.key"):
+                p.normal_()
+    return model
+
+
+def _ids(batch: int = 2, length: int = 11) -> Tensor:
+    return torch.randint(0, 31, (batch, length))
+
+
+def _seen(model: ClearheadForCausalLM, ids: Tensor) -> dict[str, Tensor]:
+    """What the second layer's attention reads, and what its output projection reads."""
+    seen: dict[str, Tensor] = {}
+    attention = model.model.layers[1].self_attn
+    attention.register_forward_hook(lambda m, args, out: seen.update(x=args[0]))
+    attention.o_proj.register_forward_pre_hook(lambda m, args: seen.update(heads=args[0]))
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    return {name: value.double() for name, value in seen.items()}
+
+
+def _both(epilogue: str, **keys: object) -> tuple[ClearheadForCausalLM, dict, dict]:
+    """A model with the epilogue, and the same without it in the second layer."""
+    model, ids = _model(epilogue=epilogue, **keys), _ids()
+    plain = _model(epilogue=epilogue, layer_overrides=[{}, {"epilogue": "none"}], **keys)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    return model, _seen(model, ids), _seen(plain, ids)
+
+
+@pytest.mark.parametrize("keys", MAPS.values(), ids=MAPS)
+def test_a_gate_is_a_sigmoid_of_the_input(keys):
+    model, with_gate, without = _both("gate", **keys)
+    weight = model.model.layers[1].self_attn.epilogue.gate_proj.weight.double()
+    assert torch.equal(with_gate["x"], without["x"])
+    want = without["heads"] / (1 + torch.exp(-(with_gate["x"] @ weight.T)))
+    assert torch.allclose(with_gate["heads"], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_head_loses_what_lies_along_its_own_value(name):
+    """Token by token and head by head, from the formula."""
+    model, got, without = _both("xsa", **MAPS[name])
+    values = got["x"] @ model.model.layers[1].self_attn.v_proj.weight.double().T
+    groups = model.config.num_key_value_heads
+    heads, own = (2, 2) if name == "differential" else (4, 1)
+    share = heads * own // groups  # heads that read one value
+    for row in range(2):
+        for token in range(11):
+            value = values[row, token].view(groups // own, -1)
+            o = without["heads"][row, token].view(heads, -1)
+            for head in range(heads):
+                v = value[head // share]
+                unit = v / v.norm()
+                want = o[head] - (o[head] @ unit) * unit
+                found = got["heads"][row, token].view(heads, -1)[head]
+                assert torch.allclose(found, want, atol=1e-5)
+    assert got["heads"][:, 0].abs().max() < 1e-5  # its own value is all that it sees
+    assert got["heads"][:, 1].abs().max() > 1e-2
+
+
+def test_a_value_of_nothing_takes_nothing_away():
+    o, v = torch.randn(3, 4, requires_grad=True), torch.zeros(3, 4, requires_grad=True)
+    assert torch.equal(without_own(o, v), o)
+    for gradient in torch.autograd.grad(without_own(o, v).sum(), (o, v)):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_key_bias_is_a_key_of_value_nothing_beside_the_others(name):
+    """Each map from its own softmax over one more key, by hand."""
+    keys = {"position": "none", "normalizer": "key", **MAPS[name]}
+    if name == "differential":
+        keys["head_norm"] = "none"
+    model = _model(**keys).double()
+    seen = _seen(model, _ids())
+    attention = model.model.layers[1].self_attn
+    groups, x = model.config.num_key_value_heads, seen["x"]
+    q, k, v = (
+        (x @ p.weight.T).unflatten(-1, (-1, 8)).transpose(1, 2)
+        for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    bias = attention.normalizer.key
+    outputs = []
+    for query in range(q.shape[1]):
+        pair = name == "differential"
+        group = query // 2 // (4 // groups) * 2 + query % 2 if pair else query * groups // len(q[0])
+        null = (q[:, query] @ bias[group])[..., None]
+        scores = torch.cat([null, q[:, query] @ k[:, group].mT], -1) / 8**0.5
+        scores[..., 1:].masked_fill_(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+        of = [group // 2 * 2, group // 2 * 2 + 1] if pair else [group]
+        value = torch.cat([v[:, g] for g in of], -1)
+        outputs.append(scores.softmax(-1)[..., 1:] @ value)
+    lam = attention.maps.lambdas(x)
+    if name == "differential":
+        gain = 1 - attention.maps.lambda_init
+        outputs = [gain * (a - lam * b) for a, b in zip(outputs[0::2], outputs[1::2], strict=True)]
+    if name == "differential-v2":
+        pairs = zip(outputs[0::2], outputs[1::2], strict=True)
+        outputs = [a - lam[:, head] * b for head, (a, b) in enumerate(pairs)]
+    assert torch.allclose(torch.cat(outputs, -1), seen["heads"], atol=1e-6)
+
+
+def test_a_key_bias_starts_as_softmax1():
+    ids = _ids()
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key")).eval()
+    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", MEETINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_what_it_meets(keys, tmp_path):
+    """Eager is the oracle; every parameter learns; caches give the full forward; it reloads."""
+    model, ids = _model(**keys), _ids()
+    fast = model(ids, use_cache=False).logits
+    (fast * torch.linspace(-1, 1, fast.numel()).view_as(fast)).sum().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert (p.grad != 0).any(), name
+    model.save_pretrained(tmp_path)
+    again = ClearheadForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(again(ids, use_cache=False).logits, fast)
+        for cache in (
+            DynamicCache(config=model.config),
+            StaticCache(config=model.config, max_cache_len=16),
+        ):
+            rows = [model(p, past_key_values=cache).logits for p in ids.split([5, 3, 1, 1, 1], 1)]
+            assert (torch.cat(rows, 1) - fast).abs().max() < 1e-5 * fast.abs().max()
+        padded = torch.cat([_ids(length=3), ids], 1)
+        mask = torch.tensor([[0] * 3 + [1] * 11] * 2)
+        assert torch.allclose(model(padded, attention_mask=mask).logits[:, 3:], fast, atol=1e-4)
+        model.set_attn_implementation("eager")
+        eager = model(ids, use_cache=False).logits
+    assert (eager - fast).abs().max() < 1e-5 * fast.abs().max()
+
+
+@pytest.mark.parametrize("epilogue", ["none", "gate", "xsa"])
+@torch.no_grad()
+def test_output_attentions_are_what_multiplies_the_values_before_the_epilogue(epilogue):
+    model, ids = _model(epilogue=epilogue, normalizer="key", num_key_value_heads=4), _ids()
+    seen = _seen(model, ids)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True, use_cache=False)
+    attention = model.model.layers[1].self_attn
+    values = (seen["x"] @ attention.v_proj.weight.double().T).unflatten(-1, (4, -1))
+    heads = (out.attentions[1].double() @ values.transpose(1, 2)).transpose(1, 2)
+    if epilogue == "xsa":
+        heads = without_own(heads, values)
+    heads = heads.flatten(2)
+    if epilogue == "gate":
+        gate = seen["x"] @ attention.epilogue.gate_proj.weight.double().T
+        heads = heads * torch.sigmoid(gate)
+    assert torch.allclose(heads, seen["heads"], atol=1e-5)
+    weights = out.attentions[1].sum(-1)
+    assert ((weights > 0) & (weights < 1)).all()  # the rest is on the key bias
+
+
+def test_bidirectional_models_have_them_too():
+    keys = {"direction": "bidirectional", "normalizer": "key"}
+    for epilogue in ("gate", "xsa"):
+        config = ClearheadConfig(**space.SHAPE, epilogue=epilogue, **keys)
+        model, ids = ClearheadModel(config).eval(), _ids()
+        with torch.no_grad():
+            fast = model(ids).last_hidden_state
+            model.set_attn_implementation("eager")
+            assert torch.allclose(model(ids).last_hidden_state, fast, atol=1e-5)
+
+
+def test_presets_have_what_they_are_named_for():
+    for size in ("tiny", "small"):
+        baseline = plan(preset("transformer", size)).parameters
+        for name in ("gated", "xsa", "key-bias"):
+            assert abs(plan(preset(name, size)).parameters / baseline - 1) < 0.002
+    assert preset("xsa").epilogue == "xsa"
+    assert plan(preset("xsa")).parameters == plan(preset("transformer")).parameters
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"epilogue": "xsa", "shaping": "shaped"}, "choose shaping='none'"),
+        ({"epilogue": "xsa", "attention_skip": "none"}, "choose attention_skip='identity'"),
+        ({"epilogue": "gates"}, "did you mean gate"),
+        ({"normalizer": "key", "scores": "collinear"}, "choose scores='dot'"),
+    ],
+)
+def test_what_it_does_not_fit_is_refused_in_one_line(keys, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        ClearheadConfig(**space.SHAPE | keys)
+    assert "\n" not in str(error.value)
+
+
+def test_the_gradient_of_a_key_bias_is_the_oracle_s():
+    model, ids = _model(normalizer="key", maps="differential"), _ids()
+    found = []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        loss = model(ids, labels=ids, use_cache=False).loss
+        parameters = [layer.self_attn.normalizer.key for layer in model.model.layers]
+        found.append(torch.autograd.grad(loss, parameters))
+    for fast, exact in zip(*found, strict=True):
+        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max()

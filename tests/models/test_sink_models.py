@@ -1,0 +1,152 @@
+"""`attn_implementation="clearhead"` in transformers' sink models, against their eager form."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import clearhead.models  # noqa: F401 (registers the implementation)
+from clearhead.errors import ClearheadError
+
+WORDS = 61
+SHAPE = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        **EXPERTS,
+        "sliding_window": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "granite_swa": {"sliding_window": 5},
+    "granitemoe_swa": {**EXPERTS, "sliding_window": 5, "shared_intermediate_size": 32},
+    "mimo_v2_flash": {"sliding_window": 5},
+    "flint": {"sliding_window": 5},
+    "openai_privacy_filter": {**EXPERTS, "sliding_window": 3},
+}
+ENCODERS = {"openai_privacy_filter"}
+CAUSAL = [family for family in FAMILIES if family not in ENCODERS]
+
+
+def _model(family: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE, **(FAMILIES.get(family, {}) | settings))
+    maker = AutoModel if family in ENCODERS else AutoModelForCausalLM
+    model = maker.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=1.0 if "sinks" in name else 0.1)
+    return model
+
+
+def _ids(batch: int = 2, length: int = 13) -> torch.Tensor:
+    return torch.randint(3, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def _forms(model: Any) -> Any:
+    for name in ("eager", "clearhead"):
+        model.set_attn_implementation(name)
+        yield name
+
+
+def _close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (found - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_and_all_gradients_equal_the_eager_form(family, padding):
+    model, ids = _model(family), _ids()
+    mask = torch.ones_like(ids)
+    if padding != "none":
+        mask[0, slice(0, 4) if padding == "left" else slice(-4, None)] = 0
+    weight = torch.randn(2, 13, 1, generator=torch.Generator().manual_seed(2)) * mask[..., None]
+    outputs, gradients = [], []
+    for _ in _forms(model):
+        model.zero_grad()
+        out = model(ids, attention_mask=None if padding == "none" else mask)[0]
+        (out * weight).square().sum().backward()
+        outputs.append(out.detach()[mask.bool()])
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    _close(outputs[1], outputs[0])
+    assert gradients[0].keys() == gradients[1].keys()
+    assert any("sinks" in name for name in gradients[0])
+    largest = max(gradient.abs().max() for gradient in gradients[0].values())
+    for name, gradient in gradients[0].items():
+        assert (gradients[1][name] - gradient).abs().max() <= 2e-6 * largest, name
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_cached_generation_writes_what_the_eager_form_writes(family, cache):
+    model, ids = _model(family), _ids(length=7)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    written = [
+        model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=8,
+            do_sample=False,
+            eos_token_id=None,
+            cache_implementation=cache,
+            disable_compile=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for _ in _forms(model)
+    ]
+    assert torch.equal(written[0].sequences, written[1].sequences)
+    for wanted, found in zip(written[0].logits, written[1].logits, strict=True):
+        _close(found, wanted)
+
+
+def test_packed_texts_are_kept_apart():
+    model, ids = _model("granite_swa"), _ids(batch=1, length=12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = []
+    for _ in _forms(model):
+        with torch.no_grad():
+            packed.append(model(ids, position_ids=positions, use_cache=False).logits)
+    _close(packed[1], packed[0])
+    with torch.no_grad():
+        _close(packed[1][:, 5:], model(ids[:, 5:]).logits)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v4", "hy_v4"])
+def test_models_that_write_keys_into_the_mask_are_refused(family):
+    model = _model(family)
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(ClearheadError, match=rf"{family}.*set_attn_implementation\('eager'\)"):
+        model(_ids())
+
+
+def test_a_mask_that_is_no_window_is_refused():
+    model = _model("granite_swa")
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(ClearheadError, match="mask of its own"):
+        model(_ids(), attention_mask=torch.zeros(2, 1, 13, 13))
+
+
+def test_dropout_of_attention_is_refused():
+    model = _model("granite_swa", attention_dropout=0.1).train()
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(ClearheadError, match="dropout"):
+        model(_ids())
+
+
+def test_ordinary_models_run_too():
+    model = _model("llama")
+    outputs = [model(_ids()).logits for _ in _forms(model)]
+    _close(outputs[1], outputs[0])
