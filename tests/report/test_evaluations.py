@@ -129,6 +129,7 @@ def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hol
     assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in told
     page = (tmp_path / "page.html").read_text("utf-8")
     assert '<span class="verdict decided">higher by 0.60</span>' in page
+    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in page
 
 
 @pytest.mark.parametrize("arms", [4, 5])

@@ -141,20 +141,16 @@ def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
         "text: in this run a single seed cannot say which predicts unseen text better."
     )
 
-    def found(records: object) -> str:
-        return " ".join(text for one in narrative.findings(records) for text, _ in one.paragraphs)
-
-    assert "no sink on the first token has formed" in found(one)
-    assert "Each model read the same 10.2\u00a0k tokens, with one seed." in found(one)
+    assert "no sink on the first token has formed" in narrative.sinks(one)
     one.runs[0].header["data"] = {"fingerprint": "another"}
-    assert "the same" not in narrative.lead(one, 0.05) + found(one)
+    assert "the same" not in narrative.lead(one, 0.05)
     label = {"label": "longer", "trained": True, "seeds": 3}
     long = load(fake("long.jsonl", steps=5, attention=False, **label))
     assert narrative.lead(long, 0.05).endswith(
         "in “longer” differential and softmax1 predict unseen text better than transformer."
     )
     assert "exceeds the spread of the seeds" in narrative.lead(long, 1e-9)  # of very many
-    assert "no sink" not in found(long)
+    assert "no sink" not in narrative.sinks(long)
 
 
 def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) -> None:

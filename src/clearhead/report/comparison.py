@@ -30,7 +30,6 @@ def page(records: Records, title: str = "") -> Page:
         records=records,
         judge=judge,
         warnings=narrative.warnings(records),
-        findings=narrative.findings(records),
     )
     looks = built.looks
     sections = (
@@ -165,15 +164,13 @@ def internals(records: Records) -> Pivot | None:
 
 
 def _internals(records: Records) -> Section | None:
-    share = narrative.answer(
-        records,
-        "Queries whose largest weight is on the first token",
-        "first_token_argmax_share",
-        style.percent,
-        map="softmax",
-    )
     return section(
-        "internals", "Inside the models", share, "", tables(records, internals), folded=True
+        "internals",
+        "Inside the models",
+        narrative.sinks(records),
+        "",
+        tables(records, internals),
+        folded=True,
     )
 
 

@@ -120,7 +120,7 @@ def _outlier(run: Run) -> list[Measure]:
 
 def _verdict(records: Records) -> list[str]:
     """The three numbers in two sentences."""
-    sentences = [narrative.sink(records), _largest(records), _alike(records)]
+    sentences = [narrative.sinks(records), _largest(records), _alike(records)]
     said = [sentence for sentence in sentences if sentence]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
@@ -179,7 +179,7 @@ def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | 
     more: Iterable[Panel | None] = ()
     answer = ""
     if name == "attention":
-        answer, before = narrative.sink(records), _heads(records)
+        answer, before = narrative.sinks(records), _heads(records)
         more = [drawn.distances(records, looks)]
     elif name == "hidden":
         answer, after = _largest(records), list(_channels(records))

@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.page import Finding, Tag
+from clearhead.report.page import Tag
 from clearhead.report.pivots import seeds_in_words, summary
 from clearhead.report.statistics import Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
@@ -56,6 +56,8 @@ def _tag(label: str, records: Records) -> Tag:
 
 def listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
     """Each arm's number, or, where they are many, the least and the greatest."""
+    if not means:
+        return ""
     if len(means) <= MANY:
         return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
     least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -255,39 +257,13 @@ def _hardly_learnt(run: Run) -> bool:
     return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
 
 
-def findings(records: Records) -> list[Finding]:
-    """A few sentences with the numbers of each label."""
-    found = []
-    for label in records.labels():
-        labelled = records.labelled(label)
-        parts = (_budget(labelled), _perplexities(labelled), sink(labelled))
-        text = " ".join(filter(None, parts))
-        if text:
-            name = record_name(label)
-            found.append(Finding(title=name, paragraphs=((text, ""),), committed=bool(label)))
-    return found
-
-
-def _budget(records: Records) -> str:
-    amounts = sorted({run.budget for run in records.runs if run.budget is not None})
-    counts = sorted({len(records.of(arm)) for arm in records.arms()})
-    seeds = f"{in_words(counts[-1])} seed{'' if counts[-1] == 1 else 's'}"
-    if len(counts) > 1:
-        seeds = f"{in_words(counts[0])} to {seeds}"
-    several = len(records.arms()) > 1
-    who = "Each model" if several else "The model"
-    if not amounts and counts == [1] and only_evaluated(records):
-        return ""  # whether a seed was ever chosen, nobody recorded
-    if not amounts:
-        return f"{who} was trained with {seeds}."
-    same = "the same " if several and len(amounts) == 1 and _same_data(records) else ""
-    tokens = " to ".join(dict.fromkeys(style.count(amount) for amount in (amounts[0], amounts[-1])))
-    return f"{who} read {same}{tokens} tokens, with {seeds}."
-
-
-def _perplexities(records: Records) -> str:
-    found = means(records, "perplexity", **_at_trained(records))
-    return f"The validation perplexity is {listed(found, style.number, 'for')}." if found else ""
+def sinks(records: Records) -> str:
+    """How often the first token wins, in each set of records."""
+    sets_of = {one: sink(records.labelled(one)) for one in records.labels()}
+    said = {label: text for label, text in sets_of.items() if text}
+    if len(records.labels()) == 1:
+        return "".join(said.values())
+    return " ".join(f"{record_name(label)}: {text}" for label, text in said.items())
 
 
 def sink(records: Records) -> str:
