@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
     )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
-    from clearhead.report import load
+    from clearhead.records.loading import load
     from clearhead.train import InterruptedRun, Progress
 
     load(command.beside)  # a file that cannot be read is better known before the training
@@ -42,5 +42,5 @@ def run(words: list[str]) -> int:
         say("stopped and saved: the same command goes on from here")
         return stop.code
     page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
+    publish([command.output / RECORDS, *command.beside], page)
     return 0

@@ -6,8 +6,6 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
-from clearhead.records import jsonl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +17,8 @@ class Command:
     what few bits cost."""
     output: Path = Path("report.html")
     """The page."""
-    title: str = "clearhead report"
-    """Its title."""
+    title: str = ""
+    """Its title; unless given, the models' names."""
 
 
 def run(words: list[str]) -> int:
@@ -30,17 +28,7 @@ def run(words: list[str]) -> int:
         verb="report",
         description="Read records, print the comparison and write one page that opens offline.",
     )
-    from clearhead.cli.publishing import publish, publish_diagnosis, publish_quantization
+    from clearhead.cli.publishing import publish
 
-    publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
-    kinds = {
-        path: publishers.get(str((jsonl.first(path) or {}).get("kind")), publish)
-        for path in command.records
-    }
-    if len(set(kinds.values())) > 1:
-        raise ClearheadError(
-            f"records of runs, of diagnoses and of quantisations do not share a page: "
-            f"give each kind by itself; found {', '.join(map(str, kinds))}"
-        )
-    kinds[command.records[0]](command.records, command.output, title=command.title)
+    publish(command.records, command.output, title=command.title)
     return 0
