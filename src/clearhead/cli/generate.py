@@ -8,20 +8,21 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import Model, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to continue, and how."""
+    """A text to continue."""
 
-    model: Positional[str]
+    model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    prompt: Positional[str] = ""
+    prompt: Positional[Text] = ""
     """The text to continue; empty starts a document."""
     tokens: Count = 100
-    """New tokens at the most."""
+    """Largest number of new tokens."""
     temperature: Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
         0.8
     )
@@ -29,11 +30,20 @@ class Command(OpensModels):
     top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
-    """Of the sampling."""
+    """Seed of the sampling."""
 
 
 def run(words: list[str]) -> int:
-    command = parse(Command, words, verb="generate", description="Continue a text.")
+    command = parse(
+        Command,
+        words,
+        verb="generate",
+        description="Continue a text.",
+        examples=(
+            'runs/train/final "def read("',
+            './SmolLM2-135M "The weather today" --tokens 40 --temperature 0',
+        ),
+    )
     import torch
 
     from clearhead.models.inspection import longest_text

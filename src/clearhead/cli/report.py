@@ -7,20 +7,21 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.metavars import Text
 from clearhead.records import jsonl
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to read and where to write."""
+    """Records to show, and the page."""
 
     records: Positional[tuple[Path, ...]]
-    """Files of records (JSON lines), such as runs/compare/records.jsonl; or of diagnoses; or of
-    what few bits cost."""
+    """Files of records (JSON lines), such as runs/compare/records.jsonl. Records of runs, of
+    diagnoses and of quantisations each have a page of their own."""
     output: Path = Path("report.html")
-    """The page."""
-    title: str = "clearhead report"
-    """Its title."""
+    """File for the page."""
+    title: Text = "clearhead report"
+    """Title of the page."""
 
 
 def run(words: list[str]) -> int:
@@ -28,7 +29,11 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="report",
-        description="Read records, print the comparison and write one page that opens offline.",
+        description="Read records, print their tables and write one page that opens offline.",
+        examples=(
+            "runs/mine/records.jsonl",
+            "results/passkey.jsonl results/tiny-long.jsonl --output both.html",
+        ),
     )
     from clearhead.cli.publishing import publish, publish_diagnosis, publish_quantization
 
