@@ -116,7 +116,7 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         ),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
         (["--tasks", "passkey", "--data.tokenizer", "x"], "data.tokenizer has no effect"),
-        (["--tasks", "passkey", "--batch-tokens", "0"], "batch-tokens is 0"),
+        (["--tasks", "passkey", "--batch-tokens", "0"], "batch_tokens is 0"),
         (
             ["--tasks", "passkey,perplexity", "--lengths", "999999"],
             "or read each source as one text (--perplexity.text stream)",

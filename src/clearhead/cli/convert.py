@@ -6,7 +6,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.experiments.opening import OpensModels
+from clearhead.consent import OpensModels
 from clearhead.metavars import Model
 from clearhead.records import manifest
 from clearhead.terminal import show

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import DiagnoseConfig
-from clearhead.experiments.opening import OpensModels
 from clearhead.metavars import Model, Pair, Size
 from clearhead.terminal import printable, say
 

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.opening import OpensModels
-from clearhead.metavars import Model, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
@@ -17,9 +16,9 @@ from clearhead.terminal import write
 class Command(OpensModels):
     """A text to continue."""
 
-    model: Positional[Model]
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    prompt: Positional[Text] = ""
+    prompt: Positional[Annotated[str, arg(metavar="TEXT")]] = ""
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError, require
-from clearhead.experiments.opening import OpensModels
 from clearhead.metavars import Model, SchemeName, Text
 from clearhead.ranges import Count, Length
 from clearhead.terminal import console, say, show

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.opening import OpensModels
 from clearhead.metavars import (
     Field,
     Model,
