@@ -126,7 +126,7 @@ def parse(
     prog = f"clearhead {verb}"
     listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
     told = [
-        *textwrap.wrap(description, 90),
+        description,
         *_block("examples", [f"{prog} {example}".strip() for example in examples]),
         *_block("presets", listed),
     ]
