@@ -1,4 +1,4 @@
-"""clearhead convert: a Llama or DiffLlama as a clearhead model, and back."""
+"""clearhead convert: a model of transformers as a clearhead model, and back."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ class Command(OpensModels):
     """What to convert, and where to."""
 
     model: Positional[str]
-    """A Llama or DiffLlama, or a clearhead model that is one: a folder or a hub name."""
+    """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
+    clearhead model that is a Llama, Mistral, Qwen3, DiffLlama or GraniteSWA: a folder or a hub
+    name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
 
@@ -29,11 +31,12 @@ def run(words: list[str]) -> int:
         description="Write a model in the other format, once both have given the same logits.",
     )
     from clearhead.experiments.checkpoints import load_model
-    from clearhead.models.conversion import converted
+    from clearhead.models.conversion import converted, require_convertible
     from clearhead.records.files import publish_folder, require_new
     from clearhead.train.checkpoint import save_pretrained
 
     require_new(command.output)
+    require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     made = converted(model)
     with publish_folder(command.output) as folder:
