@@ -332,14 +332,14 @@ def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
     for run in records.runs:
         assert run.header["objective"] == "mlm"
         assert run.measure("perplexity", length=16) is None
-        assert 4 < run.measure("masked loss", length=16)["value"] < 8
-        assert run.measure("masked loss", length=32)["value"] > 4
+        assert 4 < run.value("masked loss", length=16) < 8
+        assert run.value("masked loss", length=32) > 4
         assert run.header["documents"] == "together"
     apart = [*words, "--train.document-masks", "--output", str(tmp_path / "apart")]
     assert _call(*apart) == 0
     for run in load(tmp_path / "apart/records.jsonl").runs:
         assert run.header["documents"] == "apart"
-        assert 4 < run.measure("masked loss", length=32)["value"] < 8
+        assert 4 < run.value("masked loss", length=32) < 8
     assert "Loss at hidden tokens" in capsys.readouterr().out.replace("Validation loss", "Loss")
     mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
     assert "predicts hidden tokens and transformer the next" in _refusal(capsys, *mixed)

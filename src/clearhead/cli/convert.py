@@ -7,15 +7,16 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.consent import OpensModels
+from clearhead.metavars import Model
 from clearhead.records import manifest
 from clearhead.terminal import show
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to convert, and where to."""
+    """A conversion."""
 
-    model: Positional[str]
+    model: Positional[Model]
     """A Llama or DiffLlama, or a clearhead model that is one: a folder or a hub name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
@@ -27,6 +28,7 @@ def run(words: list[str]) -> int:
         words,
         verb="convert",
         description="Write a model in the other format, once both have given the same logits.",
+        examples=("./SmolLM2-135M ./smollm2-clearhead", "runs/train/final ./as-llama"),
     )
     from clearhead.experiments.checkpoints import load_model
     from clearhead.models.conversion import converted

@@ -22,10 +22,11 @@ from clearhead.models.loading import best_device, pretrained
 from clearhead.optim import build_optimizer
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
+from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.manifest import verify_model
 from clearhead.records.provenance import KEYS
-from clearhead.report.records import Records, as_line, load
+from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,

@@ -32,8 +32,9 @@ from clearhead.models.loading import (
 )
 from clearhead.records import jsonl, manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
+from clearhead.records.loading import as_line, load
 from clearhead.records.lock import hold_folder
-from clearhead.report.records import Records, as_line, load
+from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     FinetuneConfig,

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.metavars import Pattern
 from clearhead.optim.readers import READERS
 from clearhead.optim.schedule import SCHEDULES
 from clearhead.ranges import (
@@ -44,8 +45,8 @@ class Recipe:
     warmup: Fraction = 0.1
     """Length of the linear warmup, as a fraction of the steps (of the tokens in a triangle)."""
     schedule: Literal["cosine", "linear", "constant", "triangle"] = "cosine"
-    """How the learning rate falls after the warmup. A triangle starts at a quarter of the peak, and
-    both its sides are straight in the tokens, which steps of a ramp differ in."""
+    """Fall of the learning rate after the warmup. A triangle starts at a quarter of the peak; both
+    its sides are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
     optimizer: Optimizer = "adamw"
     """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
     weight_decay: NotNegative = 0.1
@@ -56,15 +57,15 @@ class Recipe:
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
     momentum: Share | None = None
-    """Of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
+    """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
     rotation: Literal["hadamard", "haar"] | None = None
     """OrthoAdam's rotation; hadamard where not given."""
     rotation_sides: Literal["left", "right", "both"] | None = None
     """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
     rotation_share: Literal["parameter", "size"] | None = None
-    """"parameter" gives each parameter a rotation of its own, as in OrthoAdam's paper; "size" one
-    to all axes of a size, as every record up to 2026-11 has it. A parameter where not given."""
-    adamw_patterns: Annotated[tuple[str, ...], Range("patterns such as '*.o_proj.*'")] = ()
+    """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
+    axes of a size, as in every record up to 2026-11."""
+    adamw_patterns: Annotated[tuple[Pattern, ...], Range("patterns such as '*.o_proj.*'")] = ()
     """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: NotNegative = 1.0
     """Largest global norm of the gradient; 0 clips nothing."""
@@ -73,7 +74,7 @@ class Recipe:
     save_every: Natural = 0
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Count = 2
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -97,13 +98,13 @@ class Windows:
     """How much is read: windows of a stream of tokens, and how many make a step."""
 
     tokens: Count = 300_000
-    """Budget of input tokens; what is left over after the last whole step is not used."""
+    """Budget of input tokens; the remainder after the last whole step is not used."""
     sequence_length: Length = 256
     """Tokens in a window."""
     batch_size: Count = 8
     """Windows in one forward pass."""
     accumulation: Count = 1
-    """Forward passes in one optimizer step; the step is that of one batch so many times as big."""
+    """Forward passes in one optimizer step, which is that of one batch so many times as large."""
     ramp: Fraction = 0.0
     """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
     0 has it full from the first step."""
@@ -192,13 +193,13 @@ class FinetuneConfig(Recipe):
     epsilon: Positive = 1e-6
     """Added to the root of the second moment."""
     epochs: Count = 5
-    """Times that every training text is seen."""
+    """Passes over the training texts."""
     batch_size: Count = 32
     """Texts in a step."""
     max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
     """Tokens of a text, special ones included; longer ones lose their end."""
     dropout: Share | None = None
-    """Of a clearhead model, 0.1 where not given; other models keep their own."""
+    """Dropout of a clearhead model, 0.1 where not given; other models keep their own."""
 
     def run(self, per_epoch: int, seed: int) -> TrainConfig:
         """One training run of so many batches an epoch."""
