@@ -15,7 +15,7 @@ from .cases import withstands
 from .conftest import SHAPE, compared, data, training
 from .server import Server
 
-TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold")
+TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold|lines_sha256")
 SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
 TRAIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING, "--resume"]
