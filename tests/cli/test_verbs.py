@@ -93,6 +93,8 @@ def test_every_verb_has_help(verb, capsys):
         (["train", "transformer", "--size", "tinny"], "did you mean tiny?"),
         (["train", "--set", "maps=diferential"], "did you mean differential or differential-v2?"),
         (["train", "--set", "maps"], "is not KEY=VALUE"),
+        (["train", "--set", "rope_parameters=" + "[" * 5000], "rope_parameters"),
+        (["compare", "transformer", "--vary", "norm_eps=" + "[" * 5000], "norm_eps"),
         (["train", "--set", "lambda_init=0.5"], "no effect with maps='single'"),
         (["train", "--train.tokens", "100"], "less than one step of 2048"),
         (["train", "--train.learning-rate", "-1"], "learning_rate is -1.0"),

@@ -203,7 +203,7 @@ def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     for key, text in pairs(words).items():
         try:
             found[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
-        except ValueError:
+        except (ValueError, RecursionError):
             found[key] = tuple(map(_value, text.split(",")))
     return found
 
@@ -211,7 +211,7 @@ def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -36,7 +36,7 @@ class StatCache:
         """The value; None where there is none, or a file or the key changed."""
         try:
             state, value, digest = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, RecursionError, TypeError):
             return None
         whole = digest == digest_of([state, value])
         return value if whole and state == self._state is not None else None
