@@ -37,9 +37,9 @@ def run(words: list[str]) -> int:
         presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.compare import InterruptedRun, compare
-    from clearhead.report import load
-    from clearhead.train import Progress
+    from clearhead.experiments.compare import compare
+    from clearhead.records.loading import load
+    from clearhead.train import InterruptedRun, Progress
 
     load(command.beside)  # a file that cannot be read is better known before the training
     try:
@@ -48,5 +48,5 @@ def run(words: list[str]) -> int:
         say("stopped and saved: the same command goes on from here")
         return stop.code
     page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
+    publish([command.output / RECORDS, *command.beside], page)
     return 0

@@ -57,12 +57,12 @@ def run(words: list[str]) -> int:
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     _refuse_idle(command)
-    from clearhead.cli.publishing import publish_diagnosis
+    from clearhead.cli.publishing import publish
     from clearhead.diagnose.diagnosis import LESS_MEMORY
     from clearhead.experiments.diagnosing import diagnosis_records
     from clearhead.models.inspection import within_memory
     from clearhead.records.files import write_text
-    from clearhead.report.diagnosis import encode
+    from clearhead.records.loading import as_line
 
     records: list[dict[str, Any]] = []
     for source, name in zip(command.models, _names(command.models), strict=True):
@@ -72,8 +72,8 @@ def run(words: list[str]) -> int:
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    write_text(command.output / RECORDS, encode(records))
-    publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
+    write_text(command.output / RECORDS, "".join(map(as_line, records)))
+    publish([command.output / RECORDS], command.output / PAGE)
     return 0
 
 

@@ -36,8 +36,13 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]]) -> None:
-    from clearhead.report.evaluations import grids, to_console
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import console as terminal
+    from clearhead.report import evaluation
 
     out = console()
-    for grid in grids(lines):
-        out.print(to_console(grid, lines[0]["run"]))
+    for name in dict.fromkeys(line["run"] for line in lines):  # one, or none before the first cell
+        header = {"kind": "run", "run": name, "preset": name, "seed": 0}
+        for pivot in evaluation.tables(parse_records([header, *map(dict, lines)]), name):
+            for table in terminal.tables(pivot, threshold=0.0):
+                out.print(table)

@@ -46,8 +46,8 @@ class Command(OpensModels):
     """File to add the results to; the page then shows all that it holds."""
     page: Path | None = None
     """File for the page of perplexity against bits."""
-    title: Text = "What few bits cost"
-    """The page's title."""
+    title: Text = ""
+    """The page's title; the models' names unless given."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is each model's own."""
 
@@ -76,22 +76,25 @@ def run(words: list[str]) -> int:
 
 def _simulate(command: Command) -> int:
     from clearhead.experiments.quantization import distinct
-    from clearhead.report.quantization import load, write
-    from clearhead.report.quantization import parse as parse_records
-    from clearhead.report.quantization_page import write_quantization
-    from clearhead.report.quantization_tables import to_console
+    from clearhead.records import jsonl
+    from clearhead.records.files import write_text
+    from clearhead.records.loading import load
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import page_of, to_console, write_page
 
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, distinct(command.models), strict=True):
         found = _measure(command, path, name, schemes)
         if command.records is not None:
-            write(command.records, found)
+            before = jsonl.read(command.records) if command.records.exists() else []
+            write_text(command.records, "".join(map(jsonl.encode, [*before, *found])))
         lines += found
-        console().print(to_console(parse_records(found)[0]))
+        for part in to_console(page_of(parse_records(found))):
+            console().print(part)
     if command.page is not None:
-        shown = parse_records(lines) if command.records is None else load([command.records])
-        write_quantization(shown, command.page, title=command.title)
+        shown = parse_records(lines) if command.records is None else load(command.records)
+        write_page(page_of(shown, command.title), command.page)
         show(f"page: {command.page}")
     return 0
 
@@ -157,7 +160,9 @@ def _given(command: Command, *names: str) -> list[str]:
 def _checked(command: Command) -> list["Scheme"]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
     from clearhead.quantize import every, scheme
-    from clearhead.report.quantization import load
+    from clearhead.records.loading import load
+    from clearhead.records.runs import QUANTIZATION
+    from clearhead.report.quantization import check
 
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
@@ -172,7 +177,9 @@ def _checked(command: Command) -> list["Scheme"]:
     if command.choices is not None:
         require("lm_eval", "lm-eval")
     if command.records is not None and command.records.exists():
-        load([command.records])  # refuses a file of something else before the work
+        known = check(load(command.records))  # refused before the work
+        if any(run.study != QUANTIZATION for run in known.runs):
+            raise ClearheadError(f"{command.records} holds records of other studies: name another")
     given = command.scheme or (ALL,)
     names = [name for word in given for name in (every() if word == ALL else [word])]
     return [scheme(name) for name in dict.fromkeys(names)]

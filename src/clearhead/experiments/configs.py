@@ -249,7 +249,7 @@ class FinetuneJob:
             if self.task is None:
                 found = replace(found, name=Path(self.train_file).name.split(".")[0])
             splits = [Path(name).name.split(".")[0] for name in self.validation_file]
-            if len(splits) == 1 or len(set(splits)) < len(splits):
+            if len(splits) == 1 or len({"train", *splits}) <= len(splits):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
             found = replace(
                 found,
