@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class OpensModels:
-    """Of every verb that opens a model."""
+    """The option of every verb that opens a model."""
 
     trust_remote_code: bool = False
     """Run Python code that the model's folder or repository brings. Read it first."""

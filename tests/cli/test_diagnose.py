@@ -174,7 +174,7 @@ def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys
     def too_much(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr("clearhead.diagnose.diagnosis.run", too_much)
+    monkeypatch.setattr("clearhead.diagnose.diagnosis.run_backbone", too_much)
     assert _call(str(saved / "gpt2"), *words) == 2
     assert "give a smaller --length" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""clearhead diagnose: what any model does inside."""
+"""clearhead diagnose: attention and hidden states of any model."""
 
 import sys
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import DiagnoseConfig
+from clearhead.metavars import Model, Pair, Size
 from clearhead.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -23,17 +24,17 @@ RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels, DiagnoseConfig):
-    """Which models, on what text."""
+    """A diagnosis."""
 
-    models: Positional[tuple[str, ...]]
-    """One or two: a checkpoint's folder (RUN/final) or a hub name, a language model or an encoder;
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
     output: Path = Path("runs/diagnose")
-    """The folder of diagnosis.jsonl and diagnosis.html."""
-    size: str = "tiny"
-    """Of an init: preset (clearhead plan lists them)."""
-    set: tuple[str, ...] = ()
-    """Changes to an init: model's configuration, KEY=VALUE, such as num_hidden_layers=24."""
+    """Folder for diagnosis.jsonl and diagnosis.html."""
+    size: Size = "tiny"
+    """Size of an init: preset, such as tiny or small."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is each model's own."""
 
@@ -43,7 +44,13 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="diagnose",
-        description="Sinks, outliers, order, rank and extrapolation of any Hugging Face model.",
+        description="Measure attention sinks, outliers, order, rank and extrapolation of one or "
+        "two Hugging Face models on held-out text. Print a table; write records and a page.",
+        examples=(
+            "./SmolLM2-135M --data.data my/texts",
+            "init:sas init:transformer --set num_hidden_layers=24 --output runs/at-the-start",
+        ),
+        presets=True,
     )
     if len(command.models) > 2:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")

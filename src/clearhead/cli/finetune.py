@@ -6,6 +6,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.experiments.configs import RECORDS, FinetuneJob
+from clearhead.metavars import Model
 from clearhead.terminal import console, say
 
 
@@ -13,7 +14,7 @@ from clearhead.terminal import console, say
 class Command(FinetuneJob):
     """A fine-tuning."""
 
-    model: Positional[str]
+    model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
 
 
@@ -24,14 +25,19 @@ def run(words: list[str]) -> int:
         verb="finetune",
         description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
         "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
+        examples=(
+            "runs/bert/final --task wnli --output runs/wnli",
+            "MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2",
+        ),
     )
-    from clearhead.experiments.finetune import InterruptedTask, run_finetune
+    from clearhead.experiments.finetune import run_finetune
     from clearhead.report import page_of, to_console
+    from clearhead.train import InterruptedRun
 
     try:
         records = run_finetune(command, say=say)
-    except InterruptedTask as stop:
-        say("stopped; finished seeds are kept, the same command starts the others")
+    except InterruptedRun as stop:
+        say("stopped and saved: the same command goes on from here")
         return stop.code
     for part in to_console(page_of(records)):
         console().print(part)

@@ -1,4 +1,4 @@
-"""clearhead quantize: what few bits cost a model, and models in few bits to keep."""
+"""clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from clearhead.cli.options import parse
 from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError, require
+from clearhead.metavars import Model, SchemeName, Text
 from clearhead.ranges import Count, Length
 from clearhead.terminal import console, say, show
 
@@ -21,13 +22,13 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to measure, on what text."""
+    """Models, schemes and text."""
 
-    models: Positional[tuple[str, ...]]
+    models: Positional[tuple[Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names."""
-    scheme: tuple[str, ...] = ()
-    """Names such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row; "all", or none,
-    is the table of docs/quantize.md."""
+    scheme: tuple[SchemeName, ...] = ()
+    """Schemes such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row. All those of
+    docs/quantize.md where none is given, or "all"."""
     deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
@@ -40,13 +41,13 @@ class Command(OpensModels):
     """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
     HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
     questions: Count = 200
-    """The first so many questions are asked."""
+    """How many of the questions to ask: the first ones of the file."""
     records: Path | None = None
-    """Add the results to this file; the page then shows all that it holds."""
+    """File to add the results to; the page then shows all that it holds."""
     page: Path | None = None
-    """Write the page of bits against perplexity here."""
-    title: str = ""
-    """The page's title; unless given, the models' names."""
+    """File for the page of perplexity against bits."""
+    title: Text = ""
+    """The page's title; the models' names unless given."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is each model's own."""
 
@@ -56,8 +57,12 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="quantize",
-        description="What few bits cost a model: perplexity and accuracy by scheme, simulated; or "
-        "a model to keep in few bits, with its size, speed and perplexity.",
+        description="Simulate models in few bits, and measure perplexity and accuracy by scheme. "
+        "Or, with --deploy, save a model in few bits and measure its size, speed and perplexity.",
+        examples=(
+            "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
+            "MODEL --deploy int8-weight-only --output runs/int8",
+        ),
     )
     from clearhead.experiments.building import refuse_tokenizer
     from clearhead.records.lock import hold_file

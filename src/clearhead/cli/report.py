@@ -6,19 +6,20 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
+from clearhead.metavars import Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to read and where to write."""
+    """Records to show, and the page."""
 
     records: Positional[tuple[Path, ...]]
-    """Files of records (JSON lines), such as runs/compare/records.jsonl; or of diagnoses; or of
-    what few bits cost."""
+    """Files of records (JSON lines), such as runs/compare/records.jsonl. Records of runs, of
+    diagnoses and of quantisations each have a page of their own."""
     output: Path = Path("report.html")
-    """The page."""
-    title: str = ""
-    """Its title; unless given, the models' names."""
+    """File for the page."""
+    title: Text = ""
+    """Title of the page; the models' names unless given."""
 
 
 def run(words: list[str]) -> int:
@@ -26,7 +27,11 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="report",
-        description="Read records, print the comparison and write one page that opens offline.",
+        description="Read records, print their tables and write one page that opens offline.",
+        examples=(
+            "runs/mine/records.jsonl",
+            "results/passkey.jsonl results/tiny-long.jsonl --output both.html",
+        ),
     )
     from clearhead.cli.publishing import publish
 

@@ -71,6 +71,6 @@ class Milestones(LinesFile):
             read = perplexity(
                 model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
             )
-            found = list(states(model, self._texts, self.settings, batch_size=size))
-        pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
+            lines = states(model, self._texts, self.settings, batch_size=size)
+        pooled = [line for line in lines if "layer" not in line and line["metric"] in METRICS]
         return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]

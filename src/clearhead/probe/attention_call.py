@@ -1,4 +1,4 @@
-"""Attention scores and weights by tiles of query rows, as the probes see them.
+"""One layer's attention as the probes see it: its queries and keys, and tiles of its scores.
 
 Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
 """
@@ -19,12 +19,12 @@ WEIGHTS = 1 << 22
 
 
 class Tile(NamedTuple):
-    """Rows `start` to `start + R` of the maps, and the first of their keys; those left out are 0.
+    """Rows `start` to `start + R` of softmax maps and their first S keys; further keys are hidden.
 
     Attributes:
         start: the first of its queries.
         weights: [B, H, R, S], float32 (float64 for float64 queries), 0 where hidden.
-        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
         null: [B, H, R], the weight of the sink, on no key; None where there is no sink.
     """
 
@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     Attributes:
         start: the first of its queries.
         scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
-        visible: bool [B or 1, H or 1, R, S], whether the query may see the key.
+        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
         clear: every row sees at least the first so many keys.
     """
 
@@ -52,7 +52,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What one layer's attention was asked for.
+    """The inputs of one layer's attention.
 
     Attributes:
         module: the attention module.
@@ -95,14 +95,6 @@ class AttentionCall:
         if self.sink.ndim == 1:
             return self.sink[:, None, None]
         return self.sink[:, :, start:][:, :, :rows, None]
-
-    def tiles(self) -> Iterator[Tile]:
-        """The maps in float32 at least, a tile at a time."""
-        for start, score, visible, _ in self.scores():
-            weights, null = normalised(
-                score.masked_fill(~visible, -torch.inf), self.null_logit(start, score.shape[2])
-            )
-            yield Tile(start, weights, visible, null)
 
     def scores(self, size: int | None = None, first: int = 0) -> Iterator[Scores]:
         """The logits of the queries from `first` on, in float32 at least, by tiles of at most

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.diagnose import weights as tiling
-from clearhead.diagnose.weights import AttentionCall
 from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
+from clearhead.probe import tiles as tiling
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.tiles import AttentionTile, ByTile, MapTile
 
 B, H, G, T, S, D = 2, 6, 3, 11, 11, 5
 
@@ -22,10 +23,27 @@ def _call(queries: int = T, **options: object) -> AttentionCall:
 
 def _whole(call: AttentionCall) -> torch.Tensor:
     out = torch.zeros(*call.q.shape[:3], call.k.shape[2])
-    for tile in call.tiles():
-        _, _, rows, keys = tile.weights.shape
-        out[:, :, tile.start : tile.start + rows, :keys] = tile.weights
+    for tile in _tiles(call):
+        weights = _only(tile).weights
+        _, _, rows, keys = weights.shape
+        out[:, :, tile.start : tile.start + rows, :keys] = weights
     return out
+
+
+def _tiles(call: AttentionCall) -> list[AttentionTile]:
+    tiles: list[AttentionTile] = []
+
+    class Keep:
+        def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+            tiles.append(tile)
+
+    ByTile(weights=[Keep()]).observe(call)
+    return tiles
+
+
+def _only(tile: AttentionTile) -> MapTile:
+    (found,) = tile.maps
+    return found
 
 
 @pytest.mark.parametrize("weights", [1 << 22, 3 * B * H * S, 1])
@@ -43,7 +61,7 @@ def _whole(call: AttentionCall) -> torch.Tensor:
     ],
 )
 def test_tiles_are_the_oracle(monkeypatch, weights, options):
-    monkeypatch.setattr(tiling, "WEIGHTS", weights)
+    monkeypatch.setattr(tiling, "TILE", weights)
     for queries in (T, 4):
         if getattr(options.get("sink"), "ndim", 1) == 3:
             options = {"sink": options["sink"][:, :, -queries:]}
@@ -58,7 +76,7 @@ def test_null_weight_is_one_minus_the_row_sum():
         scores = call.q.double() @ call.k.double().repeat_interleave(2, 1).mT * call.scale + shift
         scores = scores.masked_fill(torch.ones(T, S).triu(1).bool(), -torch.inf)
         expected = 1 / (1 + scores.exp().sum(-1))
-        null = torch.cat([tile.null for tile in call.tiles()], 2)
+        null = torch.cat([_only(tile).null for tile in _tiles(call)], 2)
         assert torch.allclose(null.double(), expected, rtol=1e-4)
 
 
@@ -77,7 +95,7 @@ def test_bool_and_additive_masks_are_the_causal_mask():
         masked = AttentionCall(q=call.q, k=call.k, mask=mask, **options)
         assert torch.allclose(_whole(masked).double(), expected, atol=1e-6)
         assert all(
-            bool((tile.visible == visible[:, :, tile.start :]).all()) for tile in masked.tiles()
+            bool((tile.visible == visible[:, :, tile.start :]).all()) for tile in _tiles(masked)
         )
 
 
@@ -89,7 +107,7 @@ def test_softcap_bounds_the_scores():
 
 
 def test_a_tile_holds_a_bounded_number_of_weights(monkeypatch):
-    monkeypatch.setattr(tiling, "WEIGHTS", 5 * B * H * S)
-    assert [tile.weights.shape[2] for tile in _call().tiles()] == [5, 5, 1]
+    monkeypatch.setattr(tiling, "TILE", 5 * B * H * S)
+    assert [_only(tile).weights.shape[2] for tile in _tiles(_call())] == [5, 5, 1]
     # Causal rows see no key behind them, and none is computed.
-    assert [tile.weights.shape[3] for tile in _call().tiles()] == [5, 10, 11]
+    assert [_only(tile).weights.shape[3] for tile in _tiles(_call())] == [5, 10, 11]

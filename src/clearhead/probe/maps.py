@@ -1,4 +1,4 @@
-"""Which attention maps a layer has, how they combine, and by what."""
+"""The attention maps of a layer, and the matrix that it makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.weights import AttentionCall, Tile, normalised
 from clearhead.nn.attention import Attention
 from clearhead.ops.attention import at_zero_queries
+from clearhead.probe.attention_call import AttentionCall, Tile, normalised
 
 PLAIN = "softmax"
 DIFFERENCE = "difference"
@@ -17,8 +17,8 @@ SHAPED = "shaped"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maps:
-    """The maps of one layer.
+class LayerMaps:
+    """The attention maps of one layer.
 
     Attributes:
         names: of the maps that are rows of weights each, in the order of `split`.
@@ -49,7 +49,9 @@ class Maps:
             return None
         by, first = self._of_rows(tile.weights, tile.start), before + tile.start
         attention: Any = call.module
-        return attention.effective_weights(tile.weights, by, lambda: alone(call, tile), first)
+        return attention.effective_weights(
+            tile.weights, by, lambda: _position_only(call, tile), first
+        )
 
     def centre(self, tile: Tile) -> Tensor | None:
         """C, attention at W_Q = 0, [B, heads, R, S], where the matrix has the identity in it."""
@@ -57,33 +59,32 @@ class Maps:
             return None
         maps: Any = self.call.module.maps
         return maps.effective_weights(
-            alone(self.call, tile), self._of_rows(tile.weights, tile.start)
+            _position_only(self.call, tile), self._of_rows(tile.weights, tile.start)
         )
 
     def _of_rows(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
-        by = self.lambdas
-        if by is not None and by.ndim > 2:  # one for each token
-            by = by[:, :, start : start + weights_BHRS.shape[2]]
-        return by
+        lambdas = self.lambdas
+        if lambdas is not None and lambdas.ndim > 2:  # one for each token
+            lambdas = lambdas[:, :, start : start + weights_BHRS.shape[2]]
+        return lambdas
 
 
-def maps_of(call: AttentionCall) -> Maps:
-    """Attention of clearhead says how many maps a head has and how they combine, and so does
-    DiffLlama; any other attention has one."""
+def maps_of(call: AttentionCall) -> LayerMaps:
+    """The maps of clearhead's attention and of DiffLlama; any other attention has one a head."""
     if isinstance(call.module, Attention):
-        return Maps(
+        return LayerMaps(
             names=call.module.maps.maps,
             lambdas=call.lambdas,
             by=call.module.maps,
             call=call if call.module.layer.shaping != "none" else None,
         )
     if type(call.module).__name__ == "DiffLlamaAttention":
-        return Maps(names=_Halves.maps, lambdas=_diffllama_lambda(call.module), by=_Halves)
-    return Maps(names=(PLAIN,), lambdas=None, by=None)
+        return LayerMaps(names=_Halves.maps, lambdas=_diffllama_lambda(call.module), by=_Halves)
+    return LayerMaps(names=(PLAIN,), lambdas=None, by=None)
 
 
-def alone(call: AttentionCall, tile: Tile) -> Tensor:
-    """The maps of a tile if its queries and keys had position alone in them, [B, H, R, S]."""
+def _position_only(call: AttentionCall, tile: Tile) -> Tensor:
+    """The softmax maps [B, H, R, S] of queries and keys that hold nothing but position."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
     q = attention.position_only(call.q[:batch, :, tile.start : tile.start + rows])

@@ -1,4 +1,4 @@
-"""The largest magnitudes among very many numbers, and their median, without keeping them."""
+"""The largest magnitudes of a stream of numbers, and the median, in constant memory."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,10 @@ KEPT = RANKS[-1]
 _SHIFT = 14  # a bin is the first 18 bits of a float32: 2^-9 of the value wide
 
 
-class Largest:
+class RunningTopK:
     """The `KEPT` largest |x| of all rows added.
 
-    Only rows that can hold one of them are looked at, by a bound that the caller knows of each; so
-    the cost of a row that cannot is that of a comparison.
+    The caller gives a bound of each row: a row that cannot hold any of them costs one comparison.
     """
 
     def __init__(self) -> None:
@@ -24,18 +23,18 @@ class Largest:
         Rows whose bound is not finite are left out.
         """
         floor = self.values[-1] if len(self.values) == KEPT else -1.0
-        chosen = (bound > floor) & bound.isfinite()
-        if not bool(chosen.any()):
+        candidates = (bound > floor) & bound.isfinite()
+        if not bool(candidates.any()):
             return
-        found = rows[chosen].abs()
+        largest = rows[candidates].abs()
         if visible is not None:
-            found = found.masked_fill(~visible.expand(rows.shape)[chosen], -1.0)
-        found = torch.cat([self.values.to(found), found.flatten()])
-        found = found[found >= 0]
-        self.values = found.topk(min(KEPT, len(found))).values
+            largest = largest.masked_fill(~visible.expand(rows.shape)[candidates], -1.0)
+        largest = torch.cat([self.values.to(largest), largest.flatten()])
+        largest = largest[largest >= 0]
+        self.values = largest.topk(min(KEPT, len(largest))).values
 
     def ranks(self) -> dict[int, float]:
-        """{rank: value} for those of `RANKS` that there are."""
+        """{rank: value} for the `RANKS` that exist."""
         return ranks_of(self.values)
 
 
@@ -44,8 +43,8 @@ def ranks_of(values: Tensor) -> dict[int, float]:
     return {rank: float(values[rank - 1]) for rank in RANKS if rank <= len(values)}
 
 
-def together(parts: list[Largest]) -> Tensor:
-    """The largest of several, in falling order."""
+def merge(parts: list[RunningTopK]) -> Tensor:
+    """The `KEPT` largest of several, in falling order."""
     values = torch.cat([part.values.float() for part in parts]) if parts else torch.zeros(0)
     return values.topk(min(KEPT, len(values))).values
 

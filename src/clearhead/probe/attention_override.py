@@ -1,4 +1,4 @@
-"""An attention implementation that takes the place of a model's own while a context lasts.
+"""An attention implementation that replaces a model's own inside a context.
 
 transformers' models look their attention function up by name in `AttentionInterface` at every
 call, and the function that makes its mask in `AttentionMaskInterface`.
@@ -17,13 +17,13 @@ from clearhead.errors import ClearheadError
 State = TypeVar("State")
 
 
-class StandIn(Generic[State]):
-    """One such implementation; it serves one model at a time.
+class AttentionOverride(Generic[State]):
+    """A registered attention implementation, for one model at a time.
 
     Args:
-        name: under which transformers finds it.
-        attend: a function of the interface; it reads what it needs from `state`.
-        home: whose contexts it works in, for the message to those who call it elsewhere.
+        name: its key in transformers' interface.
+        attend: a function of the interface, which may read `state`.
+        home: the package whose contexts it works in, for error messages.
     """
 
     def __init__(self, name: str, attend: Callable[..., tuple[Tensor, Any]], *, home: str) -> None:
@@ -34,12 +34,12 @@ class StandIn(Generic[State]):
 
     @property
     def state(self) -> State:
-        """What the context was entered with."""
+        """The state that the context was entered with."""
         return self._entered()[0]
 
     @property
     def original(self) -> str:
-        """The name of the implementation whose place it takes."""
+        """The name of the implementation that it replaces."""
         return self._entered()[1]
 
     def _entered(self) -> tuple[State, str]:
@@ -52,7 +52,7 @@ class StandIn(Generic[State]):
 
     @contextmanager
     def within(self, model: Any, state: State, *, busy: str, refusal: str) -> Iterator[State]:
-        """Switch the model; what was set is set again afterwards, also after an error.
+        """Set this implementation in the body, and the model's own again afterwards.
 
         Raises:
             ClearheadError: `busy` within another such context, `refusal` where the model does not
