@@ -5,7 +5,7 @@ each has a name of its own (`DEFINITIONS`).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -258,30 +258,41 @@ def stream_profile(model: Any) -> Iterator[StreamProfile]:
     """Observe the stream before the first block and after each, of all that runs in the body.
 
     Raises:
-        ClearheadError: as `clearhead.models.inspection.decoder_layers`.
+        ClearheadError: as `observing_stream`.
     """
     profile = StreamProfile()
+    with observing_stream(model, profile.observe):
+        yield profile
+
+
+@contextmanager
+def observing_stream(model: Any, observe: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call `observe` with the input of the first layer, as layer `INPUT`, and every layer's output.
+
+    Raises:
+        ClearheadError: as `clearhead.models.inspection.decoder_layers`.
+    """
     layers = decoder_layers(model)
 
-    def observe(layer: int, x_BTC: Tensor) -> None:
+    def show(layer: int, x_BTC: Tensor) -> None:
         with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):
-            profile.observe(layer, x_BTC)
+            observe(layer, x_BTC)
 
     def entered(module: nn.Module, arguments: Any, keywords: Any) -> None:
         x = arguments[0] if arguments else keywords.get("hidden_states")
         if isinstance(x, Tensor):
-            observe(INPUT, x)
+            show(INPUT, x)
 
     def left(layer: int) -> Any:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            observe(layer, output[0] if isinstance(output, tuple) else output)
+            show(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
 
     handles = [layers[0].register_forward_pre_hook(entered, with_kwargs=True)]
     handles += [layer.register_forward_hook(left(i)) for i, layer in enumerate(layers)]
     try:
-        yield profile
+        yield
     finally:
         for handle in handles:
             handle.remove()
