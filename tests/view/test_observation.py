@@ -170,12 +170,12 @@ def test_a_page_stays_within_its_bytes(make, tokenizer, words, monkeypatch):
 
 def test_heads_are_chosen_by_extremes_of_each_statistic():
     a, b, c, d = (Head(0, i) for i in range(4))
-    statistics = {
-        "x": {a: 0.1, b: 0.9, c: 0.5, d: 0.4},
-        "y": {a: 3.0, b: 1.0, c: 2.0, d: 2.5},
-    }
+    statistics = [
+        {a: 0.1, b: 0.9, c: 0.5, d: 0.4},
+        {a: 3.0, b: 1.0, c: 2.0, d: 2.5},
+    ]
     assert by_extremes(statistics) == [b, a, c, d]
-    assert by_extremes({}) == []
+    assert by_extremes([]) == []
 
 
 def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, words):

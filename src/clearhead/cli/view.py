@@ -11,8 +11,9 @@ from tyro.conf import Positional
 
 from clearhead.cli.names import short_names
 from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import Model, Pair, Size
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say
 
@@ -27,28 +28,28 @@ TEXT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """Which models, on which text."""
+    """A page to click through."""
 
-    models: Positional[tuple[str, ...]]
-    """One or two: a checkpoint's folder (RUN/final) or a hub name, a language model or an encoder;
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
     text: str = TEXT
-    """The text that they read, or a file of it."""
+    """Text to read, or a file of it."""
     output: Path = Path("runs/view.html")
     """The page."""
     tokens: Length = 2048
-    """The first tokens of the text that are read, at the most. Beyond 256 some heads are chosen
-    whose maps are on the page."""
+    """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
+    has the maps of some heads only."""
     open: bool = True
     """Open the page in a browser, where there is a display."""
     live: bool = False
-    """Serve the page at 127.0.0.1, with a box for the text, until Ctrl-C; no file is written."""
+    """Serve the page on 127.0.0.1 with a box to type in, until Ctrl-C; no file is written."""
     port: Annotated[int, Range("a port, or 0 for a free one", lambda n: 0 <= n < 65536)] = 0
-    """Of --live."""
-    size: str = "tiny"
-    """Of an init: preset (clearhead plan lists them)."""
-    set: tuple[str, ...] = ()
-    """Changes to an init: model's configuration, KEY=VALUE, such as num_hidden_layers=24."""
+    """Port of --live; 0 is any free one."""
+    size: Size = "tiny"
+    """Size of an init: preset, such as tiny or small."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
 
 
 def run(words: list[str]) -> int:
@@ -56,7 +57,13 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="view",
-        description="Attention, hidden states and predictions of one text, on a page to click.",
+        description="Show attention maps, hidden states and predictions of one text on a page to "
+        "click through, which needs no network.",
+        examples=(
+            './SmolLM2-135M --text "The keys to the cabinet are on the table."',
+            "runs/a/final runs/b/final --text essay.txt --output page.html",
+        ),
+        presets=True,
     )
     if len(command.models) > 2:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.stream import observing_stream
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import (
     batches,
@@ -18,10 +16,12 @@ from clearhead.models.inspection import (
     run_backbone,
     within_memory,
 )
+from clearhead.probe.observation import observe
+from clearhead.probe.tiles import ByTile
 from clearhead.view.heads import Head, by_extremes
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
 from clearhead.view.packing import pack, pack_logarithms, pack_map
-from clearhead.view.trace import STATISTICS, WEIGHTS, AttentionTrace, HiddenTrace
+from clearhead.view.trace import WEIGHTS, AttentionTrace, HiddenTrace
 
 BYTES = 3_000_000  # of one model on the page, at most
 LONGEST = 2048  # tokens
@@ -82,16 +82,19 @@ def _observed(
     trace = AttentionTrace(ids_BT.shape[1])
     lens = find_lens(model, ids_BT[:, :2])
     hidden = HiddenTrace(None if lens is None else lens.read)
-    with observing_stream(model, hidden.observe), probing(model, trace.observe):
+    with observe(model, attention=[ByTile(weights=[trace])], hidden=[hidden]):
         out = run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
     if not trace.names:
         raise ClearheadError(f"{name} has no attention in its layers that could be observed")
-    statistics = {name: trace.statistic(name) for name in STATISTICS}
-    order = by_extremes({f"{n} {m}": v for n, maps in statistics.items() for m, v in maps.items()})
+    statistics: dict[str, dict[str, dict[Head, float]]] = {}
+    for line in trace.measures():
+        by_map = statistics.setdefault(line["metric"], {})
+        by_map.setdefault(line["map"], {})[Head(line["layer"], line["head"])] = line["value"]
+    order = by_extremes([values for maps in statistics.values() for values in maps.values()])
     if trace.full:
         each = trace.weights_of_map * max(map(len, trace.names.values()))
         trace = AttentionTrace(ids_BT.shape[1], set(order[: max(1, WEIGHTS // each)]))
-        with probing(model, trace.observe):
+        with observe(model, attention=[ByTile(weights=[trace])]):
             run_backbone(model, ids_BT)
     data: dict[str, Any] = {
         "name": name,
@@ -103,7 +106,6 @@ def _observed(
         "statistics": {
             metric: {map: _by_layer(values) for map, values in maps.items()}
             for metric, maps in statistics.items()
-            if maps
         },
         "lambdas": {
             layer: round(value.item(), 4) if not value.ndim else _rounded(value)
@@ -117,7 +119,7 @@ def _observed(
         if lens.agrees(logits_TV):
             data["lens"] = _lens(lens, tokenizer)
     used = len(json.dumps(data))
-    chunks, places, kept = _packed(trace, [h for h in order if h in set(trace.heads())], used)
+    chunks, places, kept = _packed(trace, order, used)
     data["maps"] = places
     return Observation(model=data, chunks=chunks, kept=kept, heads=len(order))
 
