@@ -168,7 +168,6 @@ class TrainConfig(Recipe, Windows):  # the last base's fields come first, in hel
                 f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
-
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "

@@ -54,7 +54,8 @@ def train(
     SIGTERM stop the run after the step at hand, with a checkpoint.
 
     Args:
-        model: any Hugging Face causal language model, or a masked one with such batches.
+        model: any Hugging Face causal language model; a masked one or a classifier with such
+            batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
         output: the run folder; it must hold no run, or with `resume` the run to go on with.
