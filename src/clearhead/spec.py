@@ -98,6 +98,7 @@ class LayerSpec:
     mlp_skip_gain: float | None = None
     dropout: float = 0.0
     scores: str = _axis("dot", "how a query is compared with a key")
+    qk_norm: str = _axis("none", "what is done to queries and keys before position")
     normalizer: str = _axis("softmax", "how a row of scores becomes weights")
     maps: str = _axis("single", "how attention maps are combined into one")
     shaping: str = _axis("none", "how the attention matrix meets the identity")
@@ -141,8 +142,8 @@ class Declaration:
         build: makes the mechanism's module, from a `LayerSpec`; for norms, from width and eps; for
             normalizers, from a spec, the number of maps, and how many neighbours share a key head
             (`keys_together`); for positions, from a spec and the number of
-            heads; for scores, from the position's `prepare`; for residual scales, from the gain
-            that a branch starts with.
+            heads; for scores, from the position's `prepare`; for qk_norm, from a spec and the width
+            of a head; for residual scales, from the gain that a branch starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.

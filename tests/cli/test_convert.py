@@ -3,12 +3,19 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaForCausalLM, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DiffLlamaForCausalLM,
+    GraniteSWAForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from clearhead import ClearheadForCausalLM
 from clearhead.cli import main
 from clearhead.models import conversion
-from clearhead.models.llama import to_llama
+from clearhead.models.families.llama import LLAMA
 
 
 def _call(*words: str) -> int:
@@ -18,7 +25,12 @@ def _call(*words: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("preset", "kind"), [("transformer", LlamaForCausalLM), ("differential", DiffLlamaForCausalLM)]
+    ("preset", "kind"),
+    [
+        ("transformer", LlamaForCausalLM),
+        ("differential", DiffLlamaForCausalLM),
+        ("sink", GraniteSWAForCausalLM),
+    ],
 )
 def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys):
     run, there, back = (str(tmp_path / name) for name in ("run", "there", "back"))
@@ -38,7 +50,9 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
     assert _call("generate", back, "attention", "--tokens", "4") == 0
     again = AutoModelForCausalLM.from_pretrained(back)
     assert type(again) is ClearheadForCausalLM
-    if kind is LlamaForCausalLM:  # DiffLlama has no gain for a head's norm: W_O has taken it
+    if (
+        kind is not DiffLlamaForCausalLM
+    ):  # DiffLlama has no gain for a head's norm: W_O has taken it
         first, last = (
             load_file(f"{folder}/model.safetensors") for folder in (f"{run}/final", back)
         )
@@ -48,9 +62,9 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
 
 def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, monkeypatch):
     run, made = tmp_path / "run", tmp_path / "made"
-    assert _call("train", "softmax1", "--output", str(run), *settings) == 0
+    assert _call("train", "key-bias", "--output", str(run), *settings) == 0
     assert _call("convert", str(run), str(made)) == 2
-    assert "Llama has no normalizer='softmax1': only normalizer='softmax'" in _error(capsys)
+    assert "Llama has no normalizer='key': only normalizer='softmax'" in _error(capsys)
     assert _call("convert", str(run), str(run)) == 2
     assert "run exists: give the folder of a model not made yet" in _error(capsys)
     assert _call("convert", str(tmp_path / "none"), str(made)) == 2
@@ -59,14 +73,30 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     assert _call("train", "transformer", "--output", str(plain), *settings) == 0
 
     def wrong(model: ClearheadForCausalLM) -> LlamaForCausalLM:
-        broken = to_llama(model)
+        broken = LLAMA.exported(model)
         torch.nn.init.zeros_(broken.model.norm.weight)
         return broken
 
-    monkeypatch.setattr(conversion, "to_llama", wrong)
+    other = conversion.FAMILIES["LlamaForCausalLM"]._replace(write=wrong)
+    monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
     assert _call("convert", str(plain), str(made)) == 2
     assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
+
+
+def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
+    made, folder = tmp_path / "made", tmp_path / "bits"
+    folder.mkdir()
+    (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    for name in (folder, folder / "model.Q4_1.gguf"):
+        assert _call("convert", str(name), str(made)) == 2
+        assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in _error(capsys)
+    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    LlamaConfig(quantization_config=quantised).save_pretrained(folder)
+    (folder / "model.Q4_1.gguf").unlink()
+    assert _call("convert", str(folder), str(made)) == 2
+    assert "is quantised (bitsandbytes): open it with model.dequantize()" in _error(capsys)
+    assert not made.exists()
 
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:

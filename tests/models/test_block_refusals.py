@@ -39,7 +39,7 @@ SHAPE = space.SHAPE | {"head_dim": 4}
         ),
         ({"value_init": "orthgonal"}, "is none of normal, orthogonal, identity"),
         ({"attention_dropout": 0.1, "shaping": "shaped"}, "carry the signal itself"),
-        ({"qk_norm": True, "shaping": "shaped"}, "1/eps"),
+        ({"qk_norm": "rmsnorm", "shaping": "shaped"}, "1/eps"),
     ],
 )
 def test_refusals(keys, message):

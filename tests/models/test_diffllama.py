@@ -6,7 +6,7 @@ from tests_models_space import WHOLE as SHAPE
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models.diffllama import from_diffllama, to_diffllama
+from clearhead.models.families.diffllama import from_diffllama, to_diffllama
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tests_models_space import WHOLE as SHAPE
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import PRESETS
 from clearhead.models.conversion import converted
-from clearhead.models.llama import from_llama, to_llama
+from clearhead.models.families.llama import LLAMA
 
 IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
 
@@ -47,14 +47,14 @@ def test_rotary_scaling_comes_along(kind):
     shape = SHAPE | {"max_position_embeddings": 8}
     theirs = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope)).eval()
     with torch.no_grad():
-        ours = from_llama(theirs)
+        ours = LLAMA.imported(theirs)
         assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
-        assert torch.allclose(to_llama(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
+        assert torch.allclose(LLAMA.exported(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
 
 
 def test_generation_and_padding_agree():
     theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, pad_token_id=0)).eval()
-    ours = from_llama(theirs)
+    ours = LLAMA.imported(theirs)
     ids, mask = IDS.clone(), torch.ones_like(IDS)
     ids[0, :4], mask[0, :4] = 0, 0
     settings = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False}
@@ -65,7 +65,7 @@ def test_generation_and_padding_agree():
 def test_every_other_preset_is_refused(name):
     config = preset(name, "tiny", num_hidden_layers=1, vocab_size=61)
     with pytest.raises(ClearheadError, match=r"Llama has no \w+=.*: only .* can be exported"):
-        to_llama(ClearheadForCausalLM(config))
+        LLAMA.exported(ClearheadForCausalLM(config))
 
 
 @pytest.mark.parametrize(
@@ -80,38 +80,36 @@ def test_every_other_preset_is_refused(name):
 )
 def test_what_llama_does_not_have_is_refused(change, said):
     with pytest.raises(ClearheadError, match=said):
-        to_llama(ClearheadForCausalLM(preset("transformer", **SHAPE, **change)))
+        LLAMA.exported(ClearheadForCausalLM(preset("transformer", **SHAPE, **change)))
 
 
-@pytest.mark.parametrize(
-    "key", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}]
-)
-def test_what_clearhead_does_not_have_is_refused(key):
-    with pytest.raises(ClearheadError, match=f"a Llama with {next(iter(key))}="):
-        from_llama(LlamaForCausalLM(LlamaConfig(**SHAPE, **key)))
+def test_what_clearhead_does_not_have_is_refused():
+    with pytest.raises(ClearheadError, match="a Llama with hidden_act='gelu'"):
+        LLAMA.imported(LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu")))
 
 
 def test_what_starts_or_trains_a_layer_does_not_matter():
     changes = {"query_range": 0.0, "dropout": 0.1, "initializer_range": 0.05}
     ours = ClearheadForCausalLM(preset("transformer", **SHAPE | changes)).eval()
     with torch.no_grad():
-        assert torch.allclose(to_llama(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
+        assert torch.allclose(LLAMA.exported(ours)(IDS).logits, ours(IDS).logits, atol=5e-5)
 
 
 def test_widths_that_transformers_refuses_are_refused_in_a_line():
     odd = preset("transformer", **SHAPE | {"num_attention_heads": 5, "head_dim": 8})
     with pytest.raises(ClearheadError, match="no hidden_size=32 with 5 heads"):
-        to_llama(ClearheadForCausalLM(odd))
+        LLAMA.exported(ClearheadForCausalLM(odd))
 
 
-def test_a_quantised_model_is_refused():
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("torchao", r"is quantised \(torchao\): convert the one that it was made from"),
+        ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and convert that"),
+    ],
+)
+def test_a_quantised_model_is_refused(method, said):
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    model.config.quantization_config = {"quant_method": "torchao"}
-    with pytest.raises(ClearheadError, match="convert the one that it was made from"):
+    model.config.quantization_config = {"quant_method": method}
+    with pytest.raises(ClearheadError, match=said):
         converted(model)
-
-
-def test_other_models_are_named():
-    other = MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2))
-    with pytest.raises(ClearheadError, match="a MistralForCausalLM cannot be converted"):
-        converted(other)

@@ -85,7 +85,7 @@ def test_clearhead_models_too():
             lambda: _llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1}),
             "ntk",
             2,
-            r"scaled already \(linear\)",
+            r"frequencies are 'linear' already",
         ),
         (lambda: ClearheadForCausalLM(preset("alibi", **SHAPE)), "ntk", 2, "no rotary frequencies"),
         (lambda: ClearheadForCausalLM(preset("xpos", **SHAPE)), "linear", 2, "not defined for it"),

@@ -1,4 +1,4 @@
-"""clearhead convert: a Llama or DiffLlama as a clearhead model, and back."""
+"""clearhead convert: a model of transformers as a clearhead model, and back."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ class Command(OpensModels):
     """A conversion."""
 
     model: Positional[Model]
-    """A Llama or DiffLlama, or a clearhead model that is one: a folder or a hub name."""
+    """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
+    clearhead model that is a Llama, Mistral, Qwen3, DiffLlama or GraniteSWA: a folder or a hub
+    name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
 
@@ -31,11 +33,12 @@ def run(words: list[str]) -> int:
         examples=("./SmolLM2-135M ./smollm2-clearhead", "runs/train/final ./as-llama"),
     )
     from clearhead.experiments.checkpoints import load_model
-    from clearhead.models.conversion import converted
+    from clearhead.models.conversion import converted, require_convertible
     from clearhead.records.files import publish_folder, require_new
     from clearhead.train.checkpoint import save_pretrained
 
     require_new(command.output)
+    require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     made = converted(model)
     with publish_folder(command.output) as folder:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.diagnose.attention_maps import attention_maps
     from clearhead.diagnose.attention_profile import RowMeans
     from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
     from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
     from clearhead.diagnose.rotated import RotatedKurtosis
+    from clearhead.diagnose.whole_maps import attention_maps
 
 __all__ = [
     "Diagnosis",

@@ -48,10 +48,6 @@ _ABSENT = {
     "attention_dropout": _NO_MAP_DROPOUT,
     "attn_pdrop": _NO_MAP_DROPOUT,
     "attention_probs_dropout_prob": _NO_MAP_DROPOUT,
-    "qk_norm": (
-        "no norm of queries and keys is built; beside W_Q = 0 it would multiply the gradient of "
-        "W_Q by 1/eps"
-    ),
 }
 _GATED = ("swiglu", "geglu")  # the MLPs of three matrices
 
@@ -74,7 +70,7 @@ _LayerFields: Any = dataclasses.make_dataclass(
 class ClearheadConfig(PreTrainedConfig, _LayerFields):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
-    Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`,
+    Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
     `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
     `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 

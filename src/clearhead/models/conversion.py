@@ -1,30 +1,40 @@
 """A model as the same function in another library's format, and back."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DiffLlamaForCausalLM, LlamaForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.diffllama import from_diffllama, to_diffllama
-from clearhead.models.llama import from_llama, to_llama
+from clearhead.models.families import FAMILIES
+from clearhead.models.loading import explained, load_config, resolved
 
 _TOKENS = 64  # that both read, to be compared
+_NAMES = ", ".join(
+    name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
+)
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Ways back to full precision, by transformers' names of methods.
+_DEQUANTISED = {
+    "bitsandbytes": "model.dequantize()",
+    "fp8": "quantization_config=FineGrainedFP8Config(dequantize=True)",
+    "mxfp4": "quantization_config=Mxfp4Config(dequantize=True)",
+    "compressed-tensors": "quantization_config=CompressedTensorsConfig(run_compressed=False)",
+}
 
 
 def converted(model: Any) -> Any:
-    """A Llama or DiffLlama of transformers as a clearhead model, or such a clearhead model as one.
+    """A model of transformers as a clearhead model, or a clearhead model as one of transformers.
 
     Raises:
-        ClearheadError: for any other model, where the other format has no place for this one, and
-            where both give other logits.
+        ClearheadError: for a family that is not in `FAMILIES`, where the other format has no place
+            for this model, and where both give other logits.
     """
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise ClearheadError("the model is quantised: convert the one that it was made from")
+    require_full_precision(model.config, "the model")
     made = _convert(model)
-    difference = _difference(model, made)
-    if not difference <= _tolerance(model.dtype):  # nor where it is no number
+    difference = logit_difference(model, made)
+    if not difference <= tolerance(model.dtype):  # nor where it is no number
         raise ClearheadError(
             f"the converted {type(model).__name__} gives other logits, by {difference:.2g} of "
             "their size: please report this model"
@@ -32,29 +42,81 @@ def converted(model: Any) -> Any:
     return made
 
 
+def imported(model: Any) -> ClearheadForCausalLM:
+    """A clearhead model as it is, and any other as by `converted`."""
+    return model if isinstance(model, ClearheadForCausalLM) else converted(model)
+
+
 def _convert(model: Any) -> Any:
     if isinstance(model, ClearheadForCausalLM):
-        pairs = model.config.maps == "differential"
-        return to_diffllama(model) if pairs else to_llama(model)
-    if isinstance(model, DiffLlamaForCausalLM):
-        return from_diffllama(model)
-    if isinstance(model, LlamaForCausalLM):
-        return from_llama(model)
+        write = next(family.write for family in FAMILIES.values() if family.suits(model.config))
+        assert write is not None
+        return write(model)
+    family, kind = FAMILIES.get(type(model).__name__), type(model).__name__
+    if family is not None:
+        return family.read(model)
+    for key in _EXPERTS:
+        if count := getattr(model.config, key, None):
+            raise ClearheadError(
+                f"a {kind} with {count} experts cannot be converted: clearhead's MLPs are dense; "
+                f"give one of {_NAMES}"
+            )
     raise ClearheadError(
-        f"a {type(model).__name__} cannot be converted: give a Llama or a DiffLlama of "
-        "transformers, or a clearhead model that is one"
+        f"a {kind} cannot be converted: give one of {_NAMES}, or a clearhead model that is one"
     )
 
 
-def _difference(model: Any, made: Any) -> float:
-    """The Euclidean distance of two models' logits, over the length of the first's."""
+def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
+    """Refuse a folder or hub name of a model in few bits, before its weights are opened.
+
+    Raises:
+        ClearheadError: with the way to dequantise it.
+    """
+    _refuse_gguf(name)
+    name = resolved(name)
+    with explained(name):
+        config = load_config(name, trust_remote_code=trust_remote_code)
+    require_full_precision(config, name)
+
+
+def require_full_precision(config: Any, name: str) -> None:
+    """Raise a ClearheadError for a model in few bits, with the way to dequantise it."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    method = str(getattr(method, "value", method))
+    way = _DEQUANTISED.get(method)
+    raise ClearheadError(
+        f"{name} is quantised ({method}): "
+        + (f"open it with {way}, save_pretrained, and convert that; or " if way else "")
+        + "convert the one that it was made from"
+    )
+
+
+def _refuse_gguf(name: str) -> None:
+    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
+    path = Path(name)
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
+        return
+    raise ClearheadError(
+        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
+        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
+        "tokenizer, and convert that"
+    )
+
+
+def logit_difference(model: Any, made: Any) -> float:
+    """The Euclidean distance of two models' logits of random tokens, over the first's length."""
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, _TOKENS), generator=draw).to(model.device)
+    count = min(_TOKENS, model.config.max_position_embeddings)
+    ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with torch.no_grad():
         one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), made))
     return float((one - other).norm() / one.norm())
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    """What another order of sums may change, and no more."""
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative difference that another order of sums may make."""
     return 1e-4 if dtype.itemsize >= 4 else 0.05

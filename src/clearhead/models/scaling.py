@@ -40,6 +40,8 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
             f"position={config.position!r} has no rotary frequencies to scale: "
             "evaluate it without, or train with position='rope'"
         )
+    if config.rope_parameters["rope_type"] == "proportional":
+        raise ClearheadError(_scaled_already("proportional"))
     rope = {"rope_theta": config.rope_parameters["rope_theta"], **parameters, "rope_type": kind}
     if kind == "ntk":
         if set(parameters) - {"rope_theta"} != {"factor"}:
@@ -120,4 +122,4 @@ def _scaled_of_transformers(model: Model, kind: str, factor: float) -> Model:
 
 
 def _scaled_already(kind: str) -> str:
-    return f"the model's rotary frequencies are scaled already ({kind}): evaluate it as it is"
+    return f"the model's rotary frequencies are {kind!r} already: evaluate it as it is"

@@ -50,6 +50,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, groups * scores.key_width(layer), bias=bias)
         self.v_proj = REGISTRY.find("values", layer.values).build(layer)
         self.o_proj = REGISTRY.find("projections", layer.projections).build(layer)
+        norm = REGISTRY.find("qk_norm", layer.qk_norm).build
+        self.q_norm, self.k_norm = (
+            norm(layer, width(layer)) for width in (scores.query_width, scores.key_width)
+        )
         self.scores: Scores = scores.build(position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
         self.attention_at_init = position.attention_at_init
@@ -87,8 +91,8 @@ class Attention(nn.Module):
             cache: a transformers Cache of `past` tokens; S = past + T.
             visibility: of all S keys, whatever the layer's own window.
         """
-        q = _heads(self.q_proj(x_BTC), self.heads)
-        k = _heads(self.k_proj(x_BTC), self.groups)
+        q = self.q_norm(_heads(self.q_proj(x_BTC), self.heads))
+        k = self.k_norm(_heads(self.k_proj(x_BTC), self.groups))
         own_BTC = self.v_proj(x_BTC)
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)

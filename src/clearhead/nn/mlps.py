@@ -75,6 +75,13 @@ GELU = Declaration(
     source="arXiv 1606.08415",
     build=lambda layer: PlainMLP(layer, _gelu),
 )
+GELU_EXACT = Declaration(
+    axis="mlp",
+    name="gelu-exact",
+    summary="GELU by the error function; two matrices",
+    source="arXiv 1606.08415, as GPT-NeoX has it",
+    build=lambda layer: PlainMLP(layer, F.gelu),
+)
 RELU = Declaration(
     axis="mlp",
     name="relu",

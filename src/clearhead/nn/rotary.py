@@ -139,6 +139,8 @@ def _refuses(layer: LayerSpec) -> str | None:
         return f"rope_theta={rope['rope_theta']} is not above 0"
     if kind == "yarn" and rope["rope_theta"] <= 1:
         return f"rope_theta={rope['rope_theta']} has no slow waves to stretch: give one above 1"
+    if kind == "proportional" and rope["partial_rotary_factor"] > 1:
+        return f"partial_rotary_factor={rope['partial_rotary_factor']} is more than all: give 1"
     if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
         return "low_freq_factor must be above 0 and below high_freq_factor"
     if kind.startswith("dynamic") and layer.head_dim == 2:

@@ -21,6 +21,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
+    "proportional": (("partial_rotary_factor",), ()),
     "llama3": (
         ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
         (),
@@ -87,6 +88,9 @@ def frequencies(
         return _yarn(plain, rope, width)
     if kind == "llama3":
         return _llama3(plain, rope), 1.0
+    if kind == "proportional":  # the other pairs stay as they are: partial rotation
+        turned = int(rope["partial_rotary_factor"] * width // 2)
+        plain[turned:] = 0
     return plain, 1.0
 
 

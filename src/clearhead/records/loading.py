@@ -201,7 +201,7 @@ def _measures_of_cell(line: Line) -> Iterator[Measure]:
         raise ValueError("a cell has a task, and headlines, a list")
     result = line["result"]
     at = {name: value for name, value in line["at"].items() if value is not None}
-    dimensions = {"task": line["task"], **at}
+    dimensions = {"task": line["task"], **at}  # a harness's task goes by its own name
     for headline in map(str, line["headlines"]):
         details: Line = {}
         if headline == "accuracy" and result.get("low") is not None:

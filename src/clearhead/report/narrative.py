@@ -188,9 +188,10 @@ def _decided(records: Records, threshold: float) -> str:
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        length = " at the training length" if _at_trained(records) else ""
         return (
-            f"no difference to {reference} exceeds the spread of the seeds, which hides effects of "
-            f"up to {style.number(max(limits), 2)} in perplexity"
+            f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
+            f"which hides effects of up to {style.number(max(limits), 2)}"
         )
     return enumerate_words(parts)
 

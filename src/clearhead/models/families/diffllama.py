@@ -11,7 +11,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.llama import check_export, copied, filled, require_settings
+from clearhead.models.families.llama import check_export, copied, filled, require_settings
 
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 

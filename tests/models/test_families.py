@@ -1,0 +1,174 @@
+"""Models of transformers as clearhead models: equal logits at tiny size, from random weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests_models_space import WHOLE
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models.conversion import converted
+
+SHAPE = {**WHOLE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
+ROPE = {"rope_type": "default", "rope_theta": 100.0}
+SINKS = {"sliding_window": 5, "rope_parameters": ROPE}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size": 61}
+NEOX = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with biases of attention": ("llama", {"attention_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {"rope_parameters": ROPE}),
+    "qwen2 with a window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"rms_norm_eps": 1e-3}),
+    "qwen3 with a window": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "granite-swa": ("granite_swa", {**SINKS, "attention_multiplier": 8**-0.5}),
+    "granite-swa with multipliers": (
+        "granite_swa",
+        {
+            **SINKS,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+            "layer_rope_theta": [0, 50.0],
+        },
+    ),
+    "granite-swa without position": ("granite_swa", {**SINKS, "layer_rope_theta": [0, 0]}),
+    "flint without experts": (
+        "flint",
+        {
+            "sliding_window": 5,
+            "num_experts": 0,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "gpt2": ("gpt2", {**GPT2, "n_inner": 48}),
+    "gpt2 with relu": ("gpt2", {**GPT2, "activation_function": "relu"}),
+    "pythia": ("gpt_neox", {"intermediate_size": 48, "rope_parameters": {"rope_theta": 500.0}}),
+    "gpt-neox one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt-neox that rotates all": (
+        "gpt_neox",
+        {"rope_parameters": {"partial_rotary_factor": 1.0}, "attention_bias": False},
+    ),
+}
+IDS = torch.randint(3, 61, (2, 13), generator=torch.Generator().manual_seed(0))
+
+
+def _model(kind: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    shape = {} if kind == "gpt2" else SHAPE if kind != "gpt_neox" else NEOX
+    config = AutoConfig.for_model(
+        kind, **{**shape, "bos_token_id": 1, "eos_token_id": 2, **settings}
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        spread = 1.0 if "sinks" in name or "bias" in name else 0.3
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=spread)
+    return model
+
+
+def _logits(model: Any, **options: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, **options).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_logits_are_equal(case):
+    kind, settings = CASES[case]
+    theirs = _model(kind, **settings)
+    ours = converted(theirs)
+    wanted = _logits(theirs)
+    assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("case", ["mistral", "qwen3 with a window", "granite-swa", "pythia"])
+def test_generation_and_padding_agree(case):
+    kind, settings = CASES[case]
+    theirs = _model(kind, **settings)
+    ours = converted(theirs)
+    mask = torch.ones_like(IDS)
+    mask[0, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(ours.generate(IDS, **options), theirs.generate(IDS, **options))
+
+
+@pytest.mark.parametrize("case", ["llama with biases", "mistral", "qwen3", "granite-swa"])
+def test_there_and_back_every_weight_is_the_same(case):
+    kind, settings = CASES[case]
+    theirs = _model(kind, **settings)
+    back = converted(converted(theirs))
+    assert type(back) is type(theirs)
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": True}, {"sliding_window": 4}])
+@pytest.mark.parametrize("name", ["softmax1", "sink"])
+def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
+    ours = ClearheadForCausalLM(preset(name, **SHAPE, **changes)).eval()
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs = converted(ours)
+    assert type(theirs).__name__ == "GraniteSWAForCausalLM"
+    theirs.set_attn_implementation("eager")
+    wanted = _logits(ours)
+    assert (_logits(theirs) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+    again = converted(theirs)
+    assert again.config.normalizer == "sink"
+    assert (_logits(again) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+
+
+def test_layers_without_position_are_exported_to_granite_swa():
+    overrides = [{"position": "none"}, {}]
+    ours = ClearheadForCausalLM(preset("sink", **SHAPE, layer_overrides=overrides)).eval()
+    theirs = converted(ours)
+    assert theirs.config.layer_rope_theta == [0, 10_000.0]
+    assert torch.allclose(_logits(theirs), _logits(ours), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("sink", {"epilogue": "gate"}, "GraniteSWA has no epilogue='gate'"),
+        ("softmax1", {"qk_norm": "rmsnorm"}, "GraniteSWA has no qk_norm='rmsnorm'"),
+        ("sink", {"layer_overrides": [{}, {"normalizer": "key"}]}, "no normalizer='key'"),
+        ("key-bias", {}, "Llama has no normalizer='key'"),
+        ("transformer", {"sliding_window": 4, "bias": True}, "Mistral has no bias=True"),
+    ],
+)
+def test_what_has_no_place_is_refused(name, change, said):
+    with pytest.raises(ClearheadError, match=said):
+        converted(ClearheadForCausalLM(preset(name, **SHAPE, **change)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
+        ("gpt2", {**GPT2, "activation_function": "silu"}, "unknown GPT2 activation 'silu'"),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.45}}, "3 rotated channels"),
+        ("granite_swa", {**SINKS, "layer_rope_theta": [5.0, 9.0]}, "one base for all"),
+        (
+            "flint",
+            {"sliding_window": 5, "num_experts": 4, "mlp_only_layers": [0]},
+            "with 4 experts",
+        ),
+        ("mixtral", {"num_local_experts": 4}, "with 4 experts .*MLPs are dense"),
+        ("gemma2", {}, "a Gemma2ForCausalLM cannot be converted: give one of DiffLlama"),
+        ("qwen3", {"hidden_act": "gelu"}, "a Qwen3 with hidden_act='gelu'"),
+    ],
+)
+def test_what_clearhead_has_no_place_for_is_refused(kind, settings, said):
+    with pytest.raises(ClearheadError, match=said) as error:
+        converted(_model(kind, **settings))
+    assert "\n" not in str(error.value)
