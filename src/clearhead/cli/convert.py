@@ -8,7 +8,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.metavars import Model
+from clearhead.metavars import Change, Model, Source
 from clearhead.ranges import Count, Length
 from clearhead.records import manifest
 from clearhead.terminal import show
@@ -23,21 +23,21 @@ class Command(OpensModels):
     clearhead model: a folder or a hub name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
-    to: tuple[str, ...] = ()
-    """A preset (clearhead plan lists them), axes as KEY=VALUE, or both, such as "gated
-    normalizer=sink": a clearhead model of the same weights. Without it, the other format."""
-    calibrate: str | None = None
+    to: tuple[Change, ...] = ()
+    """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
+    normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    calibrate: Source | None = None
     """Give learned sinks the logits at which they take what the first token takes in this text:
     a file, a folder, or another source of --data.data."""
     sink_logit: float | None = None
-    """What learned sinks start at: unless given, −40, where no row notices them; 0 is softmax-1."""
-    text: str | None = None
-    """Measure the distance of both models on this text; unless given, on windows of --calibrate
-    that did not calibrate, or else on random tokens."""
+    """First logit of learned sinks; −40 where not given, which no row notices; 0 is softmax-1."""
+    text: Source | None = None
+    """Text on which the distance of both models is measured; where not given, windows of
+    --calibrate that did not calibrate, or else random tokens."""
     length: Length = 512
     """Tokens in a window."""
     windows: Count = 8
-    """Windows that calibrate, and windows that measure."""
+    """Number of windows that calibrate, and of windows that measure."""
 
 
 def run(words: list[str]) -> int:
@@ -51,6 +51,7 @@ def run(words: list[str]) -> int:
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./gated --to gated --text book.txt",
         ),
+        presets=True,
     )
     from clearhead.experiments.checkpoints import load_model
     from clearhead.experiments.converting import RECORD, to_other_mechanisms, to_the_other_format
