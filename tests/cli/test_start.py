@@ -31,6 +31,7 @@ ROOMS = (
     "report",
     "train",
     "train.callbacks",
+    "view",
 )
 
 

@@ -70,7 +70,7 @@ async function use(page, view) {
   const box = grid.getBoundingClientRect();
   const click = (target, x, y) => target.dispatchEvent(
     new view.MouseEvent("click", { clientX: x, clientY: y, bubbles: true }));
-  const cell = Math.min(44, (box.width - 24) / LAYERS);
+  const cell = Math.min(48, (box.width - 24) / LAYERS);
   const row = Math.min(30, Math.max(9, cell));
   click(grid, box.left + 24 + cell * 2.5, box.top + row * 1.5);
   await pause();
@@ -92,6 +92,10 @@ async function use(page, view) {
   metric.value = "entropy";
   metric.dispatchEvent(new view.Event("change"));
   seen.entropy = state().grids;
+  metric.value = "maps";
+  metric.dispatchEvent(new view.Event("change"));
+  await pause();
+  seen.small = state().grids;
   const named = page.querySelector(".name");
   if (named) { named.click(); await pause(); seen.named = state(); }
   seen.names = all(".one .name").map((e) => e.textContent);
@@ -169,8 +173,9 @@ def test_clicks_and_keys_change_what_is_shown(
     assert seen["focus"] == "text"
     assert right["tokens"] == ["Token ·mat (6)"]
     assert left["heads"] == ["Layer 1, head 1"]
-    assert seen["metrics"] == ["first_token_share", "entropy"]
+    assert seen["metrics"] == ["first_token_share", "entropy", "maps"]
     assert seen["entropy"] != left["grids"]
+    assert seen["small"] not in (seen["entropy"], left["grids"])
     assert not seen["surprise"][0]
     assert all(seen["surprise"][1:])
     assert seen["contrast"] >= 4.5
@@ -193,7 +198,9 @@ def test_two_models_are_linked_and_signed_maps_have_their_lambda(
     assert " ".join(labels[:2] + labels[3:]) == "map 1− × map 2= difference"
     assert 0 < float(labels[2]) < 1
     assert seen["named"]["reads"] != seen["left"]["reads"]
-    assert seen["metrics"] == ["first_token_share", "null_mass", "entropy", "negative_share"]
+    assert seen["metrics"] == [
+        *("first_token_share", "null_mass", "entropy", "negative_share", "maps"),
+    ]
     assert any("null key" in line for line in seen["start"]["reads"])
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from clearhead.errors import ClearheadError
 from clearhead.view import observation, observe_text, trace
@@ -138,6 +139,19 @@ def test_the_modes_of_a_model_are_left_as_they_were(make, tokenizer, words):
     assert model.config._attn_implementation == before
     assert not any(module._forward_hooks for module in model.modules())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words):
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = BertForMaskedLM(BertConfig(**shape, intermediate_size=40, vocab_size=300)).eval()
+    found = observe_text(model, tokenizer, words, name="x")
+    assert not found.model["causal"]
+    assert not {"lens", "surprise"} & set(found.model)
+    out = _own(model, _ids(found, tokenizer, words))
+    for layer in range(3):
+        weights, _ = helpers.map_of(found, layer, 2, "softmax")
+        own = out.attentions[layer][0, 2].double()
+        assert bool(((weights - own).abs() <= helpers.step(found, layer, 2, "softmax", own)).all())
 
 
 def test_a_long_text_is_cut_and_heads_are_chosen(make, tokenizer, words, monkeypatch):

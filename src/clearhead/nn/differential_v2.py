@@ -50,6 +50,9 @@ class DifferentialV2(nn.Module):
         first, second = self.split(weights_BHTS)
         return first - lambdas.to(first.dtype) * second
 
+    def finish(self, o_BHTD: Tensor) -> Tensor:
+        return o_BHTD
+
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """mass 1 − λ · mass 2, by token."""
         first, second = (1.0, 1.0) if row_sum_BHT1 is None else self.split(row_sum_BHT1)

@@ -1,4 +1,4 @@
-// The grid of heads: a column is a layer, a row a head, coloured by a statistic.
+// The grid of heads: a column is a layer, a row a head; coloured by a statistic, or small maps.
 
 const METRICS = {
   first_token_share: ["first-token share", "queries that look most at the first token"],
@@ -6,6 +6,8 @@ const METRICS = {
   entropy: ["entropy", "nats; low is focused, high is spread"],
   negative_share: ["negative share", "part of the weight that is below 0"],
 };
+const SMALL = "maps"; // in place of a metric
+const SIDE = 28; // pixels of a small map, at most
 
 // [layer][head] of a metric: of the map shown where it has one.
 function statistic(view, metric) {
@@ -40,10 +42,10 @@ class HeadGrid {
     });
   }
   words(layer, head) {
-    const found = statistic(this.view, this.view.page.metric);
-    const value = found?.rows[layer]?.[head];
+    const { metric } = this.view.page;
+    const value = statistic(this.view, metric)?.rows[layer]?.[head];
     const kept = this.view.maps.entry(layer, head) ? "" : "; its map is not on this page";
-    const number = value === undefined ? "" : `: ${METRICS[this.view.page.metric][0]} ${shown(value)}`;
+    const number = value === undefined ? "" : `: ${METRICS[metric][0]} ${shown(value)}`;
     return `layer ${layer}, head ${head}${number}${kept}`;
   }
   at(event) {
@@ -57,8 +59,8 @@ class HeadGrid {
     const layers = view.layers.length;
     const heads = Math.max(...view.layers);
     this.edge = 24;
-    this.cell = Math.min(44, (this.canvas.clientWidth - this.edge) / layers);
-    this.row = Math.min(30, Math.max(9, this.cell));
+    this.cell = Math.min(48, (this.canvas.clientWidth - this.edge) / layers);
+    this.row = Math.min(view.page.metric === SMALL ? 48 : 30, Math.max(9, this.cell));
     const [context] = sized(this.canvas, heads * this.row + 18);
     const found = statistic(view, view.page.metric);
     const top = view.page.scale(view.page.metric);
@@ -68,6 +70,11 @@ class HeadGrid {
         const value = found?.rows[layer]?.[head];
         const kept = view.maps.entry(layer, head);
         const inset = kept ? 0 : 0.26; // heads without a map are smaller
+        const small = this.small?.get(`${layer}.${head}`);
+        if (view.page.metric === SMALL && small) {
+          context.drawImage(small, this.edge + layer * this.cell, head * this.row, this.cell - gap, this.row - gap);
+          continue;
+        }
         context.fillStyle = value === undefined ? colour("--rule") : css(ramp("positive", value / top));
         context.fillRect(this.edge + (layer + inset) * this.cell, (head + inset) * this.row,
           this.cell * (1 - 2 * inset) - gap, this.row * (1 - 2 * inset) - gap);
@@ -89,9 +96,28 @@ class HeadGrid {
       this.cell - gap + 2, this.row - gap + 2 - (view.head ? 0 : 1.5));
     this.describe(found, top);
   }
+  // Small maps of all heads that have one, drawn as they are unpacked.
+  async loadSmall() {
+    const { view } = this;
+    const small = (this.small = new Map());
+    for (const place of Object.keys(view.model.maps)) {
+      const [layer, head] = place.split(".").map(Number);
+      const map = await view.maps.get(layer, head, view.model.names[layer].at(-1));
+      if (this.small !== small) return; // another text, or other colours
+      const canvas = document.createElement("canvas");
+      paint(canvas, map, SIDE);
+      small.set(place, canvas);
+      if (small.size % 30 === 0) this.draw();
+    }
+    this.draw();
+  }
   describe(found, top) {
-    const [name, meaning] = METRICS[this.view.page.metric];
     this.legend.replaceChildren();
+    if (this.view.page.metric === SMALL) {
+      this.legend.append("The map of every head, small. Columns are layers, rows heads.");
+      return;
+    }
+    const [name, meaning] = METRICS[this.view.page.metric];
     if (!found) {
       this.legend.append(`${name}: this model has none.`);
       return;

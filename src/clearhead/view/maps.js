@@ -2,8 +2,8 @@
 
 const WIDEST = 1024; // pixels: of a longer text one shows the strongest of several weights
 
-function paint(canvas, map) {
-  const fold = Math.ceil(map.length / WIDEST);
+function paint(canvas, map, widest = WIDEST) {
+  const fold = Math.ceil(map.length / widest);
   const side = Math.ceil(map.length / fold);
   canvas.width = canvas.height = side;
   const context = canvas.getContext("2d");

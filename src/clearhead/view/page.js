@@ -6,8 +6,7 @@ class ModelView {
     this.maps = new Maps(model, () => page.chunks()[index]);
     const rows = Object.values(model.statistics.first_token_share);
     this.layers = model.names.map((_, layer) => Math.max(0, ...rows.map((map) => map[layer]?.length ?? 0)));
-    [this.layer, this.head] = this.first();
-    this.map = model.names[this.layer].at(-1);
+    this.goTo(...this.first());
     this.token = Math.floor(model.tokens.length * 0.6);
     this.grid = new HeadGrid(this);
     this.mapPanel = new MapPanel(this);
@@ -21,7 +20,7 @@ class ModelView {
     const room = kept < heads ? make("p", { className: "room" },
       `Maps of ${kept} of ${heads} heads are on this page, chosen for the largest and smallest values of each statistic: all would not fit into 3 MB. The grid, the hidden states and the predictions are complete.`) : null;
     this.element = make("section", { className: "model" },
-      make("h2", {}, model.name, make("small", {}, facts.join(", "))), room,
+      make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), room,
       make("div", { className: "sides" },
         make("div", { className: "side" }, this.grid.element, this.text.element, this.lens.element),
         make("div", { className: "side" }, this.mapPanel.element, this.text.reading, this.hidden.element)));
@@ -33,6 +32,10 @@ class ModelView {
     const kept = Object.keys(this.model.maps).map((key) => key.split(".").map(Number));
     const value = ([layer, head]) => 5 * (shares[layer]?.[head] ?? 1) + (entropies[layer]?.[head] ?? 9);
     return kept.reduce((best, place) => (value(place) < value(best) ? place : best), kept[0] ?? [this.layers.findIndex((n) => n), 0]);
+  }
+  goTo(layer, head) {
+    [this.layer, this.head] = [layer, head];
+    this.settleMap();
   }
   hasHead(layer, head) {
     return layer >= 0 && head >= 0 && head < (this.layers[layer] ?? 0);
@@ -50,8 +53,7 @@ class ModelView {
     this.page.each(this, (view) => {
       const there = Math.min(layer, view.layers.length - 1);
       if (!view.layers[there]) return;
-      [view.layer, view.head] = [there, Math.min(head, view.layers[there] - 1)];
-      view.settleMap();
+      view.goTo(there, Math.min(head, view.layers[there] - 1));
       view.drawHead();
     });
   }
@@ -121,6 +123,8 @@ class Page {
   show(models, chunks) {
     this.chunks = chunks;
     this.views = models.map((model, i) => new ModelView(this, model, i));
+    const [{ layer, head }] = this.views;
+    for (const view of this.views) if (view.hasHead(layer, head)) view.goTo(layer, head);
     this.main.replaceChildren(...this.views.map((view) => view.element));
     this.main.classList.toggle("two", this.views.length > 1);
     this.controls();
@@ -133,15 +137,16 @@ class Page {
   controls() {
     const { views } = this;
     const metrics = Object.keys(METRICS).filter((name) => views.some((view) => view.model.statistics[name]));
-    if (!metrics.includes(this.metric)) [this.metric] = metrics;
+    if (!metrics.includes(this.metric)) [this.metric] = metrics; // another text may come with others
     const choice = (label, options, value, change) => {
       const select = make("select", { onchange: (event) => change(event.target.value) },
         ...options.map(([name, words]) => make("option", { value: name, selected: name === value }, words)));
       return make("label", {}, `${label} `, select);
     };
-    const parts = [choice("Heads by", metrics.map((name) => [name, METRICS[name][0]]), this.metric, (value) => {
+    const ways = [...metrics.map((name) => [name, METRICS[name][0]]), [SMALL, "small maps"]];
+    const parts = [choice("Heads by", ways, this.metric, (value) => {
       this.metric = value;
-      views.forEach((view) => view.grid.draw());
+      views.forEach((view) => (value === SMALL && !view.grid.small ? view.grid.loadSmall() : view.grid.draw()));
     })];
     parts[0].lastChild.id = "metric";
     if (views.some((view) => view.model.surprise)) {
@@ -174,6 +179,7 @@ class Page {
   }
   redraw() {
     for (const view of this.views) {
+      if (view.grid.small) view.grid.loadSmall();
       view.drawHead();
       view.hidden.draw();
       view.lens.draw();
