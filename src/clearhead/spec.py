@@ -1,4 +1,4 @@
-"""What one layer is, in words: the axes, one name on each, and the table of what fits with what.
+"""Description of one layer: the axes, a name on each, and the table of what fits with what.
 
 No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
 `clearhead.nn`); `clearhead.nn.registry` lists the declarations; the configuration, the validity

@@ -3,6 +3,7 @@
 As a program it reads a JSON request a line, and answers with the fork's exit status.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -124,16 +125,19 @@ def _child(request: dict[str, Any]) -> None:
 def serve() -> None:
     """Fork for each request."""
     import importlib
+    import pkgutil
 
     import plotly.graph_objects  # noqa: F401 (what a child would import by itself, each anew)
     import torch
     import transformers.models.auto.modeling_auto
     import transformers.models.auto.tokenization_auto  # noqa: F401
 
-    from clearhead.cli import VERBS
+    import clearhead
 
-    for module, _ in VERBS.values():
-        importlib.import_module(module)
+    for module in pkgutil.walk_packages(clearhead.__path__, "clearhead."):
+        with contextlib.suppress(ImportError):  # of extras, and of what only a GPU needs
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)

@@ -80,7 +80,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
             ),
         ):
             assert found[key]["value"] is not None, (name, key)
-        assert (("null_mass", "softmax") in found) == (name in ("softmax1", "sink"))
+        assert (("null_mass", "softmax") in found) == (name in ("softmax1", "sink", "key-bias"))
     assert {x["map"] for x in lines if x["kind"] == "attention"} == {
         "softmax",
         "map 1",

@@ -190,8 +190,9 @@ def test_a_full_disk_is_one_line_in_convert_and_finetune(
     words += ["--train.max-length", "8", "--train.epochs", "1", "--output", tmp_path / "tuned"]
     with room(5000):
         said = _refusal(capsys, *words)
-    assert f"cannot write {tmp_path / 'tuned/seed0'} (File too large): make room" in said
-    assert not (tmp_path / "tuned").exists()
+    first = tmp_path / "tuned/seed0-training/checkpoints/step-00000001"
+    assert f"cannot write {first} (File too large): there is none before it; make room" in said
+    assert not (tmp_path / "tuned/seed0").exists()
     assert _call(*words) == 0
     with hold_folder(tmp_path / "tuned"):
         assert "tuned is in use by" in _refusal(capsys, *words)

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.cli import diagnose as verb
 from clearhead.cli import main
+from clearhead.cli.names import short_names
 from clearhead.data import DataConfig, prepare
 
 VOCABULARY = 300
@@ -86,9 +86,9 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "ours" in out
     assert "per token, first token" in out
-    assert "the probes held at most" in out
+    assert "probes held at most" in out
     lines = _lines(tmp_path / "out/diagnosis.jsonl")
-    headers = [line for line in lines if line["kind"] == "diagnosis"]
+    headers = [line for line in lines if line["kind"] == "run"]
     assert [line["run"] for line in headers] == ["ours", "gpt2"]
     assert headers[0]["length"] == 32  # what the model was made for
     assert headers[0]["windows"] == 3
@@ -102,10 +102,10 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert names == {"diagnosis.jsonl", "diagnosis.html"}
     again = ["report", str(tmp_path / "out/diagnosis.jsonl")]
     with pytest.raises(SystemExit) as stop:
-        main([*again, "--output", str(tmp_path / "again.html"), "--title", "clearhead diagnose"])
+        main([*again, "--output", str(tmp_path / "again.html")])
     assert stop.value.code == 0
     assert (tmp_path / "again.html").read_text("utf-8") == page
-    (tmp_path / "other.jsonl").write_text('{"kind": "run"}\n')
+    (tmp_path / "other.jsonl").write_text('{"kind": "run", "run": "a", "preset": "a", "seed": 0}\n')
     with pytest.raises(SystemExit) as stop:
         main([*again, str(tmp_path / "other.jsonl")])
     assert stop.value.code == 2
@@ -116,7 +116,7 @@ def test_an_encoder_and_a_fresh_model(saved, words, tmp_path):
     names = [f"init:{saved / 'bert'}", str(saved / "bert")]
     assert _call(*names, *words, "--length", "20") == 0
     lines = _lines(tmp_path / "out/diagnosis.jsonl")
-    headers = [line for line in lines if line["kind"] == "diagnosis"]
+    headers = [line for line in lines if line["kind"] == "run"]
     assert [line["run"] for line in headers] == ["init:bert", "bert"]
     assert {line["architecture"] for line in headers} == {"BertForMaskedLM"}
     assert any(line.get("metric") == "order_broken_after" for line in lines)
@@ -174,13 +174,13 @@ def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys
     def too_much(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr("clearhead.diagnose.diagnosis.run", too_much)
+    monkeypatch.setattr("clearhead.diagnose.diagnosis.run_backbone", too_much)
     assert _call(str(saved / "gpt2"), *words) == 2
     assert "give a smaller --length" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_names_are_short_and_different():
-    assert verb._names(("runs/a/final",)) == ["a"]
-    assert verb._names(("x/a", "init:x/a")) == ["a", "init:a"]
-    assert verb._names(("x/a", "y/a")) == ["x/a", "y/a"]
+    assert short_names(("runs/a/final",)) == ["a"]
+    assert short_names(("x/a", "init:x/a")) == ["a", "init:a"]
+    assert short_names(("x/a", "y/a")) == ["x/a", "y/a"]

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,11 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.cli import main
 from clearhead.data.tokenizer import train as train_tokenizer
-from clearhead.experiments import finetune as job
+from clearhead.errors import ClearheadError
+from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.finetune import run_finetune
 from clearhead.report import load
+from clearhead.train import FinetuneConfig, InterruptedRun
 
 SMALL = ["--set", "hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2"]
 TASK = ["--train.epochs", "8", "--train.batch-size", "8", "--train.learning-rate", "3e-3"]
@@ -141,6 +145,18 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     changed = [*_words(rows), "--train.dropout", "0.2", "--output", str(out)]
     assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
 
+    # Records of before know fewer settings, which were then what are the defaults now.
+    header, *lines = (out / "seed0/records.jsonl").read_text().splitlines()
+    older = json.loads(header)
+    for name in ("optimizer", "schedule", "final_learning_rate", "adamw_patterns", "momentum"):
+        del older["train"][name]
+    (out / "seed0/records.jsonl").write_text("\n".join([json.dumps(older), *lines, ""]))
+    (out / "seed0/manifest.json").unlink()
+    assert _call("finetune", model, *_words(rows), "--output", str(out)) == 0
+    assert "already done" in capsys.readouterr().err
+    changed = [*_words(rows), "--train.schedule", "linear", "--output", str(out)]
+    assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
+
 
 def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
     model = _checkpoint(tmp_path, "masked", tokenizer)
@@ -154,32 +170,63 @@ def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
     assert again.config.problem_type == "regression"
 
 
-def test_a_signal_leaves_nothing_half_written(rows, tokenizer, tmp_path, monkeypatch):
-    model = _checkpoint(tmp_path, "masked", tokenizer)
-    out = tmp_path / "out"
-    words = ["finetune", model, *_words(rows), "--output", str(out), "--seeds", "0", "1"]
-    real = job.finetune
+@pytest.mark.parametrize("where", ["epoch 2 of 3", "seed 1, validation"])
+def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_path):
+    """After a signal while it trains; after an end of the process while it is measured."""
+    whole = FinetuneJob(
+        model=_checkpoint(tmp_path, "masked", tokenizer),
+        train_file=rows["train"],
+        validation_file=(rows["validation"],),
+        text_field="review",
+        seeds=(0, 1),
+        output=tmp_path / "whole",
+        train=FinetuneConfig(epochs=3, batch_size=10, max_length=16),
+    )
+    run_finetune(whole, say=str)
+    job, said = replace(whole, output=tmp_path / "stopped"), list[str]()
 
-    def stopped(*arguments, seed, **options):
-        if seed == 1:
-            batches = arguments[1]
-            read = batches.batch
+    def stop(line: str) -> None:
+        if where in line and any("seed 1" in earlier for earlier in said):
+            os.kill(os.getpid(), signal.SIGINT)
+        said.append(line)
 
-            def batch(number):
-                if number == 5:
-                    os.kill(os.getpid(), signal.SIGINT)
-                return read(number)
+    with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
+        run_finetune(job, say=stop)
+    assert getattr(stopped.value, "code", 130) == 130
+    left = sorted(path.name for path in job.output.iterdir())
+    assert left == ["records.jsonl", "seed0", "seed1-training"]
+    assert [run.seed for run in load(job.output / "records.jsonl").runs] == [0]
+    other = replace(job, train=replace(job.train, warmup=0.5))
+    with pytest.raises(ClearheadError, match="seed0 holds a run of another train"):
+        run_finetune(other, say=str)
+    with pytest.raises(ClearheadError, match="seed1-training holds a run of another train"):
+        run_finetune(replace(other, seeds=(1,)), say=str)
 
-            monkeypatch.setattr(batches, "batch", batch, raising=False)
-        return real(*arguments, seed=seed, **options)
+    said.clear()
+    often = replace(job, train=replace(job.train, save_every=9))  # which changes no result
+    records = run_finetune(often, say=said.append)
+    assert said[0] == "seed 0: already done"
+    assert ("going on from step 14 of 21" in said) == (where == "epoch 2 of 3")
+    assert sorted(path.name for path in job.output.iterdir()) == ["records.jsonl", "seed0", "seed1"]
+    for file in ("seed1/model.safetensors", "seed1/config.json"):
+        assert (job.output / file).read_bytes() == (whole.output / file).read_bytes()
+    expected = load(whole.output / "records.jsonl")
+    for run, other in zip(records.runs, expected.runs, strict=True):
+        assert [line["epoch"] for line in run.steps] == [*[1] * 7, *[2] * 7, *[3] * 7]
+        assert [line["loss"] for line in run.steps] == [line["loss"] for line in other.steps]
+    (name,) = records.arms()
+    assert records.values(name, "accuracy") == expected.values(name, "accuracy")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "finetune", stopped)
-        assert _call(*words) == 128 + signal.SIGINT
-    assert sorted(path.name for path in out.iterdir()) == ["records.jsonl", "seed0"]
-    assert [run.seed for run in load(out / "records.jsonl").runs] == [0]
-    assert _call(*words) == 0
-    assert [run.seed for run in load(out / "records.jsonl").runs] == [0, 1]
+
+def test_validation_files_have_splits_of_their_own():
+    for files, splits in (
+        (("a/dev.jsonl",), ["validation"]),
+        (("dev.jsonl", "test.jsonl.gz"), ["dev", "test"]),
+        (("a/dev.jsonl", "b/dev.jsonl"), ["validation", "validation 1"]),
+        (("dev.jsonl", "other/train.jsonl"), ["validation", "validation 1"]),
+    ):
+        job = FinetuneJob(model="m", train_file="train.jsonl", validation_file=files)
+        assert [split for split, _ in job.resolved().validation] == splits
 
 
 def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
@@ -216,7 +263,7 @@ def test_a_learning_rate_that_diverges_stops_with_advice(rows, tokenizer, tmp_pa
     out = tmp_path / "out"
     words = [*_words(rows), "--train.learning-rate", "1e30", "--train.warmup", "0"]
     told = _refusal(capsys, "finetune", model, *words, "--output", str(out))
-    assert "start again with a lower learning_rate" in told
+    assert "start another run with a lower learning_rate (it is 1e+30)" in told
     assert not (out / "seed0").exists()
 
 
@@ -296,14 +343,14 @@ def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
     for run in records.runs:
         assert run.header["objective"] == "mlm"
         assert run.measure("perplexity", length=16) is None
-        assert 4 < run.measure("masked loss", length=16)["value"] < 8
-        assert run.measure("masked loss", length=32)["value"] > 4
+        assert 4 < run.value("masked loss", length=16) < 8
+        assert run.value("masked loss", length=32) > 4
         assert run.header["documents"] == "together"
     apart = [*words, "--train.document-masks", "--output", str(tmp_path / "apart")]
     assert _call(*apart) == 0
     for run in load(tmp_path / "apart/records.jsonl").runs:
         assert run.header["documents"] == "apart"
-        assert 4 < run.measure("masked loss", length=32)["value"] < 8
+        assert 4 < run.value("masked loss", length=32) < 8
     assert "Loss at hidden tokens" in capsys.readouterr().out.replace("Validation loss", "Loss")
     mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
     assert "predicts hidden tokens and transformer the next" in _refusal(capsys, *mixed)

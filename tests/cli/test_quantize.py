@@ -15,7 +15,7 @@ from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
 from clearhead.experiments.deployment import not_smaller
 from clearhead.quantize import measure
-from clearhead.report.quantization import load
+from clearhead.report import load
 
 
 def _call(*words: str) -> int:
@@ -89,13 +89,13 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     assert "logits4-row" in shown.out
     assert "so they are channels" in " ".join(shown.out.split())  # w4-group: no layer is so wide
     assert "mine: w8a8-coarse, perplexity" in shown.err
-    (found,) = load([records])
-    assert found.name == "mine"
+    (found,) = load(records).runs
+    assert found.id == "mine"
     assert found.header["tokens"] == 48
     assert found.header["questions"] == 2
     assert found.header["chance"] == pytest.approx(1 / 3)
-    assert found.full.accuracy in (0.0, 1.0)
-    assert found.results["w8a8-fine"].perplexity != found.full.perplexity
+    assert found.value("accuracy") in (0.0, 1.0)
+    assert found.value("perplexity", scheme="w8a8-fine") != found.value("perplexity")
     assert found.header["calibration"] == "16 windows of the training split"
     assert page.read_text().count('<div class="plot') == 8  # the families that had results
 
@@ -103,12 +103,11 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     other = _saved(tmp_path / "other", _tokenizer(model), hidden_size=48)
     some = ("--scheme", "w4-channel", "logits6-head")
     assert _call("quantize", str(other), *words, *some, *kept) == 0
-    assert [each.name for each in load([records])] == ["mine", "other"]
+    assert [each.id for each in load(records).runs] == ["mine", "other"]
     assert "other" in page.read_text()
 
     again = tmp_path / "again.html"
-    titled = ("--title", "What few bits cost")
-    assert _call("report", str(records), "--output", str(again), *titled) == 0
+    assert _call("report", str(records), "--output", str(again)) == 0
     assert again.read_text() == page.read_text()
 
 
@@ -130,9 +129,9 @@ def test_accuracy_is_that_of_eval(model, words, tmp_path):
     assert _call("eval", str(model), *options) == 0
     lines = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
     (other,) = [line["result"] for line in lines if line["kind"] == "cell"]
-    (found,) = load([few])
-    assert found.full.accuracy == other["accuracy"]
-    assert found.full.accuracy_normalised == other["accuracy_norm"]
+    (found,) = load(few).runs
+    assert found.value("accuracy") == other["accuracy"]
+    assert found.value("accuracy_normalised") == other["accuracy_norm"]
     assert found.header["chance"] == other["chance"]
     assert 0 < other["accuracy"] < 1
 
@@ -149,8 +148,8 @@ def test_results_do_not_depend_on_what_ran_before(model, words, tmp_path):
     assert _call("quantize", str(model), *words, "--scheme", *schemes, "--records", str(one)) == 0
     back = schemes[::-1]
     assert _call("quantize", str(model), *words, "--scheme", *back, "--records", str(two)) == 0
-    ((first,), (second,)) = load([one]), load([two])
-    assert first.results == second.results
+    ((first,), (second,)) = load(one).runs, load(two).runs
+    assert first.measures == second.measures
 
 
 def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, text, monkeypatch):

@@ -323,7 +323,7 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     told = capsys.readouterr().err
     assert "rates: 0 jobs" in told
     name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
-    assert f"[1/2] {name}: failed with 1: clearhead: cannot make the run folder {out}/runs" in told
+    assert f"[1/2] {name}: failed with 1: clearhead: cannot lock {out}/runs" in told
     assert "[2/2] evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
     assert f"nothing was finished: {out}/logs says why" in told
     log = (out / "logs" / f"{name}.log").read_text()

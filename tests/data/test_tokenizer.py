@@ -127,7 +127,7 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
             (tmp_path / name / f"{number:03}.txt").write_text(text)
     config = configure(tmp_path / "a", tmp_path / "b")
     sources = find(config, lambda line: None)
-    found = survey(sources, 0.2, lambda line: None)
+    found = survey(sources, 0.2, tmp_path / "surveys", lambda line: None)
     monkeypatch.setattr("clearhead.data.survey.SAMPLE_BYTES", found.size // 4)
     taken = list(sample(sources, found))
     assert taken == list(sample(sources, found))

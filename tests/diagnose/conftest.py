@@ -1,6 +1,7 @@
 """Tiny models at odd sizes, and their windows, in one fixture."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,8 +68,33 @@ def _harmonic(length: int) -> float:
     return sum(1 / (i + 1) for i in range(length)) / length
 
 
+def _value(lines: list[dict[str, Any]], metric: str, **dimensions: object) -> float:
+    """Of the one line with just these dimensions."""
+    wanted = {"metric": metric, **dimensions}
+    (found,) = (
+        line["value"]
+        for line in lines
+        if {k: v for k, v in line.items() if k not in ("value", "undefined")} == wanted
+    )
+    return found
+
+
+class _Calls(list):
+    """A statistic that keeps what it is shown."""
+
+    observe = list.append
+
+
 @pytest.fixture
 def tiny() -> SimpleNamespace:
     """`make(name)`, a model of 3 layers with 4 heads; `ours(preset, **overrides)`; `windows(…)`;
-    `harmonic(T)`, which is H_T / T."""
-    return SimpleNamespace(make=_make, ours=_ours, windows=_windows, harmonic=_harmonic)
+    `harmonic(T)`, which is H_T / T; `value(lines, metric, **dimensions)`; `Calls()`, a statistic
+    that keeps what it is shown."""
+    return SimpleNamespace(
+        make=_make,
+        ours=_ours,
+        windows=_windows,
+        harmonic=_harmonic,
+        value=_value,
+        Calls=_Calls,
+    )

@@ -10,11 +10,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose, diagnosis, with_extrapolation
-from clearhead.diagnose.diagnosis import bytes_held, run
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.profile import AttentionProfile
-from clearhead.diagnose.stream import stream_profile
-from clearhead.models.inspection import longest_text, within_memory
+from clearhead.diagnose.attention_profile import Reach, RowMeans
+from clearhead.diagnose.diagnosis import bytes_held
+from clearhead.diagnose.logits import LogitSizes
+from clearhead.diagnose.residual_stream import ResidualStream
+from clearhead.models.inspection import longest_text, run_backbone, within_memory
+from clearhead.probe import ByTile, observe
 
 from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
@@ -86,7 +87,8 @@ def test_an_observed_model_gives_the_same_bits(name):
     model, ids = make(name), torch.stack(_windows())
     with torch.no_grad():
         plain = model(input_ids=ids)
-        with stream_profile(model), probing(model, AttentionProfile().observe):
+        tiles = ByTile(weights=[RowMeans(), Reach()], scores=[LogitSizes()])
+        with observe(model, attention=[tiles], hidden=[ResidualStream()]):
             observed = model(input_ids=ids)
     key = "logits" if "logits" in plain else "last_hidden_state"
     assert torch.equal(plain[key], observed[key])
@@ -102,23 +104,23 @@ def test_the_batch_size_changes_nothing():
             assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-6), one
 
 
-def test_diffllama_is_seen_once_a_layer_and_as_ours():
+def test_diffllama_is_seen_once_a_layer_and_as_ours(tiny):
     """Its attention is called twice with the same queries; and λ and pairs are as ours."""
     from clearhead.models.families.diffllama import from_diffllama
 
     theirs = make("DiffLlama")
     ours = from_diffllama(theirs).eval()
-    calls: list[int] = []
-    with torch.no_grad(), probing(theirs, lambda call: calls.append(call.layer)):
+    calls = tiny.Calls()
+    with torch.no_grad(), observe(theirs, attention=[calls]):
         theirs(torch.stack(_windows()))
-    assert calls == [0, 1, 2]
+    assert [call.layer for call in calls] == [0, 1, 2]
     first, second = (diagnose(model, _windows(), batch_size=3) for model in (theirs, ours))
     for metric in ("first_token_mass", "lambda", "negative_share", "logit_top_1", "entropy"):
         pairs = zip(_values(first, metric), _values(second, metric), strict=True)
         assert all(a == pytest.approx(b, rel=1e-3) for a, b in pairs), metric
 
 
-def test_beyond_the_training_length():
+def test_beyond_the_training_length(tiny):
     model = make("Llama")
     found = diagnose(model, _windows(), batch_size=3)
     text = _windows()[0].repeat(4)
@@ -133,16 +135,13 @@ def test_beyond_the_training_length():
         if line["curve"] == "largest_logit_by_position" and line["layer"] == 2
     ]
     assert len(line["x"]) == 60  # 120 positions in bins of two
-    with torch.no_grad():
-        seen: dict[int, Tensor] = {}
-
-        def keep(call: Any) -> None:
-            k = call.k.repeat_interleave(2, 1)
-            seen[call.layer] = (call.q @ k.mT * call.scale).tril().abs().amax(-1).mean((0, 1))
-
-        with probing(model, keep):
-            model(text[None, :120])
-    assert line["y"] == pytest.approx(seen[2].view(-1, 2).mean(-1).tolist(), rel=1e-4)
+    calls = tiny.Calls()
+    with torch.no_grad(), observe(model, attention=[calls]):
+        model(text[None, :120])
+    call = calls[2]
+    scores = (call.q @ call.k.repeat_interleave(2, 1).mT * call.scale).tril()
+    largest = scores.abs().amax(-1).mean((0, 1))
+    assert line["y"] == pytest.approx(largest.view(-1, 2).mean(-1).tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_refusals(monkeypatch):
     def too_much(*arguments: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 
-    monkeypatch.setattr(diagnosis, "run", too_much)
+    monkeypatch.setattr(diagnosis, "run_backbone", too_much)
     with pytest.raises(ClearheadError, match="out of memory: give a smaller --length"):
         diagnose(model, _windows(), batch_size=1)
     assert model.config._attn_implementation == "sdpa"
@@ -228,5 +227,5 @@ def test_refusals(monkeypatch):
 def test_memory_is_stated_and_does_not_grow_with_the_text():
     model = make("Llama")
     assert bytes_held(model, 4, 64) > 4 * (1 << 20)
-    run(model, torch.stack(_windows()))
+    run_backbone(model, torch.stack(_windows()))
     assert LONGEST == 64

@@ -1,11 +1,13 @@
 """Kurtosis and largest activations, by hand and in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ClearheadError
-from clearhead.diagnose import HiddenStatistics, hidden_statistics, kurtosis
+from clearhead.diagnose import HiddenStatistics, kurtosis
+from clearhead.probe import observe
 
 
 def _kurtosis64(x: Tensor) -> Tensor:
@@ -48,7 +50,7 @@ def test_kurtosis_is_undefined_in_constant_and_non_finite_rows():
     assert kurtosis(torch.ones(1)).isnan()
 
 
-def test_first_and_rest_by_hand():
+def test_first_and_rest_by_hand(tiny):
     x = torch.zeros(2, 3, 5)
     x[0, 0, 1], x[1, 0, 4] = 7.0, -9.0  # first tokens: one-hot
     x[0, 1] = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])  # 34/5 / 2² = 1.7
@@ -59,20 +61,27 @@ def test_first_and_rest_by_hand():
     for sample in x:  # in two batches
         statistics.observe(0, sample[None])
     one_hot = 5 - 2 + 1 / 4
-    assert statistics.value("kurtosis", "first", 0) == pytest.approx(one_hot)
-    assert statistics.value("kurtosis", "rest", 0) == pytest.approx((1.7 + 2 * one_hot) / 3)
-    assert statistics.value("largest_activation", "first", 0) == 8.0
-    assert statistics.value("largest_activation", "rest", 0) == (2 + 4 + 1 + 1) / 4
-    assert statistics.value("maximum_activation", "first", 0) == 9.0
-    assert statistics.value("maximum_activation", "rest") == 4.0
-    assert statistics.value("undefined_kurtosis", "first") == 0
-    assert statistics.value("undefined_kurtosis", "rest", 0) == 1
-    # A second layer, all constant: no kurtosis of its own, and the mean over layers says so.
+    expected = {
+        ("kurtosis", "first"): one_hot,
+        ("kurtosis", "rest"): (1.7 + 2 * one_hot) / 3,
+        ("largest_activation", "first"): 8.0,
+        ("largest_activation", "rest"): (2 + 4 + 1 + 1) / 4,
+        ("maximum_activation", "first"): 9.0,
+        ("maximum_activation", "rest"): 4.0,
+    }
+    lines = statistics.measures()
+    for (metric, tokens), value in expected.items():
+        for place in ({"tokens": tokens}, {"tokens": tokens, "layer": 0}):
+            assert tiny.value(lines, metric, **place) == pytest.approx(value), (metric, place)
+    assert tiny.value(lines, "kurtosis_excess") == pytest.approx((4 * one_hot + 1.7) / 5 - 3)
+    # A second layer, all constant: no kurtosis of its own, and the mean over layers leaves it out.
     statistics.observe(1, torch.ones(1, 3, 5))
-    assert torch.tensor(statistics.value("kurtosis", "rest", 1)).isnan()
-    assert statistics.value("kurtosis", "first") == pytest.approx(one_hot)
-    assert statistics.value("largest_activation", "first") == (8.0 + 1.0) / 2
-    lines = [line for line in statistics.measures() if line["metric"] == "kurtosis"]
+    lines = statistics.measures()
+    assert math.isnan(tiny.value(lines, "kurtosis", tokens="rest", layer=1))
+    assert tiny.value(lines, "kurtosis", tokens="first") == pytest.approx(one_hot)
+    assert tiny.value(lines, "largest_activation", tokens="first") == (8.0 + 1.0) / 2
+    assert tiny.value(lines, "maximum_activation", tokens="first") == 9.0
+    lines = [line for line in lines if line["metric"] == "kurtosis"]
     assert [(line["tokens"], line.get("layer"), line.get("undefined")) for line in lines] == [
         ("first", None, 1),
         ("first", 0, None),
@@ -83,36 +92,33 @@ def test_first_and_rest_by_hand():
     ]
 
 
-def test_windows_of_one_token_have_no_rest():
+def test_windows_of_one_token_have_no_rest(tiny):
     statistics = HiddenStatistics()
     statistics.observe(0, torch.randn(2, 1, 5))
     for metric in ("kurtosis", "largest_activation", "maximum_activation"):
-        assert torch.tensor(statistics.value(metric, "rest")).isnan()
+        assert math.isnan(tiny.value(statistics.measures(), metric, tokens="rest"))
 
 
 @pytest.mark.parametrize("name", ["transformer", "differential", "Llama", "GPT-2"])
 def test_layers_of_a_model_against_float64(tiny, name):
     model, ids = tiny.make(name), torch.stack(tiny.windows(3))
-    with torch.no_grad(), hidden_statistics(model) as statistics:
+    statistics = HiddenStatistics()
+    with torch.no_grad(), observe(model, hidden=[statistics]):
         hidden = model(ids, output_hidden_states=True).hidden_states
+    lines = statistics.measures()
     # The last entry that transformers gives is after the final norm; the others are block outputs.
     for layer, x in enumerate(hidden[1:-1]):
         largest, shape = x.double().abs().amax(-1), _kurtosis64(x)
         for tokens, part in (("first", slice(0, 1)), ("rest", slice(1, None))):
+            place = {"tokens": tokens, "layer": layer}
             expected = shape[:, part].mean().item()
-            assert statistics.value("kurtosis", tokens, layer) == pytest.approx(expected, rel=1e-4)
+            assert tiny.value(lines, "kurtosis", **place) == pytest.approx(expected, rel=1e-4)
             expected = largest[:, part].mean().item()
-            found = statistics.value("largest_activation", tokens, layer)
+            found = tiny.value(lines, "largest_activation", **place)
             assert found == pytest.approx(expected, rel=1e-6)
-            found = statistics.value("maximum_activation", tokens, layer)
+            found = tiny.value(lines, "maximum_activation", **place)
             assert found == pytest.approx(largest[:, part].amax().item(), rel=1e-6)
-    assert statistics.layers() == [0, 1, 2]
-    by_layer = [statistics.value("kurtosis", "rest", layer) for layer in range(3)]
-    assert statistics.value("kurtosis", "rest") == pytest.approx(sum(by_layer) / 3)
-
-
-def test_unknown_names():
-    with pytest.raises(ClearheadError, match="did you mean kurtosis"):
-        HiddenStatistics().value("kurtosi", "first")
-    with pytest.raises(ClearheadError, match="choose one of first, rest"):
-        HiddenStatistics().value("kurtosis", "second")
+        excess = tiny.value(lines, "kurtosis_excess", layer=layer)
+        assert excess == pytest.approx(shape.mean().item() - 3, rel=1e-4)
+    by_layer = [tiny.value(lines, "kurtosis", tokens="rest", layer=layer) for layer in range(3)]
+    assert tiny.value(lines, "kurtosis", tokens="rest") == pytest.approx(sum(by_layer) / 3)

@@ -1,4 +1,4 @@
-"""Everything at once, as `compare` calls it."""
+"""Attention and hidden states in one pass, as `compare` measures them."""
 
 import math
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from clearhead import ClearheadError
-from clearhead.diagnose import measure
+from clearhead.diagnose import HiddenStatistics, RowMeans
+from clearhead.probe import ByTile
+from clearhead.probe import measure as measure_any
+
+
+def measure(model, windows, *, batch_size):
+    statistics = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [HiddenStatistics()]}
+    return measure_any(model, windows, batch_size=batch_size, **statistics)
 
 
 def _by_place(lines: list[dict]) -> dict[tuple, float]:
@@ -29,27 +36,21 @@ def test_results_do_not_depend_on_the_batch_size(tiny, name):
 def test_names_and_values(tiny):
     lines = measure(tiny.make("softmax1"), tiny.windows(), batch_size=5)
     assert all(math.isfinite(line["value"]) for line in lines)
-    assert {line["metric"] for line in lines} == {
-        "first_token_argmax_share",
-        "first_token_mass",
-        "null_mass",
-        "chance_floor",
-        "kurtosis",
-        "largest_activation",
-        "maximum_activation",
-    }
     whole = [line for line in lines if "layer" not in line]
     assert [(line["metric"], line.get("map"), line.get("tokens")) for line in whole] == [
         ("first_token_argmax_share", "softmax", None),
         ("first_token_mass", "softmax", None),
         ("null_mass", "softmax", None),
+        ("entropy", "softmax", None),
         ("chance_floor", None, None),
+        ("entropy_ceiling", None, None),
         ("kurtosis", None, "first"),
-        ("kurtosis", None, "rest"),
         ("largest_activation", None, "first"),
-        ("largest_activation", None, "rest"),
         ("maximum_activation", None, "first"),
+        ("kurtosis", None, "rest"),
+        ("largest_activation", None, "rest"),
         ("maximum_activation", None, "rest"),
+        ("kurtosis_excess", None, None),
     ]
 
 

@@ -3,38 +3,33 @@
 import pytest
 import torch
 
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.order import PAIRS, OrderProfile, decay_bound
+from clearhead.diagnose.order import PAIRS, RotaryOrder, decay_bound
 from clearhead.diagnose.rotary import Rotary, rotary_of
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import observe
 
 from .kinds import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 
 
-def _observed(name: str) -> tuple[OrderProfile, list[AttentionCall]]:
+def _observed(name: str) -> RotaryOrder:
     model = make(name)
-    profile, calls = OrderProfile(model, T), []
-
-    def observe(call: AttentionCall) -> None:
-        profile.observe(call)
-        calls.append(call)
-
-    with torch.no_grad(), probing(model, observe):
+    profile = RotaryOrder(model, T)
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(input_ids=torch.randint(2, VOCABULARY, (2, T)))
-    return profile, calls
+    return profile
 
 
 @pytest.mark.parametrize("name", [n for n in ROTARY if n != "coca"])
-def test_the_rotation_found_is_the_models_own(name):
+def test_the_rotation_found_is_the_models_own(tiny, name):
     """Undone by the frequencies found, scores depend on content and distance alone: a text of one
     token has the same q and k at every position, so its products h must be equal everywhere."""
     model = make(name)
-    seen: list[AttentionCall] = []
-    with torch.no_grad(), probing(model, seen.append):
+    seen: list[AttentionCall] = tiny.Calls()
+    with torch.no_grad(), observe(model, attention=[seen]):
         model(input_ids=torch.full((1, T), 7))
-    profile = OrderProfile(model, T)
+    profile = RotaryOrder(model, T)
     call = seen[0]
     rotary = rotary_of(model, call.module, 0, call.q.shape[-1])
     assert isinstance(rotary, Rotary)
@@ -47,7 +42,7 @@ def test_the_rotation_found_is_the_models_own(name):
 
 @pytest.mark.parametrize("name", UNTURNED)
 def test_what_is_not_turned_is_said(name):
-    profile, _ = _observed(name)
+    profile = _observed(name)
     assert profile.why_not()
     assert profile.measures() == []
     assert profile.curves() == []
@@ -56,14 +51,14 @@ def test_what_is_not_turned_is_said(name):
 def test_random_angles_are_anomalous_by_half_and_collinear_ones_never():
     values = {
         line["metric"]: line["value"]
-        for line in _observed("Llama")[0].measures()
+        for line in _observed("Llama").measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == pytest.approx(0.5, abs=0.1)
     assert "anomalous_after" not in values
     values = {
         line["metric"]: line["value"]
-        for line in _observed("coca")[0].measures()
+        for line in _observed("coca").measures()
         if "layer" not in line
     }
     assert values["anomalous_before"] == values["anomalous_weight_before"] == 0
@@ -73,7 +68,7 @@ def test_in_a_bidirectional_model_each_pair_is_anomalous_on_one_side():
     for name in ENCODERS[:2]:
         values = {
             line["metric"]: line["value"]
-            for line in _observed(name)[0].measures()
+            for line in _observed(name).measures()
             if "layer" not in line
         }
         both = values["anomalous_before"] + values["anomalous_after"]
@@ -86,7 +81,7 @@ def test_by_hand():
     rotary = Rotary(
         frequency=turn[None].double(), first=torch.tensor([0]), second=torch.tensor([1])
     )
-    profile = OrderProfile(None, 8)
+    profile = RotaryOrder(None, 8)
     h = torch.polar(torch.ones(5, 1), torch.full((5, 1), -torch.pi / 2))
     found = profile._of(h[None, None], rotary, torch.float32, 2.0)
     assert found["anomalous_before"] == found["counted"] == 5
@@ -107,7 +102,7 @@ def test_no_score_exceeds_its_bound(collinear):
     angle = torch.zeros(500, pairs) if collinear else torch.rand(500, pairs) * 6.3
     h = torch.polar(size, angle)
     distances = torch.tensor([0, 1, 5, 64, 512, 4096])
-    score = OrderProfile._scores(h, rotary, distances).abs()
+    score = RotaryOrder._scores(h, rotary, distances).abs()
     bound = decay_bound(h, rotary, distances)
     assert (score <= bound * (1 + 1e-5)).all()
     assert (score > bound * 0.05).any()  # not an empty one

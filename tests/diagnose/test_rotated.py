@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.diagnose import measure, rotated_kurtosis
+from clearhead.diagnose import HiddenStatistics, RotatedKurtosis
 from clearhead.optim.rotations import make_rotation, random_signs, sign_key
+from clearhead.probe import measure
 
 
 def oracle(x: torch.Tensor) -> torch.Tensor:
@@ -20,7 +21,8 @@ def test_it_is_the_kurtosis_of_the_states_in_the_embeddings_basis(kind: str, sha
     config = preset("transformer", hidden_size=36, num_attention_heads=2, num_hidden_layers=2)
     model = ClearheadForCausalLM(config).train()
     texts = [torch.randint(0, config.vocab_size, (7,)) for _ in range(3)]
-    found = rotated_kurtosis(model, texts, kind=kind, seed=3, batch_size=2, share=share)
+    rotated = RotatedKurtosis(model, kind=kind, seed=3, share=share)
+    found = measure(model, texts, batch_size=2, hidden=[rotated])
     assert model.training
     matrix = make_rotation(kind, seed=3, size=36).apply(torch.eye(36), -2).double()
     if share == "parameter":
@@ -58,10 +60,11 @@ def test_an_outlier_of_one_basis_is_spread_in_the_other() -> None:
         handle = model.model.layers[0].register_forward_hook(
             lambda m, a, out: out + 100 * direction, prepend=True
         )
-        plain = [x for x in measure(model, text, batch_size=1) if x["metric"] == "kurtosis"]
-        turned = rotated_kurtosis(model, text, kind="hadamard", seed=0, batch_size=1, share="size")
+        rotated = RotatedKurtosis(model, kind="hadamard", seed=0, share="size")
+        lines = measure(model, text, batch_size=1, hidden=[HiddenStatistics(), rotated])
         handle.remove()
-        return plain[0]["value"], turned[0]["value"]
+        first = {line["metric"]: line["value"] for line in lines if line.get("tokens") == "first"}
+        return first["kurtosis"], first["kurtosis_rotated"]
 
     axis = torch.eye(64)[5]
     plain, turned = add(axis)

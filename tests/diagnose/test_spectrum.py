@@ -6,10 +6,10 @@ from torch import nn
 
 from clearhead import ops
 from clearhead.diagnose import spectrum as module_under_test
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.spectrum import SpectrumProfile
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.diagnose.spectrum import Spectrum
 from clearhead.ops.visibility import Visibility
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import observe
 
 
 def _rank(matrix: torch.Tensor) -> float:
@@ -23,8 +23,8 @@ def _rank(matrix: torch.Tensor) -> float:
 def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
     monkeypatch.setattr(module_under_test, "TOKENS", tokens)
     model, ids = tiny.make(name), torch.stack(tiny.windows(3, 13))
-    profile = SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    profile = Spectrum()
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(ids)
         model(ids.flip(0))  # later texts do not count
     model.set_attn_implementation("eager")
@@ -49,8 +49,8 @@ def test_against_the_models_own_matrices(tiny, name, tokens, monkeypatch):
 )
 def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
     model = tiny.ours(name, position=position, num_key_value_heads=4)
-    profile = SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    profile = Spectrum()
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(torch.stack(tiny.windows(2, 13)))
         for layer in range(3):
             assert profile.ranks[layer] == pytest.approx(1, abs=1e-5)
@@ -64,8 +64,8 @@ def test_a_shaped_matrix_starts_as_the_identity(tiny, name, position):
     with torch.no_grad():
         block.shaping.alpha.fill_(0.5)
         block.q_proj.weight.normal_()
-    ids, profile = torch.stack(tiny.windows(2, 13)), SpectrumProfile()
-    with torch.no_grad(), probing(model, profile.observe):
+    ids, profile = torch.stack(tiny.windows(2, 13)), Spectrum()
+    with torch.no_grad(), observe(model, attention=[profile]):
         model(ids)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_the_identity_and_one_direction():
     size, everything = 12, Visibility(causal=False)
     common = {"module": nn.Identity(), "scale": 1.0, "visibility": everything}
     eye = 200 * torch.eye(size)[None, None]
-    profile = SpectrumProfile()
+    profile = Spectrum()
     profile.observe(AttentionCall(layer=0, q=eye, k=eye, **common))
     nothing = torch.zeros(1, 1, size, 3)
     profile.observe(AttentionCall(layer=1, q=nothing, k=nothing, **common))
@@ -91,7 +91,7 @@ def test_the_identity_and_one_direction():
 
 def test_matrices_that_are_not_finite_are_left_out():
     q = torch.full((1, 1, 4, 2), torch.nan)
-    profile = SpectrumProfile()
+    profile = Spectrum()
     call = {"module": nn.Identity(), "layer": 0, "scale": 1.0}
     profile.observe(AttentionCall(q=q, k=q, **call))
     assert profile.measures() == []

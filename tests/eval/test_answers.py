@@ -27,7 +27,7 @@ SHAPE = {
 }
 CLEARHEAD = (
     *("transformer", "differential", "differential-v2", "softmax1", "sink"),
-    *("alibi", "xpos", "coca", "coca-strict", "coca-slack"),
+    *("alibi", "xpos", "coca", "coca-strict", "coca-slack", "key-bias"),
 )
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 

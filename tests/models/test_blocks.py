@@ -214,8 +214,8 @@ def _form(form: str, **keys: object) -> ClearheadForCausalLM:
     name, changes = FORMS[form]
     model = _stirred(ClearheadForCausalLM(_config(name, **changes | keys)))
     for module in model.modules():
-        if hasattr(module, "follow"):
-            module.follow(0.25, 3.0)
+        if hasattr(module, "on_step_end"):
+            module.on_step_end(0.25, 3.0)
     return model
 
 

@@ -122,6 +122,24 @@ def test_an_adapter_does_not_hide_what_its_model_lacks(save):
     assert "lacks weights of a ClearheadForCausalLM beside its adapter's" in _refusal(folder)
 
 
+@pytest.mark.parametrize("beside_a_model", [True, False])
+def test_an_adapter_that_is_a_pickle_is_not_read(save, tmp_path, beside_a_model):
+    peft = pytest.importorskip("peft")
+    model = _ours()
+    base = save(model)
+    folder = base if beside_a_model else tmp_path / "adapter"
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(folder)
+    pretrained(AutoModelForCausalLM, folder)
+    weights = folder / "adapter_model.safetensors"
+    torch.save(load_file(weights), folder / "adapter_model.bin")
+    pretrained(AutoModelForCausalLM, folder)  # the safetensors are read
+    weights.unlink()
+    with pytest.raises(ClearheadError, match=r"adapter_model\.bin is a pickle, which is not read"):
+        pretrained(AutoModelForCausalLM, folder)
+
+
 def test_left_over_weights_are_refused_in_our_folders(save):
     folder = save(_ours())
     _configure(folder, num_hidden_layers=1)

@@ -68,10 +68,17 @@ def test_a_model_lives_with_the_package_and_names_it_without(tmp_path):
     _python(LIFE, tmp_path)
     lines = _python(ALONE, tmp_path).splitlines()
     assert (
-        lines
-        == ["this model has mechanisms of the package 'louder_heads': import louder_heads first"]
-        * 2
+        lines == ["this model has mechanisms of the package 'louder_heads': import that first"] * 2
     )
+
+
+@pytest.mark.parametrize("package", ["\x1b[2J\nrm", ["x"], 1], ids=str)
+def test_a_name_in_a_configuration_reaches_no_terminal_unescaped(package):
+    from clearhead import ClearheadConfig, ClearheadError
+
+    with pytest.raises(ClearheadError, match="import that first") as error:
+        ClearheadConfig(requires=[package])
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(

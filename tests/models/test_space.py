@@ -111,8 +111,8 @@ def _train(model: Any, ids: torch.Tensor) -> None:
     moved = set()
     for step in range(5):
         for module in model.modules():  # what training moves beside the weights
-            if step and hasattr(module, "follow"):
-                module.follow(step / 5, 3.0)
+            if step and hasattr(module, "on_step_end"):
+                module.on_step_end(step / 5, 3.0)
         logits = _logits(model, ids)[:, :-1].flatten(0, 1)
         torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
         for name, p in model.named_parameters():

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import attend, oracles, stock, tiles
+from clearhead.ops import aten_kernels, attend, oracles, tiles
 
-KERNELS = {"stock": stock, "tiles": tiles}
+KERNELS = {"stock": aten_kernels, "tiles": tiles}
 # Bounds on the error relative to the largest entry: the rounding of the inputs' dtype, a few times.
 BOUND = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -31,7 +31,7 @@ def _inputs(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    monkeypatch.setattr("clearhead.ops.attention.chosen", lambda *_: KERNELS[kernel])
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: KERNELS[kernel])
 
 
 def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:

@@ -7,13 +7,13 @@ import torch
 
 from clearhead.ops import (
     alibi_slopes,
+    aten_kernels,
     attend,
-    fading_mean,
+    decayed_mean,
     oracles,
     running_mean,
     shaped_causal,
     shaped_fused,
-    stock,
 )
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
@@ -66,7 +66,7 @@ def test_unpadded_requests_take_the_stock_kernel(dtype):
     q = torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype)
     wide = torch.cat([q, q], -1)
     for value in (q, wide):
-        assert stock.takes(q, q, value, Visibility())
+        assert aten_kernels.supports(q, q, value, Visibility())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_shaped_attention_matches_oracle(run, length, width, x, o):
     inputs += [torch.randn(5, device="cuda") for _ in range(3)]
     inputs = [tensor.requires_grad_() for tensor in inputs]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    assert shaped_fused.takes(*inputs[:2])
+    assert shaped_fused.supports(*inputs[:2])
     if run == "compiled":
         torch._dynamo.reset()
     job = shaped_causal if run == "eager" else torch.compile(shaped_causal, fullgraph=True)
@@ -156,7 +156,7 @@ def test_means(causal, compiled, fading):
     slopes, at = alibi_slopes(3, x.device), torch.arange(1025, device="cuda")[None]
     more = (at, slopes) if fading else ()
     fast, slow = (
-        (fading_mean, oracles.fading_mean) if fading else (running_mean, oracles.running_mean)
+        (decayed_mean, oracles.decayed_mean) if fading else (running_mean, oracles.running_mean)
     )
     fast = torch.compile(fast) if compiled else fast
     for masks in ({}, {"key_mask": mask}):

@@ -160,8 +160,8 @@ def _fading(module: Any) -> Callable[..., Tensor]:
     def run(x: Tensor, positions: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
         seen = {"key_mask": mask, "segments": segments}
         if module is oracles:
-            return oracles.fading_mean(x, LENGTH, positions, slopes, **seen)[0]
-        return ops.fading_mean(x, LENGTH, positions, slopes, Visibility(**seen))[0]
+            return oracles.decayed_mean(x, LENGTH, positions, slopes, **seen)[0]
+        return ops.decayed_mean(x, LENGTH, positions, slopes, Visibility(**seen))[0]
 
     return run
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.ops import oracles, stock, tiles
+from clearhead.ops import aten_kernels, oracles, tiles
 from clearhead.ops.visibility import Visibility
 
 SINKS = {"softmax": None, "softmax1": 0.0, "sink": (4,), "by query": (2, 4)}
@@ -81,7 +81,7 @@ def test_means_are_over_the_window(make_masks, padding, packed):
         x = torch.randn(2, 3, keys, 5, dtype=torch.float64, requires_grad=True)
         masks, at = make_masks(keys, padding, packed), torch.arange(keys)[None]
         seen = Visibility(window=window, **masks)
-        for function, more in (("running_mean", ()), ("fading_mean", (at, slopes))):
+        for function, more in (("running_mean", ()), ("decayed_mean", (at, slopes))):
             got, mass = getattr(ops, function)(x, queries, *more, seen)
             want, sums = getattr(oracles, function)(x, queries, *more, window=window, **masks)
             assert torch.allclose(got, want, atol=1e-12)
@@ -132,14 +132,14 @@ def test_time_and_memory_grow_with_the_window_and_not_with_the_square():
 @pytest.mark.parametrize(("queries", "window"), [(64, 64), (64, 500), (1, 64), (1, 7)])
 def test_where_no_window_bites_the_stock_kernel_serves(queries, window, monkeypatch):
     taken = []
-    for kernel in (stock, tiles):
+    for kernel in (aten_kernels, tiles):
         forward = kernel.forward
         monkeypatch.setattr(
             kernel, "forward", lambda *a, k=kernel, f=forward, **o: taken.append(k) or f(*a, **o)
         )
     q, k = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 64, 8)
     got = ops.attend(q, k, k, window=window)
-    assert taken == [stock]
+    assert taken == [aten_kernels]
     assert torch.allclose(got, oracles.attend(q, k, k, window=window).float(), atol=1e-6)
 
 

@@ -5,9 +5,9 @@ import tests_architectures as architectures
 import torch
 
 from clearhead import ClearheadError
-from clearhead.diagnose import weights as tiles
-from clearhead.diagnose.weights import AttentionCall
 from clearhead.ops.visibility import Visibility
+from clearhead.probe import attention_call as tiles
+from clearhead.probe.attention_call import AttentionCall
 from clearhead.quantize import logits
 from clearhead.quantize.schemes import Logits
 

@@ -1,5 +1,7 @@
 """Records that look like those of a real comparison, made from arithmetic."""
 
+import io
+import json
 import math
 import random
 import re
@@ -8,14 +10,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from clearhead.report import append
+from clearhead.report import Page, append, render, to_console
 
 TEXT = (
     "def read(path):\n    with open(path) as file:\n        return file.read()\n\n"
     "class Node:\n    def __init__(self, value, next=None):\n        self.value = value\n"
 )
 MAPS = {"differential": ("map 1", "map 2", "difference")}
+
+
+def own(page: str) -> str:
+    """A page's markup without its scripts and data."""
+    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def payload(page: str) -> dict[str, Any]:
+    """A page's data."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def shown(page: Page) -> str:
+    """The text of a page, without markup, as a reader sees it."""
+    text = re.sub(r"<style>.*?</style>", "", own(render(page)), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def printed(page: Page, width: int = 140) -> str:
+    """What a terminal shows of a page."""
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    for part in to_console(page):
+        console.print(part)
+    return out.getvalue()
 
 
 def write_records(

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.records.loading import load
+from clearhead.report import page_of
+from clearhead.report.pivots import Pivot
+
 RESULTS = Path(__file__).parents[2] / "results"
 HEADERS = ("run", "diagnosis", "quantization", "bench", "learning-rate")
 
@@ -23,3 +27,20 @@ def test_every_header_names_commit_command_and_configuration(path: Path) -> None
             assert header["model"]
             assert header["versions"]
         assert set(header.get("inferred", ())) <= set(header)
+
+
+# Of other formats: times of kernels, and a sweep that no run's file holds.
+OTHERS = ("bench", "gpu", "learning-rates")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(RESULTS.glob("*.jsonl")) if path.stem not in OTHERS],
+    ids=lambda path: path.stem,
+)
+def test_every_record_makes_a_page_with_a_verdict(path: Path) -> None:
+    page = page_of(load(path))
+    assert page.verdict
+    assert page.verdict[0].endswith(".")
+    assert page.sections[-1].name == "made"
+    assert any(isinstance(block, Pivot) for block in page.blocks())

@@ -1,6 +1,5 @@
 """Records, table and page of a diagnosis, from records made by hand."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -9,9 +8,11 @@ from typing import Any
 import pytest
 
 from clearhead import ClearheadError
-from clearhead.report import diagnosis_table
-from clearhead.report.diagnosis import encode, load_diagnoses
-from clearhead.report.diagnosis_page import render, write_diagnosis
+from clearhead.records.loading import as_line
+from clearhead.report import load, page_of, render, write_page
+from clearhead.report.diagnosis import numbers
+
+from .conftest import own, payload, printed, shown
 
 HOSTILE = "</script><img src=x onerror=alert(1)><b>x</b>"
 
@@ -73,13 +74,24 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
     advice = {"finding": "a sink", "advice": "do this", "metric": "m", "value": 0.5}
     header = {"windows": 8, "length": 128, "command": "clearhead diagnose", "parameters": 10_000}
     return [
-        {"kind": "diagnosis", "run": name, **header, "probes_hold_bytes": 2**25, "data": {"a": 1}},
+        {
+            "kind": "run",
+            "study": "diagnosis",
+            "run": name,
+            **header,
+            "probes_hold_bytes": 2**25,
+            "data": {"a": 1},
+        },
         *({"kind": "measure", "run": name, **line} for line in lines),
         *({"kind": "curve", "run": name, **line} for line in curves),
         {"kind": "channel", "run": name, **channel, "tokens": "first", "of": 3},
         {"kind": "note", "run": name, "part": "order", "reason": "it has none"},
         {"kind": "advice", "run": name, **advice, "threshold": 0.3},
     ]
+
+
+def encode(lines: list[Any]) -> str:
+    return "".join(map(as_line, lines))
 
 
 @pytest.fixture
@@ -91,67 +103,78 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_records_come_back(two):
-    plain, doubled = load_diagnoses([two])
-    assert (plain.name, doubled.name) == ("plain", "doubled")
+    plain, doubled = load(two).runs
+    assert (plain.arm, doubled.arm, plain.study) == ("plain", "doubled", "diagnosis")
     assert plain.value("first_token_mass", map="softmax") == 0.1
-    assert plain.by_layer("first_token_mass", map="softmax") == pytest.approx(
-        {0: 0.15, 1: 0.2, 2: 0.25, 3: 0.3}
-    )
-    assert list(plain.by_layer("norm_rest")) == [-1, 0, 1, 2, 3]
-    assert doubled.maps() == ["map 1", "map 2", "difference"]
+    assert load(two).dimension("norm_rest", "layer") == [-1, 0, 1, 2, 3]
+    assert load(two).dimension("entropy", "map", "doubled") == ["map 1", "map 2", "difference"]
     assert plain.value("null_mass", map="softmax") is None
-    (line,) = [
-        x
-        for x in map(json.loads, two.read_text().splitlines())
-        if x.get("metric") == "null_mass" and x["run"] == "plain"
-    ]
-    assert (line["value"], line["reason"]) == (None, "value was nan")
-    assert len(plain.found("decay")) == 2
+    assert load(two).reason("plain", "null_mass", map="softmax") == "value was nan"
+    assert len(plain.payload("curve", curve="decay")) == 2
 
 
 def test_many_models_are_told_apart(tmp_path):
     """Once above the figures; where the lines are layers, and not models, the legend stays."""
     path = tmp_path / "many.jsonl"
     path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
-    page = render(load_diagnoses([path]), title="t")
+    page = render(page_of(load(path)))
     stream = page.split('id="stream"')[1].split("</section>")[0]
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
     assert [f"model {n}" in key for n in range(6)] == [True] * 6
-    assert "Solid: first token; dotted: others." in stream
+    assert "Solid: first token; dotted: other tokens." in stream
     assert '<ul class="key">' not in page.split('id="longer"')[1].split("</section>")[0]
-    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    own = [figure["ownLegend"] for figure in data["figures"].values()]
+    data = payload(page)
+    own_legends = [figure["ownLegend"] for figure in data["figures"].values()]
     assert data["key"]
-    assert own.count(True) == 6 * 3, "a spectrum and two curves by position each"
+    assert own_legends.count(True) == 6 * 3, "a spectrum and two curves by position each"
+
+
+def test_a_terminal_shows_a_few_models_at_a_time(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
+    text = printed(page_of(load(path)), 100)
+    assert text.count("three numbers") == 2
+    assert all(f"model {n}" in text for n in range(6))
+
+
+def test_seeds_of_one_model_have_a_spread(tmp_path):
+    path = tmp_path / "seeds.jsonl"
+    lines = [line for seed in range(3) for line in records_of(f"a-seed{seed}")]
+    for line in lines:
+        if line.get("metric") == "hidden_median":
+            line["value"] = 1 + int(line["run"][-1])
+    path.write_text(encode(lines), "utf-8")
+    page = page_of(load(path))
+    assert page.records.arms() == ["a"]
+    assert "2.0 ± 1.0" in shown(page)  # the median
 
 
 def test_bad_records_are_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     for text, message in (
-        ('{"kind": "mesure"}', "did you mean measure"),
+        ('{"kind": "mesure"}', "lacks 'run'|did you mean measure"),
         ('{"kind": "measure", "run": "x", "metric": "m", "value": 1}', "comes before it"),
         ("nonsense", "line 1: not a record"),
         ('{"run": "x"}', "lacks 'kind'"),
+        ('{"kind": "run", "run": "x", "study": "diagnoses"}', "did you mean diagnosis"),
     ):
         path.write_text(text + "\n")
         with pytest.raises(ClearheadError, match=message):
-            load_diagnoses([path])
+            load(path)
     path.write_text(encode(records_of("one")))
     with pytest.raises(ClearheadError, match="a second diagnosis named 'one'"):
-        load_diagnoses([path, path])
+        load([path, path])
     with pytest.raises(ClearheadError, match="cannot read"):
-        load_diagnoses([tmp_path / "missing.jsonl"])
-    with pytest.raises(ClearheadError, match="kind of record"):
-        encode([{"kind": "step"}])
+        load([tmp_path / "missing.jsonl"])
 
 
 def test_the_table(two):
-    from rich.console import Console
-
-    models = load_diagnoses([two])
+    page = page_of(load(two))
+    table = numbers(page.records)
+    assert table is not None
     rows = {
-        row.title: tuple(cell.replace("\u00a0", " ") for cell in row.cells)
-        for row in diagnosis_table.rows(models)
+        heading.title: tuple(cell[0].text.replace("\u00a0", " ") if cell else "–" for cell in cells)
+        for heading, cells in zip(table.rows, table.cells, strict=True)
     }
     assert rows["weight on the first token"] == ("10.0 %", "–")
     assert rows["weight on the first token, difference"] == ("–", "10.0 %")
@@ -159,29 +182,41 @@ def test_the_table(two):
     assert rows["hidden states, top 100"] == ("9.00", "9.00")
     assert rows["norm of the others"] == ("5.00", "5.00")
     assert rows["weight on near keys, at the end"] == ("20.0 %", "20.0 %")
-    assert rows["outlier channels"] == ("3", "3")
-    assert "weight on no key" not in rows  # NaN in one, and absent in the other
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(diagnosis_table.to_console(models))
-    text = console.export_text()
-    assert "not measured: order: it has none" in text
-    assert "a sink: do this [m 0.500: at least 0.3]" in text
+    assert rows["outlier channels"] == ("3.00", "3.00")
+    text = printed(page)
+    assert "Not measured: order: it has none" in text
+    assert "A sink. Do this. [m 0.500: at least 0.3]" in text
     assert "32 MiB" in text
     assert "channel 7: up to 88.0 (120 × the median) after layer 2, in the first token" in text
 
 
-def test_the_page_has_a_plot_for_each(two, tmp_path):
-    models = load_diagnoses([two])
-    text = render(models, title="Two models")
+def test_three_numbers_come_first_and_the_rest_is_folded(two):
+    page = page_of(load(two))
+    assert "The largest hidden number is 1,286 medians in plain and 1,286" in page.verdict[0]
+    assert page.verdict[1] == (
+        "After the last layer the mean cosine between tokens is 5.00 in plain and 5.00 in doubled."
+    )
+    assert [section.name for section in page.sections if not section.folded] == ["comparison"]
+    first = page.sections[0].blocks[0]
+    assert [row.note for row in first.rows] == [
+        "sink",
+        "outliers",
+        "mean cosine; 1 is rank collapse",
+    ]
+
+
+def test_the_page_has_a_place_for_each_figure(two, tmp_path):
+    text = render(page_of(load(two)))
     for section in ("attention", "hidden", "order", "stream", "longer", "numbers", "made"):
         assert f'<section id="{section}">' in text
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))
-    assert len(data["figures"]) == text.count('class="plot')
-    # Four maps by head; for two models at once 4 of attention (no λ, no null mass), 8 of hidden
-    # states, 3 of order and 3 of the stream; a spectrum and two curves by position for each model.
-    assert len(data["figures"]) == 4 + 4 + 8 + 3 + 3 + 2 + 4
-    write_diagnosis(models[:1], tmp_path / "one.html", title="One")
-    one = re.sub(r"<script.*?</script>", "", (tmp_path / "one.html").read_text(), flags=re.DOTALL)
+    places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', own(text))
+    assert places == list(payload(text)["figures"])
+    for title in ("plain", "doubled · map 2", "Sink rate", "Spectrum of attention: doubled"):
+        assert f"<h3>{title}</h3>" in text
+    lines = encode(records_of("plain"))
+    (tmp_path / "one.jsonl").write_text(lines, "utf-8")
+    write_page(page_of(load(tmp_path / "one.jsonl")), tmp_path / "one.html")
+    one = own((tmp_path / "one.html").read_text())
     assert "plain" in one
     assert "doubled" not in one
 
@@ -189,14 +224,14 @@ def test_the_page_has_a_plot_for_each(two, tmp_path):
 def test_text_of_the_records_stays_text(tmp_path):
     path = tmp_path / "hostile.jsonl"
     path.write_text(encode(records_of(HOSTILE)), "utf-8")
-    text = render(load_diagnoses([path]), title=HOSTILE)
+    text = render(page_of(load(path), HOSTILE))
     assert HOSTILE not in text
-    assert "<img" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "<img" not in own(text)
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(two, tmp_path):
     folder = tmp_path / "taken"
     folder.write_text("a file")
     with pytest.raises(ClearheadError, match="cannot write"):
-        write_diagnosis(load_diagnoses([two]), folder / "page.html", title="x")
+        write_page(page_of(load(two)), folder / "page.html")
     assert folder.read_text() == "a file"

@@ -9,12 +9,11 @@ import scipy.stats
 
 from clearhead import ClearheadError
 from clearhead.cli.publishing import publish
-from clearhead.report import compare_all, load, write_page
-from clearhead.report.evaluation_page import section
-from clearhead.report.evaluation_values import items
-from clearhead.report.evaluations import grids, row_name, scaling_name, to_console
-from clearhead.report.sections import Page
-from clearhead.report.style import looks
+from clearhead.records.loading import parse
+from clearhead.report import load, page_of, render, write_page
+from clearhead.report.evaluation import best, scaling_name, setting, tables
+
+from .conftest import own, payload, shown
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -50,16 +49,19 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def _figures(page, kind):
+    return [f for f in payload(render(page))["figures"].values() if f["data"][0]["type"] == kind]
+
+
 def test_the_page_has_tables_heat_maps_and_the_curve(path):
-    records = load(path)
-    page = Page(records=records, looks=looks(records.arms()))
-    text = section(page)
+    page = page_of(load(path))
+    text = shown(page)
     assert "coca · none" in text
     assert "coca · ntk × 2" in text
     assert "0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
     assert "158 ± 0" in text
-    assert HOSTILE not in text
-    heat = [f for f in page.figures.values() if f["data"][0]["type"] == "heatmap"]
+    assert HOSTILE not in own(render(page))
+    heat = _figures(page, "heatmap")
     assert len(heat) == 2
     assert heat[0]["data"][0]["z"] == [
         pytest.approx([0.3, 0.3]),
@@ -67,9 +69,21 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     ]
     assert heat[0]["data"][0]["customdata"] == [["", ""], ["", ""]]  # of two seeds: their spread
     assert heat[1]["data"][0]["customdata"] == 2 * [2 * [", 95 % interval 0.10 to 0.90"]]
-    (curve,) = [f for f in page.figures.values() if f["data"][0]["type"] == "scatter"]
+    assert "accuracy by depth and length 0.00 0.50 1.00" in text  # the colour scale
+    (curve,) = _figures(page, "scatter")
     assert curve["data"][0]["x"] == [1, 2, 255]
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
+
+
+def test_the_best_by_length_stands_first(path):
+    records = load(path)
+    assert best(records, "passkey") == (
+        "Highest mean accuracy of passkey: coca from 128 to 256 tokens (0.500)."
+    )
+    assert best(records, "perplexity") == (
+        "Lowest mean perplexity: four rows alike from 128 to 256 tokens (158 to 286)."
+    )
+    assert page_of(records).verdict[1].startswith("Highest mean accuracy of passkey")
 
 
 def _retrieval(tmp_path: Path, items: bool) -> Path:
@@ -93,11 +107,9 @@ def _retrieval(tmp_path: Path, items: bool) -> Path:
 def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tmp_path):
     found = {}
     for known in (True, False):
-        judged = compare_all(load(_retrieval(tmp_path, known)))
-        (grid,) = judged.evaluations["", "passkey"]
-        (difference,) = grid.differences.values()
+        page = page_of(load(_retrieval(tmp_path, known)))
+        (difference,) = page.differences
         assert difference.mean == pytest.approx(0.6)
-        assert difference in judged.differences
         found[known] = difference.decidable
     # Seeds: .7, .8, .9 and .2, .2, .2: error² .01/3 + 0 with 2 degrees, t 4.303.
     assert found[False] == pytest.approx(4.30265 * (0.01 / 3) ** 0.5, rel=1e-5)
@@ -111,19 +123,13 @@ def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tm
 
 
 def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hold(tmp_path, capsys):
-    publish([_retrieval(tmp_path, True)], tmp_path / "page.html", title="t")
+    publish([_retrieval(tmp_path, True)], tmp_path / "page.html")
     told = capsys.readouterr().out
     assert "higher by 0.60" in told
     assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in told
     page = (tmp_path / "page.html").read_text("utf-8")
     assert '<span class="verdict decided">higher by 0.60</span>' in page
-
-
-def test_a_documents_perplexity_counts_on_the_scale_of_the_loss():
-    documents = [{"loss": 3.1}, {"loss": 2.9}]
-    cell = {"result": {"perplexity": 20.0, "loss": 3.0, "documents": documents}}
-    assert items(cell, "perplexity") == pytest.approx([22.0, 18.0])
-    assert items({"result": {"perplexity": 20.0, "loss": 3.0}}, "perplexity") == []
+    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in page
 
 
 @pytest.mark.parametrize("arms", [4, 5])
@@ -136,16 +142,15 @@ def test_the_curves_of_many_models_have_a_key(arms, tmp_path):
         header = {"kind": "run", "run": f"r{n}", "preset": f"model {n}", "seed": 0, "size": ""}
         lines += [header, _cell(f"r{n}", "perplexity", {"length": 128}, result, "perplexity")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    records = load(path)
-    text = section(Page(records=records, looks=looks(records.arms())))
+    text = own(render(page_of(load(path))))
     assert ('<ul class="key">' in text) == (arms > 4)
     assert text.count("</i> model ") == (5 if arms > 4 else 0)
 
 
 def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
-    write_page(load(path), tmp_path / "page.html", title="x")
+    write_page(page_of(load(path)), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert 'id="evaluations"' in text
+    assert 'id="evaluation-passkey"' in text
     assert HOSTILE not in text
     assert "Two language models" in text
     assert "were evaluated" in text
@@ -168,18 +173,15 @@ def test_one_model_from_elsewhere(tmp_path):
             lines.append({**line, "made": {**made, "versions": {"torch": "2.99"}}})
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    write_page(load(path), tmp_path / "page.html", title="x")
+    write_page(page_of(load(path)), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "One language model, llama, was evaluated." in text
     assert "was trained" not in text
     assert HOSTILE not in text
     _, _, folded = text.partition("<summary>Perplexity of llama by document, without scaling")
-    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', folded.partition("</det")[0])
-    assert [re.findall(r"<t[dh]>([^<]*)<", cells) for _, cells in rows] == [
-        ["128", "256"],
-        ["128", "256"],
-        ["128", "–"],
-    ]
+    rows = re.findall(r"<tr>(.*?)</tr>", folded.partition("</det")[0], flags=re.DOTALL)
+    cells = [re.findall(r'(?:col">|value">|muted">)([^<]+)<', row) for row in rows]
+    assert cells == [["128", "256"], ["128", "256"], ["128", "–"]]
     assert "in bfloat16, with seed 7, 8,192 tokens together" in text
     assert "torch 2.99" in text
 
@@ -190,19 +192,19 @@ def test_what_was_found_nowhere_has_no_table(path):
         line.setdefault("headlines", []).append("nothing")
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     records = load(path)
-    assert {grid.headline for grid in grids(records.runs[0].cells)} == {"accuracy", "perplexity"}
-    assert "nothing" not in section(Page(records=records, looks=looks(records.arms())))
+    titles = [pivot.title for pivot in tables(records.labelled(""), "x")]
+    assert len(titles) == 2
+    assert "nothing" not in shown(page_of(records))
 
 
 def test_no_cells_no_section(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text('{"kind": "run", "run": "a", "preset": "coca", "seed": 0}\n', "utf-8")
-    records = load(path)
-    assert section(Page(records=records, looks=looks(records.arms()))) == ""
+    assert [section.name for section in page_of(load(path)).sections] == ["made"]
 
 
 def test_report_prints_what_seeds_have_in_common(path, tmp_path, capsys):
-    publish([path], tmp_path / "page.html", title="x")
+    publish([path], tmp_path / "page.html")
     out = " ".join(capsys.readouterr().out.split())
     assert "passkey, accuracy by length" in out
     assert "coca · none" in out
@@ -210,31 +212,36 @@ def test_report_prints_what_seeds_have_in_common(path, tmp_path, capsys):
     assert "coca · ntk × 2" in out
 
 
-def test_tables_for_the_terminal(path):
-    from rich.console import Console
+def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    one = parse(line for line in lines if line["run"] == "a0")
+    passkey, perplexity = tables(one, "[bold]run")
+    assert passkey.title == "[bold]run: passkey, accuracy by length in tokens"
+    assert [row.title for row in perplexity.rows] == ["none", "ntk × 2"]
+    assert [row.title for row in passkey.rows] == ["none, depth 0", "none, depth 1"]
+    assert passkey.cells[1][0][0].text == "0.600 [0.10, 0.90]"
 
-    run = load(path).runs[0]
-    perplexity, passkey = sorted(grids(run.cells), key=lambda grid: grid.task, reverse=True)
-    assert perplexity.rows == ("none", "ntk × 2")
-    assert passkey.rows == ("none, depth 0", "none, depth 1")
-    assert passkey.text("none, depth 1", 128) == "0.600 [0.10, 0.90]"
-    assert passkey.text("none, depth 1", 999) == "–"
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(to_console(passkey, "[bold]run"))
-    assert "[bold]run: passkey, accuracy by length" in console.export_text()
+
+def test_a_number_that_was_not_found_is_named_and_one_not_asked_for_a_dash(path):
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    one = [line for line in lines if line["run"] == "a0"]
+    del one[1]["result"]["accuracy"]
+    passkey, _ = tables(parse(one), "a0")
+    assert [[entry.text for entry in cell] for cell in passkey.cells[0]] == [
+        ["none"],
+        ["0.200 [0.10, 0.90]"],
+    ]
+    passkey, _ = tables(parse([one[0], *one[2:]]), "a0")
+    dashes = [len(cell) for row in passkey.cells for cell in row]
+    assert sorted(dashes) == [0, 1, 1, 1]
 
 
 def test_names():
-    at = {
-        "scaling": "yarn",
-        "factor": 4.0,
-        "length": 5,
-        "longest": 9,
-        "depth": 0.25,
-        "labels": "HWU",
-    }
+    at = {"scaling": "yarn", "factor": 4.0, "length": 5, "longest": 9, "depth": 0.25}
+    at["labels"] = "HWU"
     assert scaling_name(at) == "yarn × 4"
-    assert row_name(at) == "yarn × 4, depth 0.25, labels HWU"
+    assert setting(at, by_depth=True) == "yarn × 4, depth 0.25, labels HWU"
+    assert setting(at) == "yarn × 4, labels HWU"
 
 
 def test_a_damaged_cell_is_named(path):

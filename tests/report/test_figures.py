@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.report import comparison, figures, heatmaps, load, style
+from clearhead.report import figures, heatmaps, load, style
+from clearhead.report.charts import some_of
+from clearhead.report.comparison import comparison
 
 Fake = Callable[..., Path]
 HOSTILE = '<b>x</b><a href="javascript:alert(1)">y</a>&lt;'
@@ -68,9 +70,10 @@ def test_times_of_other_machines_are_left_out(fake: Fake) -> None:
     here = records.on_one_device()
     assert [run.seed for run in here.runs] == [0, 1]
     table = comparison(records)
+    assert table is not None
     details = {
         column.title: cell[0].detail
-        for column, cell in zip(table.columns, table.rows[0].cells, strict=True)
+        for column, cell in zip(table.columns, table.cells[0], strict=True)
     }
     assert details["training speed"].startswith("2 seeds")
     assert details["1 ×"].startswith("3 seeds")
@@ -89,16 +92,20 @@ def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> N
 def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
     records = load(fake(steps=1, presets=("transformer",), attention=False))
     for metric in ("kurtosis", "largest_activation"):
-        panel = figures.by_layer(records, style.looks(["transformer"]), metric)
+        panel = figures.by_layer(
+            records, style.looks(["transformer"]), "title", "axis", figures.by_token(metric)
+        )
         assert panel is not None
         assert [trace.line.dash for trace in panel.figure.data] == ["solid", "dot"]
+        assert "Solid: first token; dotted: other tokens." in panel.note
+        assert [trace.showlegend for trace in panel.figure.data] == [True, False]
 
 
 def test_no_figure_without_its_records() -> None:
     records = load([])
     assert figures.loss(records, {}, "tokens") is None
     assert figures.perplexity_by_length(records, {}) is None
-    assert figures.by_layer(records, {}, "kurtosis") is None
+    assert figures.by_layer(records, {}, "t", "a", figures.by_token("kurtosis")) is None
     assert heatmaps.attention(records) == []
     assert heatmaps.first_token_share(records, heatmaps.largest_share(records)) == []
 
@@ -120,17 +127,18 @@ def test_shares_use_one_colour_scale(fake: Fake) -> None:
 def test_attention_maps_are_packed_and_cut(fake: Fake) -> None:
     records = load(fake(steps=1, presets=("differential",), size=70))
     panels = heatmaps.attention(records)
-    assert [(panel.title, panel.signed) for panel in panels] == [
+    packs = [panel.attention or {} for panel in panels]
+    assert [(p.title, pack["signed"]) for p, pack in zip(panels, packs, strict=True)] == [
         ("differential · map 1", False),
         ("differential · map 2", False),
         ("differential · difference", True),
     ]
-    difference = panels[2]
-    assert difference.causal
-    assert len(difference.tokens) == heatmaps.TOKENS
-    assert difference.figure.data[0].zmin == -1
-    assert difference.figure.data[0].zmax == 1
-    packed = base64.b64decode(difference.maps["0.0"])
+    difference = packs[2]
+    assert difference["causal"]
+    assert len(difference["tokens"]) == heatmaps.TOKENS
+    assert panels[2].figure.data[0].zmin == -1
+    assert panels[2].figure.data[0].zmax == 1
+    packed = base64.b64decode(difference["maps"]["0.0"])
     steps = struct.unpack(f"<{len(packed) // 2}h", packed)
     weights = records.runs[0].attention[0, 0, "difference"]["weights"]
     assert len(steps) == 64 * 65 // 2
@@ -162,4 +170,15 @@ def test_labels_are_shown_letter_for_letter(fake: Fake) -> None:
     for trace in panel.figure.data:
         assert "transformer" not in trace.hovertemplate
         assert "x</b>" not in trace.hovertemplate
-    assert all("<" not in token for token in heatmaps.attention(records)[0].tokens)
+    packed = heatmaps.attention(records)[0].attention
+    assert packed is not None
+    assert all("<" not in token for token in packed["tokens"])
+
+
+def test_of_thirty_layers_every_third_is_named(fake: Fake) -> None:
+    assert some_of(range(12)) == list(range(12))
+    assert some_of(range(30)) == list(range(0, 30, 3))
+    records = load(fake(steps=1, presets=("transformer",), attention=False, layers=30, heads=9))
+    (panel,) = heatmaps.first_token_share(records, 1.0)
+    assert list(panel.figure.layout.yaxis.tickvals) == list(range(0, 30, 3))
+    assert list(panel.figure.layout.xaxis.tickvals) == list(range(9))

@@ -1,16 +1,15 @@
 """Arms, and what was measured on the way: against loss, and at equal loss."""
 
-import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from clearhead.report import append, at_equal_loss, load, milestones, narrative, style, to_console
-from clearhead.report.page import render
+from clearhead.report import append, load, milestones, narrative, page_of, render, style
+from clearhead.report.milestones import at_equal_loss
 from clearhead.report.statistics import Verdict
+
+from .conftest import own, printed
 
 Fake = Callable[..., Path]
 
@@ -47,17 +46,16 @@ def test_models_are_compared_where_they_are_equally_good(path: Path) -> None:
     assert records.arms() == [ORTHOADAM, ADAMW]
     table = at_equal_loss(records)
     assert table is not None
-    (row,) = table.rows
-    assert row.arm == ADAMW
-    loss, mine, theirs = (cell[0] for cell in row.cells)
+    assert [row.arm for row in table.rows] == [ADAMW]
+    loss, mine, theirs = (cell[0] for cell in table.cells[0])
     assert loss.text == "3.00 ± 0"
     assert mine.text == "20.0 ± 0"
     assert theirs.text == "5.0 ± 1.0"
     assert mine.difference is not None
     assert mine.difference.verdict is Verdict.HIGHER
-    out = io.StringIO()
-    Console(file=out, width=100).print(to_console(table, 0.05))
-    assert "higher by 15" in out.getvalue()
+    text = printed(page_of(records))
+    assert "higher by 15" in text
+    assert f"at equal loss, beside {ORTHOADAM}" in text
 
 
 def test_what_was_not_measured_before_and_after_is_left_out(tmp_path: Path) -> None:
@@ -74,15 +72,15 @@ def test_what_was_not_measured_before_and_after_is_left_out(tmp_path: Path) -> N
 def test_curves_run_against_loss(path: Path) -> None:
     records = load(path)
     looks = style.looks(records.arms())
-    panel = milestones.against_loss(records, looks, milestones.QUANTITIES[0])
+    panel = milestones.against_loss(records, looks, milestones.MILESTONES[0])
     assert panel is not None
     traces = {trace.name: trace for trace in panel.figure.data}
     assert list(traces[ADAMW].x) == [5.0, 4.0, 2.0]
     assert list(traces[ADAMW].y) == [3.0, 10.0, 30.0]
     assert list(traces[ORTHOADAM].y) == pytest.approx([3.0, 3.2, 5.0])
     assert panel.figure.layout.xaxis.autorange == "reversed"
-    assert milestones.against_loss(records, looks, milestones.QUANTITIES[1]) is None
-    page = render(records, title="t")
+    assert milestones.against_loss(records, looks, milestones.MILESTONES[1]) is None
+    page = render(page_of(records))
     assert '<section id="equal-loss">' in page
 
 
@@ -90,7 +88,7 @@ def test_records_without_arms_or_milestones_still_show(fake: Fake) -> None:
     records = load(fake(steps=3))
     assert records.arms() == ["transformer", "differential", "softmax1"]
     assert at_equal_loss(records) is None
-    assert '<section id="equal-loss">' not in render(records, title="t")
+    assert '<section id="equal-loss">' not in render(page_of(records))
 
 
 def test_many_arms_stay_apart(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_many_arms_stay_apart(tmp_path: Path) -> None:
     assert "transformer and softmax1 each with eight values of train.optimizer" in narrative.lead(
         records, 0.05
     )
-    page = re.sub(r"<script>.*?</script>", "", render(records, title="t"), flags=re.DOTALL)
+    page = own(render(page_of(records)))
     key = page.split('<ul class="key">')[1].split("</ul>")[0]
     assert key.count("<li>") == 16
     assert "softmax1 · lion" in key

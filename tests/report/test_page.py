@@ -8,25 +8,16 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.report import append, load, narrative, write_page
-from clearhead.report.page import embed, render
+from clearhead.report import append, load, narrative, page_of, render, write_page
+from clearhead.report.page import embed
+
+from .conftest import own, payload, shown
 
 Fake = Callable[..., Path]
 HOSTILE = (
     "</script><script>document.title='hacked'</script>"
-    "<img src=x onerror=\"document.title='hacked'\">'\"&lt;\u2028"
+    "<img src=x onerror=\"document.title='hacked'\">'\"&lt;\u2028{{ 7 * 7 }}"
 )
-
-
-def own(page: str) -> str:
-    """The page without the scripts."""
-    return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-
-
-def payload(page: str) -> dict[str, object]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found.group(1))
 
 
 def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
@@ -37,29 +28,61 @@ def test_a_whole_page(fake: Fake, tmp_path: Path) -> None:
         ]
     )
     path = tmp_path / "report" / "index.html"
-    write_page(records, path, title="A comparison")
+    write_page(page_of(records), path)
     page = path.read_text(encoding="utf-8")
     text = own(page)
     for section in ("comparison", "training", "lengths", "attention", "first-token", "layers"):
         assert f'<section id="{section}">' in text
+    assert "<h1>transformer, differential and softmax1</h1>" in text
     assert "This run" in text
     assert "Committed record, 20 M tokens" in text
     assert "clearhead compare --tokens 300000" in text
     assert "torch 2.13.0" in text
-    assert len(payload(page)["figures"]) == 30  # type: ignore[arg-type]
+    places = re.findall(r'class="plot [a-z]+" id="([^"]+)"', text)
+    assert places == list(payload(page)["figures"])  # each figure has its place
     assert list(path.parent.iterdir()) == [path]  # nothing temporary stays
     assert len(page) < 6_000_000
 
 
+def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
+    records = load(fake(steps=20, seeds=3, trained=True))
+    page = page_of(records)
+    text = own(render(page))
+    assert page.verdict == [
+        "Three language models, transformer, differential and softmax1, were trained on the same "
+        "text: in this run differential and softmax1 predict unseen text better than transformer.",
+        "Beside transformer, differential trains at 0.89 × its speed with 1.09 × its memory and "
+        "softmax1 trains at 0.81 × its speed with 1.18 × its memory.",
+    ]
+    order = [text.index(part) for part in ("predict unseen", "Beside tr", "peak memory", "sink")]
+    folded = text.index('<details class="folded">')
+    assert sorted(order)[:2] == order[:2]
+    assert order[2] < folded < text.index("argmax share")
+    for section in page.sections:
+        assert section.folded == (section.name not in ("comparison", "training", "lengths"))
+
+
+def test_readers_are_warned_of_few_seeds_and_of_models_that_have_hardly_learnt(fake: Fake) -> None:
+    path = fake(steps=3, seeds=2, attention=False)
+    (warning,) = page_of(load(path)).warnings
+    assert "Two seeds" in warning
+    records = load(path)
+    for run in records.of("softmax1"):
+        run.header["model"]["vocab_size"] = 1024  # whose root is 32, below perplexities of 39
+    _, hardly = page_of(records).warnings
+    assert hardly.startswith("softmax1 has hardly learnt")
+    assert page_of(load(fake("more.jsonl", steps=3, seeds=3, attention=False))).warnings == []
+
+
 def test_nothing_is_asked_of_the_network(fake: Fake) -> None:
-    text = own(render(load(fake(steps=3)), title="t"))
+    text = own(render(page_of(load(fake(steps=3)))))
     assert re.findall(r"https?://|@import|url\(", text) == []
     sources = re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"([^\"]*)\"", text)
     assert sources == ["data:,"]
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
-    assert "default-src &#x27;none&#x27;" in policy.group(1)
-    assert "script-src &#x27;sha256-" in policy.group(1)
+    assert "default-src &#39;none&#39;" in policy.group(1)
+    assert "script-src &#39;sha256-" in policy.group(1)
     assert "unsafe-eval" not in policy.group(1)
 
 
@@ -71,11 +94,18 @@ def test_text_of_records_never_becomes_markup(fake: Fake) -> None:
         label=HOSTILE,
         steps=3,
     )
-    page = render(load(path), title=HOSTILE)
+    page = render(page_of(load(path), HOSTILE))
     assert "<img" not in own(page)
     assert "<script>document" not in page
     assert page.count("</script>") == 3
     assert payload(page)["figures"]
+    assert "{{ 7 * 7 }}" in page  # no template is made of it either
+
+
+def test_markup_is_escaped_by_the_template_alone() -> None:
+    source = Path(narrative.__file__).parents[1]
+    assert not [path for path in source.rglob("*.py") if "html.escape" in path.read_text("utf-8")]
+    assert not [path for path in source.rglob("*.html") if "|safe" in path.read_text("utf-8")]
 
 
 def test_json_cannot_close_its_script() -> None:
@@ -86,22 +116,22 @@ def test_json_cannot_close_its_script() -> None:
 
 @pytest.mark.parametrize("presets", [("transformer",), ("softmax1",), ("gpt2", "transformer")])
 def test_few_presets(fake: Fake, presets: tuple[str, ...]) -> None:
-    page = render(load(fake(presets=presets, steps=2)), title="t")
+    page = render(page_of(load(fake(presets=presets, steps=2))))
     assert '<section id="attention">' in page
     if "gpt2" in presets:
         assert "learned positions end at 256 tokens" in own(page)
 
 
 def test_pieces_may_be_missing(fake: Fake, tmp_path: Path) -> None:
-    assert '<section id="attention">' not in render(load(fake(attention=False)), title="t")
-    assert "no records" in render(load([]), title="t")
+    assert '<section id="attention">' not in render(page_of(load(fake(attention=False))))
+    assert "no records" in shown(page_of(load([])))
     bare = tmp_path / "bare.jsonl"
     append(bare, {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0})
-    page = render(load(bare), title="t")
+    page = render(page_of(load(bare)))
     assert '<section id="training">' not in page
     assert '<section id="made">' in page
     append(bare, {"kind": "step", "run": "a/seed0", "step": 1, "loss": float("nan"), "tokens": 8})
-    render(load(bare), title="t")
+    render(page_of(load(bare)))
 
 
 def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
@@ -110,17 +140,24 @@ def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
         "Three language models, transformer, differential and softmax1, were trained on the same "
         "text: in this run a single seed cannot say which predicts unseen text better."
     )
-    assert "no sink on the first token has formed" in narrative.findings(one)
-    assert "Each model read the same 10.2\u00a0k tokens, with one seed." in narrative.findings(one)
+
+    assert "no sink on the first token has formed" in narrative.sinks(one)
     one.runs[0].header["data"] = {"fingerprint": "another"}
-    assert "the same" not in narrative.lead(one, 0.05) + narrative.findings(one)
+    assert "the same" not in narrative.lead(one, 0.05)
     label = {"label": "longer", "trained": True, "seeds": 3}
     long = load(fake("long.jsonl", steps=5, attention=False, **label))
     assert narrative.lead(long, 0.05).endswith(
         "in “longer” differential and softmax1 predict unseen text better than transformer."
     )
     assert "exceeds the spread of the seeds" in narrative.lead(long, 1e-9)  # of very many
-    assert "no sink" not in narrative.findings(long)
+    assert "no sink" not in narrative.sinks(long)
+
+
+def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"kind": "run", "run": "x", "study": "diagnosis"}\n')
+    with pytest.raises(ClearheadError, match=r"do not share a page.*comparison and diagnosis"):
+        page_of(load([fake(steps=1, attention=False), other]))
 
 
 def test_a_page_is_written_whole_or_not_at_all(
@@ -128,13 +165,13 @@ def test_a_page_is_written_whole_or_not_at_all(
 ) -> None:
     records = load(fake(steps=1, attention=False))
     path = tmp_path / "out" / "page.html"
-    write_page(records, path, title="first")
+    write_page(page_of(records, "first"), path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(ClearheadError, match="No space left"):
-        write_page(records, path, title="second")
+        write_page(page_of(records, "second"), path)
     assert "first" in path.read_text()
     assert list(path.parent.iterdir()) == [path]

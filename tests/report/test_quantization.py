@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
-from clearhead.report import style
-from clearhead.report.quantization import families, load, parse, schemes, write
-from clearhead.report.quantization_page import render, write_quantization
-from clearhead.report.quantization_tables import (
+from clearhead.records.loading import load, parse
+from clearhead.report import page_of, render, write_page
+from clearhead.report.quantization import (
     KINDS,
     SCALES,
-    bits_html,
+    check,
+    families,
+    fewest,
+    fewest_bits,
     kind_of,
-    remarks,
+    remarks_on,
     scale_of,
-    to_console,
+    schemes,
 )
+
+from .conftest import own, printed, shown
 
 HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b>"
 
@@ -73,61 +76,53 @@ def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> li
     return found
 
 
-def test_records_come_back(tmp_path):
-    path = tmp_path / "new" / "records.jsonl"
-    write(path, lines("one", 10.0))
-    write(path, lines("two", 20.0))
-    write(path, lines("one", 30.0))  # measured again
-    models = load([path])
-    assert [model.name for model in models] == ["one", "two"]
-    assert [model.full.perplexity for model in models] == [30.0, 20.0]
-    assert schemes(models) == every()
-    assert set(families(models)) == {scheme(name).family for name in every()}
-    result = models[1].results["w4-channel"]
-    assert (result.bits, result.perplexity, result.delta) == (4, 40.0, 20.0)
-    assert list(models[1].family("w-channel")) == [8, 6, 4, 3]
-    assert not list(path.parent.glob(".*"))
+def test_records_come_back():
+    records = parse(lines("one", 10.0) + lines("two", 20.0) + lines("one", 30.0))  # measured again
+    assert [run.id for run in records.runs] == ["one", "two"]
+    assert [run.value("perplexity") for run in records.runs] == [30.0, 20.0]
+    assert list(schemes(records)) == every()
+    assert set(families(records)) == {scheme(name).family for name in every()}
+    two = records.runs[1]
+    assert two.value("perplexity", scheme="w4-channel") == 40.0
+    assert two.value("added_perplexity", scheme="w4-channel") == 20.0
+    assert list(families(records)["w-channel"]) == [8, 6, 4, 3]
+
+
+def _fewest(found: list[dict[str, Any]], family: str) -> int | None:
+    records = parse(found)
+    return fewest_bits(records.runs[0], families(records)[family])
 
 
 def test_the_fewest_bits_that_are_enough():
-    (model,) = parse(lines("one", 10.0))
-    assert model.fewest_bits("wa-coarse") == 8
-    assert model.fewest_bits("no such family") is None
-    (model,) = parse(lines("one", 10.0, broken="no interface"))
-    assert "more than" not in bits_html([model], {"one": style.looks(["one"])["one"]})
+    assert _fewest(lines("one", 10.0), "wa-coarse") == 8
+    pivot = fewest(parse(lines("one", 10.0, broken="no interface")))
+    assert pivot is not None
+    assert {cell[0].text for (cell,) in pivot.cells} == {"8"}
     found = lines("one", 10.0)
     for line in found:  # 3 bits by chance as good as none: 4 are not, so 8 are needed
         if line.get("scheme") == "w3-channel":
             line["perplexity"] = 10.0
         if line.get("scheme") == "w8-group":
             line["perplexity"] = 11.0
-    (model,) = parse(found)
-    assert model.fewest_bits("w-channel") == 8
-    assert model.fewest_bits("w-group") is None
+    assert _fewest(found, "w-channel") == 8
+    assert _fewest(found, "w-group") is None
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"kind": "run", "run": "x"}', "line 1: not a record of a quantisation: unknown kind"),
         ('{"kind": "scheme", "run": "x"}', "no line of kind"),
-        ('{"kind": "quantization"}', "lacks 'run'"),
+        ('{"kind": "quantization"}', "line 1: not a record: lacks 'run'"),
         ("[1]", "line 1: not a record"),
-        ("{\n", "line 1: not a record"),
-        ("nonsense", "line 1: not a record"),
+        ("nothing", "line 1: not a record"),
         ('{"kind": "quantization", "run": "x"}', "x has no result in full precision"),
     ],
 )
 def test_files_of_something_else(tmp_path, text, message):
     path = tmp_path / "r.jsonl"
-    path.write_text(text)
+    path.write_text(text + "\n")
     with pytest.raises(ClearheadError, match=message):
-        load([path])
-    with pytest.raises(ClearheadError, match=message):
-        write(path, lines("one", 1.0))
-    assert path.read_text() == text  # and nothing is added to them
-    with pytest.raises(ClearheadError, match="cannot read"):
-        load([tmp_path / "none"])
+        check(load(path))
 
 
 def test_every_family_is_named_in_words():
@@ -139,35 +134,28 @@ def test_every_family_is_named_in_words():
     assert kind_of(scheme("w3-group64").family) == KINDS["w"]
 
 
-def _printed(model: Any) -> str:
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(to_console(model))
-    return console.export_text()
-
-
 def test_the_console_has_every_number_and_every_reason():
-    (model,) = parse(lines("[b]one", 10.0, questions=8, broken="no interface"))
-    text = _printed(model)
+    records = parse(lines("[b]one", 10.0, questions=8, broken="no interface"))
+    text = printed(page_of(records), 160)
     assert "[b]one" in text
-    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*│\s*50\.0\s%\s*│\s*25\.0\s%", text)
-    assert re.search(r"w4-channel\s*│\s*20\.00\s*│\s*\+10\.000", text)
-    assert re.search(r"logits4-row\s*│\s*none", text)
+    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*–\s*│\s*50\.0\s%\s*│\s*25\.0\s%", text)
+    assert re.search(r"w4-channel \(a scale a channel\)\s*│\s*20\.00\s*│\s*\+10\.000", text)
+    assert re.search(r"logits4-row \(a scale a query\)\s*│\s*none", text)
     assert "8 questions of arc.jsonl, chance 25.0\u00a0%" in text
-    reasons, left_out, unused = remarks(model)
+    reasons, _, left_out, unused = remarks_on(records.runs[0])
     assert reasons.endswith(": no interface")
     assert reasons.count("logits") == 9
     assert "33.3\u00a0% of the matrices" in left_out
     assert "experts.3" in unused
-    (plain,) = parse(lines("two", 10.0))
-    assert remarks(plain) == []
-    assert "accuracy" not in _printed(plain)
+    plain = parse(lines("two", 10.0))
+    assert remarks_on(plain.runs[0]) == []
+    assert "accuracy" not in printed(page_of(plain))
     boolq = lines("three", 10.0, questions=8)
     for line in boolq[1:]:
         line["accuracy_normalised"] = None  # as of BoolQ
-    (without,) = parse(boolq)
-    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*│\s*50\.0\s%\s*│\s*–", _printed(without))
-    assert "50.0\u00a0%, " not in render([without], title="t")
-    assert "50.0\u00a0%" in render([without], title="t")
+    text = printed(page_of(parse(boolq)), 160)
+    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*–\s*│\s*50\.0\s%\s*│\n", text)
+    assert "by length" not in text
 
 
 def test_families_stand_in_one_order_whoever_has_them():
@@ -176,23 +164,36 @@ def test_families_stand_in_one_order_whoever_has_them():
     for line in first:
         if line.get("family") == "w-channel":
             line.update(perplexity=None, delta=None, reason="none")
-    assert families(parse(first + second)) == families(parse(second))
+    assert list(families(parse(first + second))) == list(families(parse(second)))
     assert "w-channel" not in families(parse(first))
 
 
+def test_seeds_of_one_model_have_a_spread_and_a_verdict():
+    found = [line for seed in range(3) for line in lines(f"a-seed{seed}", 10.0 + seed)]
+    found += [line for seed in range(3) for line in lines(f"b-seed{seed}", 30.0 + seed)]
+    text = shown(page_of(parse(found)))
+    assert "11.0 ± 1.0" in text
+    assert "higher by 20" in text  # what 4 bits add: as much as the perplexity itself
+
+
 def test_the_page_shows_all_and_is_safe():
-    models = parse(lines("one", 10.0, questions=8) + lines(HOSTILE, 9.0, broken=HOSTILE))
-    page = render(models, title=HOSTILE)
-    assert "<img" not in page
-    assert page.count('<div class="plot') == 9
-    assert "20.00 (+10.000)" in page
-    assert "50.0\u00a0%, 25.0\u00a0%" in page
-    assert "33.3\u00a0% of the matrices" in page
+    page = page_of(
+        parse(lines("one", 10.0, questions=8) + lines(HOSTILE, 9.0, broken=HOSTILE)), HOSTILE
+    )
+    text = own(render(page))
+    assert "<img" not in text
+    for family in {scheme(name).family for name in every() if scheme(name).bits}:
+        assert f"<h3>{scale_of(family)}</h3>" in text or family.startswith("logits")
+    seen = shown(page)
+    assert "20.00 +10.000 50.0" in seen
+    assert "33.3\u00a0% of the matrices" in text
+    assert page.verdict[0].startswith("In full precision the perplexity is 10.00 for one and")
+    assert "costs one most (+" in page.verdict[1]
 
 
 def test_a_page_without_families():
     found = [line for line in lines("one", 10.0) if line.get("bits") is None]
-    page = render(parse(found), title="Little")
+    page = render(page_of(parse(found)))
     assert 'id="bits"' not in page
     assert 'id="numbers"' in page
 
@@ -205,8 +206,8 @@ def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
         if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
             pytest.fail("Chromium is required here, and neither on the path nor named")
         pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
-    models = parse(lines("one", 10.0) + lines(HOSTILE, 900.0, broken="no interface"))
-    write_quantization(models, tmp_path / "page.html", title="Bits")
+    records = parse(lines("one", 10.0) + lines(HOSTILE, 900.0, broken="no interface"))
+    write_page(page_of(records, "Bits"), tmp_path / "page.html")
     driver = tmp_path / "driver.html"
     driver.write_text(DRIVER.replace("WIDTH", str(width)), encoding="utf-8")
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars"
@@ -215,7 +216,10 @@ def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
     done = subprocess.run([*command, driver.as_uri()], capture_output=True, timeout=120, check=True)
     seen = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout.decode())
     assert seen is not None, "the page was never drawn"
-    assert seen.group(1) == f"9 drawn, 9 filled, 0 misfit, {width} of {width} wide, Bits, errors: "
+    words = f"0 misfit, {width} of {width} wide, Bits, errors: "
+    counts = re.fullmatch(r"(\d+) drawn, (\d+) filled, " + re.escape(words), seen.group(1))
+    assert counts is not None, seen.group(1)
+    assert counts[1] == counts[2] != "0"
 
 
 DRIVER = """<!doctype html>

@@ -1,14 +1,16 @@
-"""The comparison table in both renderings."""
+"""The comparison's tables, on a page and in a terminal."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from clearhead.report import append, comparison, load, style, tables
+from clearhead.report import append, load, page_of, render, style
+from clearhead.report.comparison import comparison, internals
+from clearhead.report.console import tables
 from clearhead.report.statistics import Verdict
+
+from .conftest import own, printed, shown
 
 Fake = Callable[..., Path]
 
@@ -21,90 +23,110 @@ def write(path: Path, preset: str, values: list[float], metric: str = "perplexit
         append(path, {"kind": "measure", "run": run, "metric": metric, "value": value, "length": 8})
 
 
-def console(path: Path, width: int = 100, threshold: float = 0.05) -> str:
-    out = io.StringIO()
-    Console(file=out, width=width).print(tables.to_console(comparison(load(path)), threshold))
-    return out.getvalue()
-
-
-def html(path: Path, threshold: float = 0.05) -> str:
-    records = load(path)
-    return tables.to_html(comparison(records), style.looks(records.arms()), threshold)
-
-
-def test_mean_spread_and_verdicts(tmp_path: Path) -> None:
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
     path = tmp_path / "r.jsonl"
     write(path, "transformer", [10.0, 12.0, 11.0])
     write(path, "differential", [7.0, 9.1, 7.9])
     write(path, "softmax1", [9.0, 12.5, 10.2])
-    table = comparison(load(path))
-    titles = [column.title for column in table.columns]
-    assert titles == ["all", "8"]  # columns without data are left out
-    cells = {row.arm: row.cells[1][0] for row in table.rows}
-    assert cells["transformer"].text == "11.0 ± 1.0"
-    assert cells["transformer"].difference is None
-    assert cells["differential"].difference is not None
-    assert cells["differential"].difference.verdict is Verdict.LOWER
-    assert "95 % interval" in cells["differential"].detail
+    return path
+
+
+def test_mean_spread_and_verdicts(three: Path) -> None:
+    table = comparison(load(three))
+    assert table is not None
+    assert [column.title for column in table.columns] == ["all", "8"]  # without data: left out
+    entries = {row.arm: cells[1][0] for row, cells in zip(table.rows, table.cells, strict=True)}
+    assert entries["transformer"].text == "11.0 ± 1.0"
+    assert entries["transformer"].difference is None
+    difference = entries["differential"].difference
+    assert difference is not None
+    assert difference.verdict is Verdict.LOWER
+    assert "95 % interval" in entries["differential"].detail
     # Means 8 and 11, variances 1.11 and 1: error² 2.11/3; t(3.99) 2.778: half the interval 2.33.
-    assert cells["differential"].difference.decidable == pytest.approx(2.33, abs=0.01)
+    assert difference.decidable == pytest.approx(2.33, abs=0.01)
     # softmax1: variances 3.163 and 1, t(3.16) 3.09: half the interval 3.65.
-    for text in (html(path), console(path)):
+    page = page_of(load(three))
+    for text in (shown(page), printed(page)):
         assert "lower by 3.0" in text
-        assert "alone" not in text
+        assert ", alone" not in text
         assert "undecided (±3.7)" in text
-        assert "p = 0.02" in html(path)
-    assert "lower by 3.0, alone" in console(path, threshold=0.001)
-    assert 'class="verdict decided"' in html(path)
-    assert 'class="verdict decided"' not in html(path, threshold=0.001)
-    assert [row.seeds for row in table.rows] == ["3 seeds"] * 3
+    assert "p = 0.02" in render(page)
+    assert 'class="verdict decided"' in render(page)
+    assert [row.note for row in table.rows] == ["reference, 3 seeds", "3 seeds", "3 seeds"]
+
+
+def test_what_holds_alone_but_not_among_all_of_the_page_is_marked(three: Path) -> None:
+    page = page_of(load(three))
+    page.threshold = 0.001  # as if there were very many comparisons
+    assert "lower by 3.0, alone" in printed(page)
+    assert "lower by 3.0, alone" in shown(page)
+    assert 'class="verdict decided"' not in render(page)
 
 
 def test_one_seed_is_always_undecided(fake: Fake) -> None:
-    path = fake(steps=2, attention=False)
-    for row in comparison(load(path)).rows[1:]:
-        verdicts = {
-            entry.difference.verdict
-            for cell in row.cells
-            for entry in cell
-            if entry.difference is not None
-        }
-        assert verdicts == {Verdict.ONE_SEED}
-    assert "one seed: undecided" in html(path)
-    assert "1 seed" in console(path)
+    page = page_of(load(fake(steps=2, attention=False)))
+    assert {one.verdict for one in page.differences} == {Verdict.ONE_SEED}
+    for text in (shown(page), printed(page)):
+        assert "one seed: undecided" in text
+        assert "no difference of theirs to another can be decided" in text
 
 
 def test_each_map_of_differential_attention_is_named(fake: Fake) -> None:
-    path = fake(steps=1, attention=False)
-    table = comparison(load(path))
-    index = [column.title for column in table.columns].index("argmax share")
-    names = {row.arm: [entry.name for entry in row.cells[index]] for row in table.rows}
-    assert names["differential"] == ["map 1", "map 2", "difference"]
-    assert names["transformer"] == [""]
-    null = [column.title for column in table.columns].index("mass on no token")
-    assert [len(row.cells[null]) for row in table.rows] == [0, 0, 1]
-    assert "chance 2.4" in table.columns[index].unit
-    for text in (html(path), console(path, 140)):
+    records = load(fake(steps=1, attention=False))
+    table = internals(records)
+    assert table is not None
+    titles = [column.title for column in table.columns]
+    index = titles.index("argmax share")
+    names = [[entry.name for entry in cells[index]] for cells in table.cells]
+    assert names == [[""], ["map 1", "map 2", "difference"], [""]]
+    null = titles.index("mass on no token")
+    assert [len(cells[null]) for cells in table.cells] == [0, 0, 1]
+    assert "chance 2.4" in table.columns[index].note
+    page = page_of(records)
+    for text in (shown(page), printed(page)):
         assert "map 1" in text
         assert "difference" in text
 
 
 def test_a_value_that_cannot_be_is_explained(fake: Fake) -> None:
-    path = fake(presets=("transformer", "gpt2"), steps=1, attention=False)
-    assert "learned positions end at 256 tokens" in html(path)
-    assert "learned" in console(path)
+    page = page_of(load(fake(presets=("transformer", "gpt2"), steps=1, attention=False)))
+    assert "learned positions end at 256 tokens" in shown(page)
+    assert "learned" in printed(page)
 
 
 def test_text_of_records_is_no_markup(fake: Fake) -> None:
     path = fake(presets=("<img src=x onerror=alert(1)>", "[bold red]x[/]"), steps=1)
-    assert "<img" not in html(path)
-    assert "[bold red]x[/]" in console(path, 160)
+    page = page_of(load(path))
+    assert "<img" not in own(render(page))
+    assert "[bold red]x[/]" in printed(page, 160)
 
 
-def test_no_records_make_an_empty_table() -> None:
-    table = comparison(load([]))
-    assert table.rows == ()
-    assert table.columns == ()
+def test_no_records_make_no_table() -> None:
+    assert comparison(load([])) is None
+    assert "There are no records yet." in shown(page_of(load([])))
+
+
+def test_a_classifier_shows_its_metrics_by_split(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for seed, value in enumerate((0.5, 0.7)):
+        run = {"run": f"r{seed}"}
+        header = {"preset": "bert on wnli", "seed": seed, "task": "wnli"}
+        append(path, {"kind": "run", **run, **header})
+        measure = {"kind": "measure", "metric": "accuracy", "split": "validation", "value": value}
+        append(path, {**measure, **run})
+    text = printed(page_of(load(path)))
+    assert "Classification" in text
+    assert "0.60 ± 0.14" in text
+
+
+def test_a_table_of_groups_is_several_narrow_ones_in_a_terminal(three: Path) -> None:
+    table = comparison(load(three))
+    assert table is not None
+    assert [part.title for part in tables(table, 0.05)] == [
+        "comparison, Parameters",
+        "comparison, Validation perplexity by length of text",
+    ]
 
 
 def test_numbers_read_well() -> None:

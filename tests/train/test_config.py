@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.train import TrainConfig, precision
+from clearhead.train import FinetuneConfig, TrainConfig, precision
 
 CPU = torch.device("cpu")
 
@@ -125,3 +125,14 @@ def test_without_a_ramp_all_steps_are_full():
 def test_a_ramp_of_nothing_is_refused():
     with pytest.raises(ClearheadError, match="nothing can grow"):
         TrainConfig(ramp=0.5)
+
+
+def test_fine_tuning_is_so_many_epochs_of_steps_with_the_settings_of_any_training():
+    config = FinetuneConfig(epochs=3, batch_size=4, max_length=16, optimizer="sgd", save_every=5)
+    run = config.run(per_epoch=7, seed=2)
+    assert list(run.starts) == list(range(22))
+    assert (run.optimizer, run.save_every, run.seed, run.betas) == ("sgd", 5, 2, (0.9, 0.98))
+    with pytest.raises(ClearheadError, match="choose muon or rmsprop or sgd"):
+        FinetuneConfig(momentum=0.9)
+    with pytest.raises(ClearheadError, match="max_length is 2"):
+        FinetuneConfig(max_length=2)

@@ -83,13 +83,13 @@ def test_feedback_shrinks_at_a_leap_and_grows_elsewhere_within_bounds():
     gain = Feedback(0.1)
     torch.manual_seed(0)
     for noise in torch.randn(300).tolist():
-        gain.follow(0.0, 3 + 0.01 * noise)
+        gain.on_step_end(0.0, 3 + 0.01 * noise)
     grown = gain.gain.item()
     assert 0.1 < grown < 0.1 * 1.001**300
-    gain.follow(0.0, 9.0)
+    gain.on_step_end(0.0, 9.0)
     assert gain.gain.item() == pytest.approx(0.9 * grown)
     for _ in range(5000):
-        gain.follow(0.0, 3.0)
+        gain.on_step_end(0.0, 3.0)
     assert gain.gain.item() == pytest.approx(1.0)
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
-from clearhead import ClearheadForCausalLM, preset
+from clearhead import ClearheadForCausalLM, ClearheadForSequenceClassification, preset
 from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.train import Callback, is_finished, train
+from clearhead.train.batches import label_count
 from clearhead.train.loop import accumulate
 
 
@@ -372,3 +373,31 @@ def test_labels_of_another_objective_are_refused(tiny, tmp_path):
         with pytest.raises(ClearheadError, match="but the labels of the batches are for"):
             train(model, batches, tiny.make_config(), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Texts:
+    """A label a text, of two texts and of one in turn, none as long as it may be."""
+
+    objective = "classification"
+
+    def batch(self, step):
+        ids = torch.arange(9 * (2 - step % 2)).view(-1, 9)
+        return {"input_ids": ids, "labels": ids[:, 0] % 2}
+
+
+def test_labelled_texts_may_be_fewer_and_shorter_than_the_settings_but_not_more(tiny, tmp_path):
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ClearheadForSequenceClassification(preset("bert", vocab_size=61, **shape))
+    config = tiny.make_config(tokens=4 * 2 * 16)
+    result = train(model, Texts(), config, output=tmp_path / "run")
+    assert result.steps == 4
+    assert math.isfinite(result.final_loss)
+    for settings in ({"batch_size": 1}, {"sequence_length": 8}):
+        with pytest.raises(ClearheadError, match="batches are 2 x 9 tokens"):
+            train(model, Texts(), tiny.make_config(**settings), output=tmp_path / "other")
+    with pytest.raises(ClearheadError, match="learns classification, but the labels"):
+        train(model, tiny.Batches(), config, output=tmp_path / "other")
+
+
+def test_every_number_is_a_label_of_a_regression():
+    assert label_count({"labels": torch.tensor([-100.0, 2.0])}, "classification") == 2

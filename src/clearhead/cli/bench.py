@@ -10,6 +10,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
+from clearhead.metavars import Benchmark
 from clearhead.ranges import Count
 from clearhead.records import jsonl
 
@@ -18,9 +19,9 @@ CHECKOUT = Path(__file__).parents[3]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Which figures to measure."""
+    """Figures to measure."""
 
-    names: Positional[tuple[str, ...]] = ("training-step", "kernel")
+    names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, blocks, encoders, orthoadam, diagnose,
     quantize, passkey, sliding, start, demo."""
     rounds: Count = 9
@@ -34,8 +35,9 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="bench",
-        description="Measure in turns with a named peer, in one run; the ratio counts. From a "
-        "checkout of the repository only.",
+        description="Time clearhead and a named peer in turns, in one process; the ratio counts. "
+        "From a checkout of the repository only.",
+        examples=("kernel attention", "training-step --rounds 5 --output results/bench.jsonl"),
     )
     benchmarks = _benchmarks()
     for bench in [

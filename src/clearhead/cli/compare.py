@@ -7,6 +7,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import Overrides, Variations, parse
 from clearhead.experiments.configs import RECORDS, CompareConfig
+from clearhead.metavars import Preset
 from clearhead.terminal import say
 
 
@@ -14,11 +15,11 @@ from clearhead.terminal import say
 class Command(CompareConfig):
     """A comparison and its report."""
 
-    presets: Positional[tuple[str, ...]] = CompareConfig.presets
+    presets: Positional[tuple[Preset, ...]] = CompareConfig.presets
     set: Overrides = field(default_factory=dict)
     vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
-    """Records shown beside those of this run, each under its own label."""
+    """Earlier records to show on the page, each under its own label."""
 
 
 def run(words: list[str]) -> int:
@@ -27,13 +28,18 @@ def run(words: list[str]) -> int:
         words,
         verb="compare",
         description="Train presets, with every combination of the settings varied, on the same "
-        "tokens in the same order, measure them alike, print a table, and write records and a "
-        "report.",
+        "tokens in the same order. Measure them alike, print a table, and write records and a "
+        "page.",
+        examples=(
+            "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
+            "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
+        ),
+        presets=True,
     )
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.compare import InterruptedRun, compare
-    from clearhead.report import load
-    from clearhead.train import Progress
+    from clearhead.experiments.compare import compare
+    from clearhead.records.loading import load
+    from clearhead.train import InterruptedRun, Progress
 
     load(command.beside)  # a file that cannot be read is better known before the training
     try:
@@ -42,5 +48,5 @@ def run(words: list[str]) -> int:
         say("stopped and saved: the same command goes on from here")
         return stop.code
     page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page, title="clearhead compare")
+    publish([command.output / RECORDS, *command.beside], page)
     return 0

@@ -6,8 +6,9 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import Model, Source
 from clearhead.ranges import Count, Length
 from clearhead.records import manifest
 from clearhead.terminal import show
@@ -15,9 +16,9 @@ from clearhead.terminal import show
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to convert, and where to."""
+    """A conversion."""
 
-    model: Positional[str]
+    model: Positional[Model]
     """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
     clearhead model: a folder or a hub name."""
     output: Positional[Path]
@@ -25,12 +26,12 @@ class Command(OpensModels):
     to: tuple[str, ...] = ()
     """A preset (clearhead plan lists them), axes as KEY=VALUE, or both, such as "gated
     normalizer=sink": a clearhead model of the same weights. Without it, the other format."""
-    calibrate: str | None = None
+    calibrate: Source | None = None
     """Give learned sinks the logits at which they take what the first token takes in this text:
     a file, a folder, or another source of --data.data."""
     sink_logit: float | None = None
     """What learned sinks start at: unless given, −40, where no row notices them; 0 is softmax-1."""
-    text: str | None = None
+    text: Source | None = None
     """Measure the distance of both models on this text; unless given, on windows of --calibrate
     that did not calibrate, or else on random tokens."""
     length: Length = 512
@@ -46,6 +47,11 @@ def run(words: list[str]) -> int:
         verb="convert",
         description="Write a model in the other format, once both have given the same logits; or "
         "with --to on other mechanisms, saying how far it is from the first.",
+        examples=(
+            "./SmolLM2-135M ./smollm2-clearhead",
+            "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
+            "runs/train/final ./as-llama",
+        ),
     )
     from clearhead.experiments.checkpoints import load_model
     from clearhead.experiments.converting import RECORD, to_other_mechanisms, to_the_other_format

@@ -1,4 +1,4 @@
-"""clearhead diagnose: what any model does inside."""
+"""clearhead diagnose: attention and hidden states of any model."""
 
 import sys
 from collections.abc import Callable
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from clearhead.cli.names import short_names
 from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import DiagnoseConfig
-from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import Model, Pair, Size
 from clearhead.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -23,17 +25,17 @@ RECORDS, PAGE = "diagnosis.jsonl", "diagnosis.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels, DiagnoseConfig):
-    """Which models, on what text."""
+    """A diagnosis."""
 
-    models: Positional[tuple[str, ...]]
-    """One or two: a checkpoint's folder (RUN/final) or a hub name, a language model or an encoder;
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
     output: Path = Path("runs/diagnose")
-    """The folder of diagnosis.jsonl and diagnosis.html."""
-    size: str = "tiny"
-    """Of an init: preset (clearhead plan lists them)."""
-    set: tuple[str, ...] = ()
-    """Changes to an init: model's configuration, KEY=VALUE, such as num_hidden_layers=24."""
+    """Folder for diagnosis.jsonl and diagnosis.html."""
+    size: Size = "tiny"
+    """Size of an init: preset, such as tiny or small."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is each model's own."""
 
@@ -43,30 +45,36 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="diagnose",
-        description="Sinks, outliers, order, rank and extrapolation of any Hugging Face model.",
+        description="Measure attention sinks, outliers, order, rank and extrapolation of one or "
+        "two Hugging Face models on held-out text. Print a table; write records and a page.",
+        examples=(
+            "./SmolLM2-135M --data.data my/texts",
+            "init:sas init:transformer --set num_hidden_layers=24 --output runs/at-the-start",
+        ),
+        presets=True,
     )
     if len(command.models) > 2:
         raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
     if command.set and not any(name.startswith("init:") for name in command.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
     _refuse_idle(command)
-    from clearhead.cli.publishing import publish_diagnosis
+    from clearhead.cli.publishing import publish
     from clearhead.diagnose.diagnosis import LESS_MEMORY
     from clearhead.experiments.diagnosing import diagnosis_records
     from clearhead.models.inspection import within_memory
     from clearhead.records.files import write_text
-    from clearhead.report.diagnosis import encode
+    from clearhead.records.loading import as_line
 
     records: list[dict[str, Any]] = []
-    for source, name in zip(command.models, _names(command.models), strict=True):
+    for source, name in zip(command.models, short_names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
             model, corpus = _loaded(source, command)
         say(f"{name}: {command.windows} windows")
         records += diagnosis_records(name, model, corpus, command, _progress(name, command))
         del model
     # Only now, that everything is known: nothing is ever half written.
-    write_text(command.output / RECORDS, encode(records))
-    publish_diagnosis([command.output / RECORDS], command.output / PAGE, title="clearhead diagnose")
+    write_text(command.output / RECORDS, "".join(map(as_line, records)))
+    publish([command.output / RECORDS], command.output / PAGE)
     return 0
 
 
@@ -107,20 +115,6 @@ def _refuse_idle(command: Command) -> None:
             raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
     elif len(presets) < len(command.models) and command.data.tokenizer is not None:
         refuse_tokenizer(command.data)
-
-
-def _names(sources: tuple[str, ...]) -> list[str]:
-    """Short and different: the run's folder rather than its "final"."""
-    short = []
-    for source in sources:
-        path = Path(source.removeprefix("init:"))
-        parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
-        short.append(("init:" if source.startswith("init:") else "") + parts[-1])
-    if len(set(short)) == len(short):
-        return short
-    if len(set(sources)) == len(sources):
-        return list(sources)
-    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")
 
 
 def _progress(name: str, command: Command) -> Callable[[int], None]:

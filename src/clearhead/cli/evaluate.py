@@ -1,4 +1,4 @@
-"""clearhead eval: what a model can do with a text, by length, depth and rope scaling."""
+"""clearhead eval: perplexity and retrieval, by length, depth and rope scaling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +14,12 @@ def run(words: list[str]) -> int:
         EvaluateConfig,
         words,
         verb="eval",
-        description="Evaluate a model, by length, depth and rope scaling; losses in float32. "
-        "Lists, but of files and sources, may also be separated by commas.",
+        description="Evaluate a model by length, depth and rope scaling. Losses are taken in "
+        "float32. Lists, but of files and sources, may also be separated by commas.",
+        examples=(
+            "runs/train/final --tasks perplexity passkey --lengths 128 256 512 1024",
+            "MODEL --rope-scaling none ntk yarn --factors 2 4 --records results.jsonl",
+        ),
     )
     from clearhead.cli.progress import Bar
     from clearhead.experiments.evaluating import run_evaluation
@@ -32,8 +36,13 @@ def run(words: list[str]) -> int:
 
 
 def _print(lines: Sequence[Mapping[str, Any]]) -> None:
-    from clearhead.report.evaluations import grids, to_console
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import console as terminal
+    from clearhead.report import evaluation
 
     out = console()
-    for grid in grids(lines):
-        out.print(to_console(grid, lines[0]["run"]))
+    for name in dict.fromkeys(line["run"] for line in lines):  # one, or none before the first cell
+        header = {"kind": "run", "run": name, "preset": name, "seed": 0}
+        for pivot in evaluation.tables(parse_records([header, *map(dict, lines)]), name):
+            for table in terminal.tables(pivot, threshold=0.0):
+                out.print(table)

@@ -3,25 +3,25 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.opening import OpensModels
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to continue, and how."""
+    """A text to continue."""
 
-    model: Positional[str]
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    prompt: Positional[str] = ""
+    prompt: Positional[Annotated[str, arg(metavar="TEXT")]] = ""
     """The text to continue; empty starts a document."""
     tokens: Count = 100
-    """New tokens at the most."""
+    """Largest number of new tokens."""
     temperature: Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
         0.8
     )
@@ -29,11 +29,20 @@ class Command(OpensModels):
     top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
-    """Of the sampling."""
+    """Seed of the sampling."""
 
 
 def run(words: list[str]) -> int:
-    command = parse(Command, words, verb="generate", description="Continue a text.")
+    command = parse(
+        Command,
+        words,
+        verb="generate",
+        description="Continue a text.",
+        examples=(
+            'runs/train/final "def read("',
+            './SmolLM2-135M "The weather today" --tokens 40 --temperature 0',
+        ),
+    )
     import torch
 
     from clearhead.models.inspection import longest_text

@@ -5,9 +5,11 @@ import dataclasses
 import io
 import json
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 
@@ -15,31 +17,67 @@ from clearhead.errors import ClearheadError
 from clearhead.ranges import check
 
 T = TypeVar("T")
-_NUMBERS = tyro.constructors.ConstructorRegistry()
+_RULES = tyro.constructors.ConstructorRegistry()
+# As `clearhead.models.PRESETS`, which needs torch; a test compares them.
+PRESETS = (
+    *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
+    *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+)
 
 
-@_NUMBERS.primitive_rule
-def _numbers(info: Any) -> Any:
-    """How tyro reads lists of numbers: commas part them as spaces do; in texts they may be text."""
+@_RULES.primitive_rule
+def _list(info: Any) -> Any:
+    """How tyro reads lists: commas part numbers as spaces do; in texts they may be text."""
     kind, *rest = get_args(info.type) or (None,)
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # a number in a range
-    if get_origin(info.type) is not tuple or kind not in (int, float) or rest != [...]:
+    if get_origin(info.type) is not tuple or rest != [...]:
         return None
-    word = kind.__name__.upper()
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if bare not in (int, float, str, Path):
+        return None
+    called = (one.metavar for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar"))
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar=f"[{word} [{word} ...]]",
-        instance_from_str=lambda words: tuple(
-            kind(one) for word in words for one in word.split(",") if one
+        metavar=f"{next(called, bare.__name__.upper())} ...",
+        instance_from_str=lambda words: (
+            tuple(bare(one) for word in words for one in word.split(",") if one)
+            if bare in (int, float)
+            else tuple(map(bare, words))
         ),
         is_instance=lambda value: (
-            isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
+            isinstance(value, tuple) and all(isinstance(one, bare) for one in value)
         ),
         str_from_instance=lambda value: list(map(str, value)),
     )
 
 
-@_NUMBERS.primitive_rule
+@_RULES.primitive_rule
+def _optional(info: Any) -> Any:
+    """How tyro reads what may be None: the word None still says so, and help shows the other."""
+    kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
+    if get_origin(info.type) not in (Union, UnionType) or len(kinds) != 1:
+        return None
+    if NoneType not in get_args(info.type) or get_origin(kinds[0]) is Literal:
+        return None
+    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(
+        tyro.constructors.PrimitiveTypeInfo.make(kinds[0], info.markers)
+    )
+    if getattr(spec, "nargs", None) != 1:
+        return None
+
+    def read(words: Sequence[str]) -> Any:
+        return None if words == ["None"] else spec.instance_from_str(words)
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=spec.metavar,
+        instance_from_str=read,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda one: ["None"] if one is None else spec.str_from_instance(one),
+    )
+
+
+@_RULES.primitive_rule
 def _path(info: Any) -> Any:
     """How tyro reads paths: an empty one would be the current folder, which nobody meant."""
     if info.type is not Path:
@@ -60,7 +98,14 @@ def _path(info: Any) -> Any:
 
 
 def parse(
-    kind: type[T], words: list[str], *, verb: str, description: str, default: T | None = None
+    kind: type[T],
+    words: list[str],
+    *,
+    verb: str,
+    description: str,
+    examples: Sequence[str] = (),
+    presets: bool = False,
+    default: T | None = None,
 ) -> T:
     """Read `words` into the dataclass `kind`; tyro prints help, and its errors are one line.
 
@@ -69,16 +114,28 @@ def parse(
     A list follows one flag, `--seeds 0 1 2`, one of numbers also with commas, `--seeds 0,1,2`; a
     nested setting has a dotted one, `--train.tokens 1000000`. KEY=VALUE pairs may also repeat
     theirs: `--set a=1 --set b=2`.
-    `default` stands in for the defaults of `kind`.
+
+    Args:
+        examples: what may follow the verb, shown by the help.
+        presets: whether the help lists the presets.
+        default: stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
+    listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
+    told = [
+        description,
+        *_block("examples", [f"{prog} {example}".strip() for example in examples]),
+        *_block("presets", listed),
+    ]
     said = io.StringIO()
     try:
-        with _NUMBERS, contextlib.redirect_stderr(said):
-            found = tyro.cli(kind, prog=prog, description=description, args=words, default=start)
+        with _RULES, contextlib.redirect_stderr(said):
+            found = tyro.cli(
+                kind, prog=prog, description="\n".join(told), args=words, default=start
+            )
     except SystemExit as stop:
         if not stop.code:  # help, on standard output
             raise
@@ -89,6 +146,10 @@ def parse(
         if needed and getattr(found, field.name) == ():
             raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
     return found
+
+
+def _block(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _one_line(box: str) -> str:
@@ -165,5 +226,5 @@ def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any
     )
 
 
-Overrides = Annotated[dict[str, Any], _words(overrides, "[KEY=VALUE ...]")]
-Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "[KEY=VALUE,VALUE ...]")]
+Overrides = Annotated[dict[str, Any], _words(overrides, "KEY=VALUE ...")]
+Variations = Annotated[dict[str, tuple[Any, ...]], _words(variations, "KEY=VALUE,VALUE ...")]

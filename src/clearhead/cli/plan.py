@@ -1,23 +1,24 @@
-"""clearhead plan: what a model costs before it exists."""
+"""clearhead plan: parameters, FLOPs and cache bytes of models that do not exist yet."""
 
 from dataclasses import dataclass
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
+from clearhead.metavars import Pair, Preset, Size
 from clearhead.terminal import console
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Which models to count."""
+    """Models to count."""
 
-    presets: Positional[tuple[str, ...]] = ()
-    """Presets; all of them unless some are named."""
-    size: str = "tiny"
+    presets: Positional[tuple[Preset, ...]] = ()
+    """Presets to count; all of them unless some are named."""
+    size: Size = "tiny"
     """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
-    set: tuple[str, ...] = ()
-    """Changes to the configuration, KEY=VALUE."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the configuration, such as num_hidden_layers=24."""
 
 
 def run(words: list[str]) -> int:
@@ -27,7 +28,9 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="plan",
-        description="Parameters, FLOPs and cache bytes of presets.",
+        description="Count parameters, FLOPs and cache bytes of presets, without making a weight.",
+        examples=("", "transformer sas-p --size small --set num_hidden_layers=24"),
+        presets=True,
     )
     from clearhead.models import BASELINE, plan, preset, presets
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from clearhead.experiments.evaluation import Watcher
-from clearhead.report.evaluations import scaling_name
+from clearhead.report.evaluation import scaling_name
 from clearhead.terminal import console
 
 

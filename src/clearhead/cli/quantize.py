@@ -1,4 +1,4 @@
-"""clearhead quantize: what few bits cost a model, and models in few bits to keep."""
+"""clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError, require
-from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import Model, SchemeName, Text
 from clearhead.ranges import Count, Length
 from clearhead.terminal import console, say, show
 
@@ -21,13 +22,13 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
-    """What to measure, on what text."""
+    """Models, schemes and text."""
 
-    models: Positional[tuple[str, ...]]
+    models: Positional[tuple[Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names."""
-    scheme: tuple[str, ...] = ()
-    """Names such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row; "all", or none,
-    is the table of docs/quantize.md."""
+    scheme: tuple[SchemeName, ...] = ()
+    """Schemes such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row. All those of
+    docs/quantize.md where none is given, or "all"."""
     deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
@@ -40,13 +41,13 @@ class Command(OpensModels):
     """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
     HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
     questions: Count = 200
-    """The first so many questions are asked."""
+    """How many of the questions to ask: the first ones of the file."""
     records: Path | None = None
-    """Add the results to this file; the page then shows all that it holds."""
+    """File to add the results to; the page then shows all that it holds."""
     page: Path | None = None
-    """Write the page of bits against perplexity here."""
-    title: str = "What few bits cost"
-    """The page's title."""
+    """File for the page of perplexity against bits."""
+    title: Text = ""
+    """The page's title; the models' names unless given."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is each model's own."""
 
@@ -56,8 +57,12 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="quantize",
-        description="What few bits cost a model: perplexity and accuracy by scheme, simulated; or "
-        "a model to keep in few bits, with its size, speed and perplexity.",
+        description="Simulate models in few bits, and measure perplexity and accuracy by scheme. "
+        "Or, with --deploy, save a model in few bits and measure its size, speed and perplexity.",
+        examples=(
+            "./SmolLM2-135M --scheme w8a8-coarse w8a8-token w4-channel",
+            "MODEL --deploy int8-weight-only --output runs/int8",
+        ),
     )
     from clearhead.experiments.building import refuse_tokenizer
     from clearhead.records.lock import hold_file
@@ -71,22 +76,25 @@ def run(words: list[str]) -> int:
 
 def _simulate(command: Command) -> int:
     from clearhead.experiments.quantization import distinct
-    from clearhead.report.quantization import load, write
-    from clearhead.report.quantization import parse as parse_records
-    from clearhead.report.quantization_page import write_quantization
-    from clearhead.report.quantization_tables import to_console
+    from clearhead.records import jsonl
+    from clearhead.records.files import write_text
+    from clearhead.records.loading import load
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import page_of, to_console, write_page
 
     schemes = _checked(command)
     lines: list[dict[str, Any]] = []
     for path, name in zip(command.models, distinct(command.models), strict=True):
         found = _measure(command, path, name, schemes)
         if command.records is not None:
-            write(command.records, found)
+            before = jsonl.read(command.records) if command.records.exists() else []
+            write_text(command.records, "".join(map(jsonl.encode, [*before, *found])))
         lines += found
-        console().print(to_console(parse_records(found)[0]))
+        for part in to_console(page_of(parse_records(found))):
+            console().print(part)
     if command.page is not None:
-        shown = parse_records(lines) if command.records is None else load([command.records])
-        write_quantization(shown, command.page, title=command.title)
+        shown = parse_records(lines) if command.records is None else load(command.records)
+        write_page(page_of(shown, command.title), command.page)
         show(f"page: {command.page}")
     return 0
 
@@ -152,7 +160,9 @@ def _given(command: Command, *names: str) -> list[str]:
 def _checked(command: Command) -> list["Scheme"]:
     """The schemes asked for, after everything that can be refused before a model is loaded."""
     from clearhead.quantize import every, scheme
-    from clearhead.report.quantization import load
+    from clearhead.records.loading import load
+    from clearhead.records.runs import QUANTIZATION
+    from clearhead.report.quantization import check
 
     if len(set(command.models)) < len(command.models):
         raise ClearheadError("a model is given twice: give each once")
@@ -167,7 +177,9 @@ def _checked(command: Command) -> list["Scheme"]:
     if command.choices is not None:
         require("lm_eval", "lm-eval")
     if command.records is not None and command.records.exists():
-        load([command.records])  # refuses a file of something else before the work
+        known = check(load(command.records))  # refused before the work
+        if any(run.study != QUANTIZATION for run in known.runs):
+            raise ClearheadError(f"{command.records} holds records of other studies: name another")
     given = command.scheme or (ALL,)
     names = [name for word in given for name in (every() if word == ALL else [word])]
     return [scheme(name) for name in dict.fromkeys(names)]

@@ -6,21 +6,20 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
-from clearhead.records import jsonl
+from clearhead.metavars import Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to read and where to write."""
+    """Records to show, and the page."""
 
     records: Positional[tuple[Path, ...]]
-    """Files of records (JSON lines), such as runs/compare/records.jsonl; or of diagnoses; or of
-    what few bits cost."""
+    """Files of records (JSON lines), such as runs/compare/records.jsonl. Records of runs, of
+    diagnoses and of quantisations each have a page of their own."""
     output: Path = Path("report.html")
-    """The page."""
-    title: str = "clearhead report"
-    """Its title."""
+    """File for the page."""
+    title: Text = ""
+    """Title of the page; the models' names unless given."""
 
 
 def run(words: list[str]) -> int:
@@ -28,19 +27,13 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="report",
-        description="Read records, print the comparison and write one page that opens offline.",
+        description="Read records, print their tables and write one page that opens offline.",
+        examples=(
+            "runs/mine/records.jsonl",
+            "results/passkey.jsonl results/tiny-long.jsonl --output both.html",
+        ),
     )
-    from clearhead.cli.publishing import publish, publish_diagnosis, publish_quantization
+    from clearhead.cli.publishing import publish
 
-    publishers = {"diagnosis": publish_diagnosis, "quantization": publish_quantization}
-    kinds = {
-        path: publishers.get(str((jsonl.first(path) or {}).get("kind")), publish)
-        for path in command.records
-    }
-    if len(set(kinds.values())) > 1:
-        raise ClearheadError(
-            f"records of runs, of diagnoses and of quantisations do not share a page: "
-            f"give each kind by itself; found {', '.join(map(str, kinds))}"
-        )
-    kinds[command.records[0]](command.records, command.output, title=command.title)
+    publish(command.records, command.output, title=command.title)
     return 0

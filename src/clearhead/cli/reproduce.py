@@ -1,4 +1,4 @@
-"""clearhead reproduce: a paper's experiment, at a scale."""
+"""clearhead reproduce: a paper's experiment at one of three scales."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.configs import EvaluateSettings
+from clearhead.metavars import Experiment, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.trials import Table, Trial
@@ -20,27 +21,28 @@ from clearhead.terminal import say, write
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """An experiment, and how much of it."""
+    """An experiment and its scale."""
 
-    experiment: Positional[str] = ""
-    """One of those that --list prints."""
+    experiment: Positional[Experiment] = ""
+    """Experiment to run; --list prints them."""
     list: bool = False
     """Print the experiments, each with its paper, its question and its scales."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
     recipe, for a cluster."""
     output: Path | None = None
-    """Folder of everything made; runs/EXPERIMENT-SCALE unless given. The same command goes on."""
+    """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
+    goes on where it stopped."""
     jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads."""
     seeds: tuple[Natural, ...] = ()
-    """Instead of the experiment's own."""
-    only: tuple[str, ...] = ()
-    """Arms, by name or pattern, such as "sas*"; all unless given."""
-    data: tuple[str, ...] = ()
-    """Sources to learn from, instead of the experiment's own."""
-    test_data: tuple[str, ...] = ()
-    """Sources of the evaluations, read whole, instead of the experiment's own."""
+    """Seeds, in place of the experiment's own."""
+    only: tuple[Pattern, ...] = ()
+    """Arms to run, by name or pattern, such as "sas*"; all where none is given."""
+    data: tuple[Source, ...] = ()
+    """Sources of the training text, in place of the experiment's own."""
+    test_data: tuple[Source, ...] = ()
+    """Sources of the evaluations' text, read whole, in place of the experiment's own."""
     dry_run: bool = False
     """Print the commands that are known so far, and run nothing."""
 
@@ -52,6 +54,7 @@ def run(words: list[str]) -> int:
         verb="reproduce",
         description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
         "the best, evaluate, report.",
+        examples=("--list", 'blocks --jobs 2 --only transformer "sas*"'),
     )
     if command.list:
         for one in EXPERIMENTS.values():

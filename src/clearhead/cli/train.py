@@ -11,6 +11,7 @@ from clearhead.cli.options import overrides, parse
 from clearhead.data.config import SHARE, DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import masked_recipe
+from clearhead.metavars import Pair, Preset, Size
 from clearhead.ranges import Part
 from clearhead.terminal import say
 from clearhead.train.config import TrainConfig
@@ -20,25 +21,25 @@ from clearhead.train.config import TrainConfig
 class Command:
     """One training run."""
 
-    preset: Positional[str] = "transformer"
-    """A preset: clearhead plan lists them."""
-    size: str = "tiny"
+    preset: Positional[Preset] = "transformer"
+    """Preset to train; clearhead plan says what each is."""
+    size: Size = "tiny"
     """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
     objective: Literal["next-token", "mlm"] = "next-token"
-    """What is learnt: the next token, or hidden ones. With mlm, training starts from the crammed
-    BERT's recipe: add it to see those defaults."""
+    """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
+    BERT's recipe: add --objective mlm to --help to see them."""
     mask: Part | None = None
-    """With mlm: the share of tokens hidden; 0.25 where not given."""
+    """Share of the tokens that mlm hides; 0.25 where not given."""
     output: Path = Path("runs/train")
-    """The run folder."""
+    """Folder of the run."""
     resume: bool = False
-    """Go on with the run in the folder."""
-    set: tuple[str, ...] = ()
-    """Changes to the preset's configuration, KEY=VALUE, such as maps=differential."""
+    """Go on with the run in the output folder."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the preset's configuration, such as maps=differential."""
     track: tuple[Literal["tensorboard", "trackio"], ...] = ()
-    """Trackers beside metrics.jsonl; each is an extra."""
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Training."""
+    """Settings of the training."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
 
@@ -50,6 +51,11 @@ def run(words: list[str]) -> int:
         words,
         verb="train",
         description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
+        examples=(
+            "sas-p --data.data my/texts --train.tokens 2000000 --output runs/sas-p",
+            "bert --objective mlm --output runs/bert",
+        ),
+        presets=True,
         default=Command(objective="mlm", train=masked_recipe()) if masked else None,
     )
     return _train(command)

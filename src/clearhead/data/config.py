@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from clearhead.errors import ClearheadError
+from clearhead.metavars import Field, Name, Source
 from clearhead.ranges import Part, Range, check
 
 SHARE = 0.25  # of the tokens that masked training hides (arXiv 2212.14034; BERT hid 0.15)
@@ -41,10 +42,10 @@ class DataConfig:
         ClearheadError: at construction, where a value cannot work.
     """
 
-    data: tuple[str, ...] = ("python-stdlib",)
-    tokenizer: str | None = None
+    data: tuple[Source, ...] = ("python-stdlib",)
+    tokenizer: Name | None = None
     vocabulary: Vocabulary = 4096
-    text_field: str = "text"
+    text_field: Field = "text"
     validation: Part = 0.02
     limit: Annotated[
         int | None, Range("a number of bytes above 0, or none to take everything", lambda n: n > 0)

@@ -160,10 +160,10 @@ def encode(
         pairs = encoder.encode([row.pair or "" for row in rows])
         inputs = []
         for text, pair in zip(texts, pairs, strict=True):
-            kept = _kept(len(text), len(pair), room)
-            ids = [*begin, *text[: kept[0]].tolist(), encoder.end]
+            second = min(len(pair), max(room // 2, room - len(text)))
+            ids = [*begin, *text[: room - second].tolist(), encoder.end]
             if parts == 2:
-                ids += [*pair[: kept[1]].tolist(), encoder.end]
+                ids += [*pair[:second].tolist(), encoder.end]
             inputs.append({"input_ids": ids})
     told = json.dumps([[row.text, row.pair] for row in rows] + [list(labels)])
     return Labelled(
@@ -176,18 +176,26 @@ class LabelledBatches:
 
     An epoch's last batch may be smaller. Rows are padded to the longest of their batch.
 
+    Attributes:
+        objective: "classification": a text has one label.
+        fingerprint: the texts' and labels': a run is not resumed on others.
+
     Args:
         seed: of the order; None keeps the texts as they stand.
     """
 
+    objective = "classification"
+
     def __init__(
         self, data: Labelled, tokenizer: Any, *, batch_size: int, seed: int | None
     ) -> None:
+        from transformers import DataCollatorWithPadding
+
         self.data = data
         self.batch_size = batch_size
         self.seed = seed
-        self.pad_id: int = tokenizer.pad_token_id
-        self.side: str = tokenizer.padding_side
+        self.fingerprint = data.fingerprint
+        self._collate = DataCollatorWithPadding(tokenizer)
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
     @property
@@ -197,11 +205,11 @@ class LabelledBatches:
 
     def epoch(self) -> Iterator[dict[str, torch.Tensor]]:
         """The batches of the first epoch."""
-        return (self.batch(number) for number in range(self.per_epoch))
+        return map(self.batch, range(self.per_epoch))
 
-    def batch(self, number: int) -> dict[str, torch.Tensor]:
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
         """ "input_ids", "attention_mask" (and "token_type_ids"), int64 [B, T]; "labels" [B]."""
-        epoch, turn = divmod(number, self.per_epoch)
+        epoch, turn = divmod(step, self.per_epoch)
         if self._order[0] != epoch:
             order: Sequence[int] = range(len(self.data))
             if self.seed is not None:
@@ -209,37 +217,13 @@ class LabelledBatches:
                 order = permutation(label, len(self.data)).tolist()
             self._order = epoch, order
         chosen = self._order[1][turn * self.batch_size : (turn + 1) * self.batch_size]
-        made = self._padded([self.data.inputs[index] for index in chosen])
-        return {**made, "labels": torch.tensor([self.data.labels[index] for index in chosen])}
-
-    def _padded(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        longest = max(len(row["input_ids"]) for row in inputs)
-        made: dict[str, list[list[int]]] = {}
-        for row in inputs:
-            missing = longest - len(row["input_ids"])
-            whole = {**row, "attention_mask": [1] * len(row["input_ids"])}
-            for name, values in whole.items():
-                padding = [self.pad_id if name == "input_ids" else 0] * missing
-                padded = padding + values if self.side == "left" else values + padding
-                made.setdefault(name, []).append(padded)
-        return {name: torch.tensor(values) for name, values in made.items()}
+        texts = [{**self.data.inputs[one], "labels": self.data.labels[one]} for one in chosen]
+        return dict(self._collate(texts))
 
 
 def _by_template(tokenizer: Any, row: Row, length: int) -> dict[str, list[int]]:
     made = tokenizer(row.text, row.pair, truncation="longest_first", max_length=length)
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
-
-
-def _kept(text: int, pair: int, room: int) -> tuple[int, int]:
-    """How many tokens of each are kept, the longer one losing its end first."""
-    if text + pair <= room:
-        return text, pair
-    half = room // 2
-    if pair <= half:
-        return room - pair, pair
-    if text <= room - half:
-        return text, room - text
-    return room - half, half
 
 
 def _number(row: Row) -> float:

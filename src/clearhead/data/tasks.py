@@ -48,7 +48,9 @@ def _glue(
 
 
 _SENTENCES = ("sentence1", "sentence2")
+_QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
+_MATCHED = ("validation_matched", "validation_mismatched")
 
 # Metrics and classes as in the GLUE data sets (arXiv 1804.07461); the first metric is the one that
 # the crammed BERT and SAS report.
@@ -59,14 +61,13 @@ GLUE = {
         _glue("sst2", ("sentence",), ("negative", "positive"), "accuracy"),
         _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), "f1", "accuracy"),
         _glue("stsb", _SENTENCES, (), "pearson"),
+        _glue("qqp", _QUESTIONS, ("not_duplicate", "duplicate"), "f1", "accuracy"),
         _glue(
-            *("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
-            *("f1", "accuracy"),
-        ),
-        _glue(
-            *("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+            "mnli",
+            ("premise", "hypothesis"),
+            ("entailment", "neutral", "contradiction"),
             "accuracy",
-            splits=("validation_matched", "validation_mismatched"),
+            splits=_MATCHED,
         ),
         _glue("qnli", ("question", "sentence"), _ENTAILMENT, "accuracy"),
         _glue("rte", _SENTENCES, _ENTAILMENT, "accuracy"),

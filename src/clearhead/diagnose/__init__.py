@@ -1,7 +1,6 @@
-"""What a trained model does inside: where attention goes, and how its activations spread.
+"""Statistics of a trained model: where attention goes, and how its activations spread.
 
-Probes ride on transformers' AttentionInterface and on forward hooks, so they enter any causal
-language model without changing its outputs, and hold at most a tile of attention weights.
+`clearhead.probe` feeds them while a model runs on windows of text.
 """
 
 from typing import TYPE_CHECKING
@@ -9,27 +8,20 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.diagnose.attention import (
-        AttentionStatistics,
-        attention_maps,
-        attention_statistics,
-    )
+    from clearhead.diagnose.attention_profile import RowMeans
     from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
-    from clearhead.diagnose.hidden import HiddenStatistics, hidden_statistics, kurtosis
-    from clearhead.diagnose.measurement import measure
-    from clearhead.diagnose.rotated import rotated_kurtosis
+    from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
+    from clearhead.diagnose.rotated import RotatedKurtosis
+    from clearhead.diagnose.whole_maps import attention_maps
 
 __all__ = [
-    "AttentionStatistics",
     "Diagnosis",
     "HiddenStatistics",
+    "RotatedKurtosis",
+    "RowMeans",
     "attention_maps",
-    "attention_statistics",
     "diagnose",
-    "hidden_statistics",
     "kurtosis",
-    "measure",
-    "rotated_kurtosis",
     "with_extrapolation",
 ]
 

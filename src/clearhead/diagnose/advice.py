@@ -1,4 +1,4 @@
-"""Plain advice, only where a number of the diagnosis supports it; each says its threshold."""
+"""Advice where a measure of the diagnosis reaches a threshold, which it states."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Found = Mapping[tuple[str, Any, Any, Any], float]
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """Advice where `number` is at least `threshold` (at most, where `below`)."""
+    """Advice given where `number` is at least `threshold` (at most, with `below`)."""
 
     metric: str
     number: Callable[[Found, int], float | None]
@@ -20,16 +20,16 @@ class _Rule:
 
 
 def advise(measures: list[dict[str, Any]], *, width: int) -> list[dict[str, Any]]:
-    """{"finding", "advice", "metric", "value", "threshold"} of each rule whose number is there and
-    reaches its threshold. `width` is the model's, in channels."""
-    found = {
+    """{"finding", "advice", "metric", "value", "threshold"} of each rule whose number reaches its
+    threshold. `width` is the model's, in channels."""
+    measured = {
         (line["metric"], line.get("map"), line.get("tokens"), line.get("layer")): line["value"]
         for line in measures
         if "head" not in line and line["value"] is not None and line["value"] == line["value"]
     }
     out = []
     for rule in _RULES:
-        value = rule.number(found, width)
+        value = rule.number(measured, width)
         if value is None or value != value:
             continue
         reached = value <= rule.threshold if rule.below else value >= rule.threshold

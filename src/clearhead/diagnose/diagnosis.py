@@ -1,31 +1,39 @@
 """A model's whole diagnosis, in one pass over the text and one long text."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from clearhead.diagnose.advice import advise
+from clearhead.diagnose.attention_profile import Reach, RowMeans, SignedDifference, SinkRate
 from clearhead.diagnose.extrapolation import extrapolate
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.order import OrderProfile
-from clearhead.diagnose.profile import TILE, AttentionProfile
-from clearhead.diagnose.spectrum import SpectrumProfile
-from clearhead.diagnose.stream import stream_profile
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.diagnose.hidden import HiddenStatistics
+from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.order import RotaryOrder
+from clearhead.diagnose.residual_stream import ResidualStream
+from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
-from clearhead.models.inspection import backbone, batches, evaluating, longest_text, within_memory
+from clearhead.models.inspection import (
+    batches,
+    evaluating,
+    longest_text,
+    run_backbone,
+    within_memory,
+)
+from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
+from clearhead.probe.statistic import curves_of, measures_of
+from clearhead.probe.tiles import TILE, ByTile
 
 LONGEST_EXTRAPOLATION = 8192  # tokens that are run unasked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found, as payloads of records.
+    """Payloads of records; each field is named after its "kind" of record, in the plural.
 
     Attributes:
         measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens".
@@ -42,19 +50,13 @@ class Diagnosis:
     advice: list[dict[str, Any]] = field(default_factory=list)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """All of it, each with its "kind"."""
-        for kind in ("measure", "curve", "channel", "note", "advice"):
-            for line in getattr(self, _FIELDS[kind]):
-                yield {"kind": kind, **line}
+        """All payloads, each with its "kind"."""
+        for name, lines in vars(self).items():
+            for line in lines:
+                yield {"kind": name.removesuffix("s"), **line}
 
 
-_FIELDS = {
-    "measure": "measures",
-    "curve": "curves",
-    "channel": "channels",
-    "note": "notes",
-    "advice": "advice",
-}
+_OF_ATTENTION = "attention, order, extrapolation"
 
 
 def diagnose(
@@ -79,46 +81,38 @@ def diagnose(
     Raises:
         ClearheadError: windows or a model that this cannot be measured on, or too little memory.
     """
-    attention, spectrum = AttentionProfile(), SpectrumProfile()
+    windows = list(windows)
+    length = max(map(len, windows), default=0)
+    stream, order = ResidualStream(), RotaryOrder(model, length)
+    hidden: list[HiddenStatistic] = [HiddenStatistics(), stream]
+    tiles = ByTile(
+        weights=[RowMeans(), SinkRate(), SignedDifference(), Reach()],
+        scores=[LogitSizes(), NearestKeys()],
+    )
+    attention: list[AttentionStatistic] = [tiles, order, Spectrum()]
     notes: list[dict[str, Any]] = []
-    order: OrderProfile | None = None
-
-    def observe(call: AttentionCall) -> None:
-        attention.observe(call)
-        spectrum.observe(call)
-        if order is not None:
-            order.observe(call)
-
     with within_memory(LESS_MEMORY), evaluating(model), ExitStack() as stack:
-        stream = stack.enter_context(stream_profile(model))
+        stack.enter_context(observe(model, hidden=hidden))
         try:
-            stack.enter_context(probing(model, observe))
+            stack.enter_context(observe(model, attention=attention))
         except ClearheadError as error:
-            notes.append({"part": "attention, order, extrapolation", "reason": str(error)})
+            notes.append({"part": _OF_ATTENTION, "reason": str(error)})
         for ids_BT in batches(model, windows, batch_size):
-            if ids_BT.shape[1] < 2:
+            if length < 2:
                 raise ClearheadError("windows have 1 token: give at least 2")
-            if order is None:
-                order = OrderProfile(model, ids_BT.shape[1])
-            run(model, ids_BT)
+            run_backbone(model, ids_BT)
             if progress is not None:
                 progress()
-    assert order is not None
-    seen = bool(attention.layers())
-    if not seen and not notes:
+    of_attention = measures_of(attention)
+    if not of_attention and not notes:
         reason = f"{type(model).__name__} has no attention in its layers that could be observed"
-        notes.append({"part": "attention, order, extrapolation", "reason": reason})
+        notes.append({"part": _OF_ATTENTION, "reason": reason})
     if (unknown := order.why_not()) is not None:
         notes.append({"part": "order of rotary positions", "reason": unknown})
-    measures = stream.measures()
-    curves: list[dict[str, Any]] = []
-    if seen:
-        for profile in (attention, order, spectrum):
-            measures += profile.measures()
-            curves += profile.curves()
+    measures = measures_of(hidden) + of_attention
     return Diagnosis(
         measures=measures,
-        curves=curves,
+        curves=curves_of(attention),
         channels=stream.outliers(),
         notes=notes,
         advice=advise(measures, width=_width(model)),
@@ -126,14 +120,14 @@ def diagnose(
 
 
 def with_extrapolation(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     model: Any,
     text: Callable[[int], Tensor],
     *,
     trained: int | None,
     factor: float,
 ) -> Diagnosis:
-    """Add what one text of `factor` training lengths shows.
+    """Add the measures of one text of `factor` training lengths, or a note why there are none.
 
     Args:
         text: a function of a length to int64 [length].
@@ -141,13 +135,13 @@ def with_extrapolation(
         factor: above 1.
     """
     part = "extrapolation"
-    if any(part in note["part"] for note in found.notes):
-        return found
+    if any(part in note["part"] for note in diagnosis.notes):
+        return diagnosis
     given = trained is not None
     trained = trained or getattr(model.config, "max_position_embeddings", None)
 
     def without(reason: str) -> Diagnosis:
-        return _with(found, notes=[{"part": part, "reason": reason}])
+        return _with(diagnosis, notes=[{"part": part, "reason": reason}])
 
     if not isinstance(trained, int) or trained < 2:
         return without("the configuration names no training length: give --trained-length")
@@ -168,24 +162,15 @@ def with_extrapolation(
         longer = extrapolate(model, ids, trained)
     measures = longer.measures()
     return _with(
-        found,
+        diagnosis,
         measures=measures,
         curves=longer.curves(),
         advice=advise(measures, width=_width(model)),
     )
 
 
-def _with(found: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
-    parts = {name: getattr(found, name) + more.get(name, []) for name in _FIELDS.values()}
-    return Diagnosis(**parts)
-
-
-def run(model: Any, ids_BT: Tensor) -> Any:
-    """The model without its head."""
-    body = backbone(model)
-    known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
-    options = {"use_cache": False} if "use_cache" in known else {}
-    return body(input_ids=ids_BT, **options)
+def _with(diagnosis: Diagnosis, **more: list[dict[str, Any]]) -> Diagnosis:
+    return replace(diagnosis, **{name: getattr(diagnosis, name) + more[name] for name in more})
 
 
 def _width(model: Any) -> int:
@@ -193,17 +178,19 @@ def _width(model: Any) -> int:
 
 
 def bytes_held(model: Any, batch_size: int, length: int) -> int:
-    """What the probes hold at most beside the forward pass, in bytes: an estimate from the shapes.
+    """Estimate from the shapes the bytes that the probes hold at most beside the forward pass.
 
-    Three tiles of scores, one layer's queries and keys in float32, five copies of one layer's
-    hidden states, and two Gram matrices in float64; nothing grows with the text read.
+    Three tiles of scores (eight for shaped attention), one layer's queries and keys in float32,
+    five copies of one layer's hidden states, and two Gram matrices in float64; nothing grows with
+    the text read.
     """
     config = model.config
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     width = _width(model)
     tile = max(TILE, batch_size * heads * length)
     side = min(length, width)
-    return 4 * (3 * tile + 7 * batch_size * length * width) + 16 * side * side
+    tiles = 3 if getattr(config, "shaping", "none") == "none" else 8
+    return 4 * (tiles * tile + 7 * batch_size * length * width) + 16 * side * side
 
 
 LESS_MEMORY = "give a smaller --length (window) or --batch-tokens; nothing was written"

@@ -1,4 +1,4 @@
-"""Attention on a text longer than those of the training: by position, low layers against the last.
+"""Attention by position on a text longer than those of the training.
 
 After arXiv 2309.08646 (the figures its first version shows): one text of about four training
 lengths; the layers at a quarter, a half and three quarters of the depth against the last.
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.profile import TILE
-from clearhead.diagnose.weights import AttentionCall, Scores
-from clearhead.models.inspection import backbone, evaluating, layers_of
+from clearhead.models.inspection import decoder_layers, evaluating, run_backbone
+from clearhead.probe.attention_call import AttentionCall, Scores
+from clearhead.probe.observation import observe
+from clearhead.probe.tiles import TILE
 
 LAST = 32  # queries, at the end of the training length and at the end of the text
 NEAR = 64  # keys
@@ -40,7 +40,7 @@ class Extrapolation:
         self.length = length
 
     def observe(self, call: AttentionCall) -> None:
-        """Take up one layer of the text."""
+        """Add one layer of the text."""
         if call.layer not in self.shown:
             return
         peaks = [_peaks(tile) for tile in call.scores(TILE)]
@@ -49,7 +49,7 @@ class Extrapolation:
         self._last(call, "trained", self.trained)
 
     def _last(self, call: AttentionCall, name: str, stop: int) -> Tensor:
-        """The mean logit of each key over the last queries before `stop`; notes the near weight."""
+        """Store the near weight of the last queries before `stop`; return each key's mean logit."""
         weight, queries = 0.0, 0
         total, number = torch.zeros(self.length), torch.zeros(self.length)
         for tile in call.scores(TILE, first=max(0, stop - LAST)):
@@ -83,11 +83,11 @@ class Extrapolation:
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records."""
         out = []
-        for name, found in (
+        for name, by_layer in (
             ("largest_logit_by_position", self.peaks),
             ("logit_by_position", self.keys),
         ):
-            for layer, values in sorted(found.items()):
+            for layer, values in sorted(by_layer.items()):
                 out.append({"curve": name, "layer": layer, **_binned(values)})
         return out
 
@@ -96,12 +96,12 @@ def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:
     """Run one text, int64 [T] with T above `trained`, and observe its attention.
 
     Raises:
-        ClearheadError: as `probing`.
+        ClearheadError: as `clearhead.probe.observe`.
     """
-    found = Extrapolation(len(layers_of(model)), trained, len(ids_T))
-    with evaluating(model), probing(model, found.observe):
-        backbone(model)(input_ids=ids_T[None].to(model.device), use_cache=False)
-    return found
+    statistics = Extrapolation(len(decoder_layers(model)), trained, len(ids_T))
+    with evaluating(model), observe(model, attention=[statistics]):
+        run_backbone(model, ids_T[None].to(model.device))
+    return statistics
 
 
 def shown_layers(depth: int) -> list[int]:

@@ -1,21 +1,19 @@
-"""Outliers in the residual stream: kurtosis and largest activation at the output of every block.
+"""Outliers of the hidden states: kurtosis and largest activation at the output of every layer.
 
 Definitions of arXiv 2410.17174 (its Table 2), per token over the channels, then the mean over
 tokens; the first token and the rest apart, since the first carries most of the outliers.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clearhead.errors import choose
-from clearhead.models.inspection import layers_of
+from clearhead.diagnose.quotients import over_layers
+from clearhead.probe.observation import INPUT
 
 TOKENS = ("first", "rest")
-METRICS = ("kurtosis", "largest_activation", "maximum_activation", "undefined_kurtosis")
 
 
 def kurtosis(x: Tensor) -> Tensor:
@@ -33,115 +31,56 @@ def kurtosis(x: Tensor) -> Tensor:
 
 
 class HiddenStatistics:
-    """Of all hidden states [B, T, C] seen, by layer; position 0 is "first", the others "rest".
+    """Kurtosis and largest activations by layer; position 0 is "first", the others "rest".
 
-    - `kurtosis`: the mean over tokens of `kurtosis` over channels, without those undefined.
+    - `kurtosis`: the mean over tokens of `kurtosis` over channels, without those undefined; a line
+      says under "undefined" how many tokens had none (constant, infinite or NaN).
     - `largest_activation`: the mean over tokens of the largest |x| over channels.
     - `maximum_activation`: the largest |x| of any token.
-    - `undefined_kurtosis`: the number of tokens without a kurtosis (constant, infinite or NaN).
+    - `kurtosis_excess`: the mean kurtosis of first and rest together, less 3.
 
-    A metric of no tokens is NaN.
+    Over layers it is the mean, of `maximum_activation` the maximum. A metric of no tokens is NaN.
     """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, str], dict[str, Tensor]] = {}
 
-    def layers(self) -> list[int]:
-        """The layers seen, in order."""
-        return sorted({layer for layer, _ in self._sums})
-
-    def value(self, metric: str, tokens: str, layer: int | None = None) -> float:
-        """A metric of one layer; or over layers the mean, the maximum, or the number in all."""
-        choose("metric", metric, METRICS)
-        choose("tokens", tokens, TOKENS)
-        if layer is not None:
-            return self._of_layer(metric, tokens, layer)
-        values = torch.tensor(
-            [self._of_layer(metric, tokens, index) for index in self.layers()], dtype=torch.float64
-        )
-        if metric == "undefined_kurtosis":
-            return float(values.sum())
-        if metric == "maximum_activation":
-            return float(values.amax()) if len(values) else torch.nan
-        # A layer whose every token is constant has no kurtosis; the others still have their mean.
-        return float(values.nanmean() if metric == "kurtosis" else values.mean())
-
-    def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records: over all layers, and by layer.
-
-        Where some tokens had no kurtosis, its payload says how many under "undefined".
-        """
-        out: list[dict[str, Any]] = []
-        for metric in METRICS[:-1]:
-            for tokens in TOKENS:
-                for layer in (None, *self.layers()):
-                    line: dict[str, Any] = {"metric": metric, "tokens": tokens}
-                    line["value"] = self.value(metric, tokens, layer)
-                    if layer is not None:
-                        line["layer"] = layer
-                    undefined = self.value("undefined_kurtosis", tokens, layer)
-                    if metric == "kurtosis" and undefined:
-                        line["undefined"] = int(undefined)
-                    out.append(line)
-        return out
-
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         """Add the output of a layer."""
-        self.observe_tokens(layer, x_BTC.abs().amax(-1), kurtosis(x_BTC))
-
-    def observe_tokens(self, layer: int, largest_BT: Tensor, kurtosis_BT: Tensor) -> None:
-        """Add the largest |x| and the kurtosis of every token."""
-        largest, shape = largest_BT.double(), kurtosis_BT.double()
+        if layer == INPUT:
+            return
+        largest_BT, kurtosis_BT = x_BTC.abs().amax(-1).double(), kurtosis(x_BTC).double()
         for tokens, part in (("first", slice(0, 1)), ("rest", slice(1, None))):
-            undefined = shape[:, part].isnan()
+            largest, shape = largest_BT[:, part], kurtosis_BT[:, part]
             new = {
-                "kurtosis": shape[:, part].nansum(),
-                "defined": (~undefined).sum(),
-                "undefined": undefined.sum(),
-                "largest": largest[:, part].sum(),
-                "maximum": torch.cat([largest.new_zeros(1), largest[:, part].flatten()]).amax(),
+                "kurtosis": shape.nansum(),
+                "defined": (~shape.isnan()).sum(),
+                "tokens": torch.tensor(shape.numel()),
+                "largest": largest.sum(),
+                "maximum": torch.cat([largest.new_zeros(1), largest.flatten()]).amax(),
             }
             old = self._sums.setdefault((layer, tokens), {})
             for name, value in new.items():
                 add = torch.maximum if name == "maximum" else torch.add
                 old[name] = add(old[name], value) if name in old else value
 
-    def _of_layer(self, metric: str, tokens: str, layer: int) -> float:
-        sums = self._sums[layer, tokens]
-        count = sums["defined"] + sums["undefined"]
-        values = {
-            "kurtosis": sums["kurtosis"] / sums["defined"],
-            "largest_activation": sums["largest"] / count,
-            "maximum_activation": torch.where(count == 0, torch.nan, sums["maximum"]),
-            "undefined_kurtosis": sums["undefined"],
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records: over all layers, and by layer."""
+        out: list[dict[str, Any]] = []
+        for tokens in TOKENS:
+            layers = {layer: sums for (layer, t), sums in sorted(self._sums.items()) if t == tokens}
+            shapes = {n: float(s["kurtosis"] / s["defined"]) for n, s in layers.items()}
+            undefined = {n: int(s["tokens"] - s["defined"]) for n, s in layers.items()}
+            for line in over_layers(shapes, metric="kurtosis", tokens=tokens):
+                count = undefined[line["layer"]] if "layer" in line else sum(undefined.values())
+                out.append({**line, "undefined": count} if count else line)
+            means = {n: float(s["largest"] / s["tokens"]) for n, s in layers.items()}
+            out += over_layers(means, torch.mean, metric="largest_activation", tokens=tokens)
+            tops = {n: float(s["maximum"]) if s["tokens"] else math.nan for n, s in layers.items()}
+            out += over_layers(tops, torch.amax, metric="maximum_activation", tokens=tokens)
+        pairs = {n: [self._sums[n, tokens] for tokens in TOKENS] for n, _ in self._sums}
+        excess = {
+            n: float(sum(s["kurtosis"] for s in pair) / sum(s["defined"] for s in pair)) - 3
+            for n, pair in sorted(pairs.items())
         }
-        return float(values[metric])
-
-
-@contextmanager
-def hidden_statistics(model: Any) -> Iterator[HiddenStatistics]:
-    """Observe the output of every decoder layer of all that `model` is run on in the body.
-
-    Memory: a few copies of one layer's output, in float32.
-
-    Raises:
-        ClearheadError: as `clearhead.models.inspection.layers_of`.
-    """
-    statistics = HiddenStatistics()
-
-    def hook(layer: int) -> Any:
-        def observe(module: nn.Module, arguments: Any, output: Any) -> None:
-            x_BTC = output[0] if isinstance(output, tuple) else output
-            with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):
-                statistics.observe(layer, x_BTC)
-
-        return observe
-
-    handles = [
-        layer.register_forward_hook(hook(index)) for index, layer in enumerate(layers_of(model))
-    ]
-    try:
-        yield statistics
-    finally:
-        for handle in handles:
-            handle.remove()
+        return out + over_layers(excess, metric="kurtosis_excess")

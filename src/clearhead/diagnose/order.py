@@ -5,25 +5,27 @@ before the query; Θ_j, from k_j to q_j, is where it starts. With Θ_j above π 
 the first (2π − Θ_j)/θ_j tokens, so that nearer keys score lower: the anomalous zone of what comes
 before. Of keys after the query (bidirectional models) it is Θ_j below π.
 
-Queries and keys are sampled: `PAIRS` pairs a text and layer, by fixed seeds, their rotation undone.
+Queries and keys are a sample of `PAIRS` pairs a text and layer, by fixed seeds, without their
+rotation.
 """
 
-import math
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.diagnose.profile import FAR, NEAR
+from clearhead.diagnose.logits import FAR, NEAR
+from clearhead.diagnose.quotients import quotients
 from clearhead.diagnose.rotary import Rotary, rotary_of
-from clearhead.diagnose.weights import AttentionCall
+from clearhead.probe.attention_call import AttentionCall
 
 PAIRS = 64
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
 
 
-class OrderProfile:
+class RotaryOrder:
     """Sums over sampled (query, key) pairs, by layer.
 
     - `anomalous_before`, `anomalous_after`: the share of (pair, head, rotary pair) whose initial
@@ -32,15 +34,15 @@ class OrderProfile:
     - `order_broken_content`: the share of (query, key, head) whose score, the content held and
       only the distance changed, is lower on average at distances 0 to 3 than at 4 to 15.
     - the curve `decay`: mean |score| by distance, and its bound
-      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j* and h after the last 0; for collinear
-      attention the tighter one with C_j. Without the channels that are not turned.
+      max_j |h_(j+1) − h_j| Σ_j |S_(j+1)|, h_j = q_j k_j*, and 0 after the last h; for collinear
+      attention the tighter one with C_j. Channels without rotation are left out.
     """
 
     def __init__(self, model: Any, longest: int) -> None:
         self.model = model
         self.distances = _distances(longest)
         self.rotary: dict[int, Rotary | str] = {}
-        self.sums: dict[int, dict[str, Tensor]] = {}
+        self.sums: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
         self.sides: tuple[str, ...] = ("before",)
 
     def observe(self, call: AttentionCall) -> None:
@@ -55,9 +57,8 @@ class OrderProfile:
         if not call.causal and not getattr(call.module, "is_causal", False):
             self.sides = ("before", "after")
         h, scale = self._products(call, rotary)
-        old = self.sums.setdefault(call.layer, {})
         for name, value in self._of(h, rotary, call.q.dtype, scale).items():
-            old[name] = old[name] + value if name in old else value
+            self.sums[call.layer][name] += value
 
     def _products(self, call: AttentionCall, rotary: Rotary) -> tuple[Tensor, float]:
         """h = q k* of sampled pairs with the rotation undone, [B, H, PAIRS, rotary pairs]."""
@@ -107,33 +108,21 @@ class OrderProfile:
         return h.real @ angle.cos().to(h.real.dtype) - h.imag @ angle.sin().to(h.real.dtype)
 
     def why_not(self) -> str | None:
-        """Why no layer's rotary positions could be told; None where one could."""
-        reasons = [found for found in self.rotary.values() if isinstance(found, str)]
+        """The reason why no layer's rotary positions are known; None where one's are."""
+        reasons = [reason for reason in self.rotary.values() if isinstance(reason, str)]
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records."""
         out: list[dict[str, Any]] = []
         for side in self.sides:
-            for metric, over in (
-                (f"anomalous_{side}", "counted"),
-                (f"anomalous_weight_{side}", "weight"),
-            ):
-                out += self._quotient(metric, metric, over)
-        return out + self._quotient("order_broken_content", "broken", "pairs")
+            for metric, over in (("anomalous", "counted"), ("anomalous_weight", "weight")):
+                out += self._quotients(f"{metric}_{side}", f"{metric}_{side}", over)
+        return out + self._quotients("order_broken_content", "broken", "pairs")
 
-    def _quotient(self, metric: str, above: str, below: str) -> list[dict[str, Any]]:
-        if not self.sums:
-            return []
-        both = {n: (float(s[above]), float(s[below])) for n, s in sorted(self.sums.items())}
-        total, count = (sum(column) for column in zip(*both.values(), strict=True))
-        return [
-            {"metric": metric, "value": total / count if count else math.nan},
-            *(
-                {"metric": metric, "layer": n, "value": a / b if b else math.nan}
-                for n, (a, b) in both.items()
-            ),
-        ]
+    def _quotients(self, metric: str, above: str, below: str) -> list[dict[str, Any]]:
+        pairs = {n: torch.stack([s[above], s[below]]) for n, s in self.sums.items()}
+        return quotients(pairs, metric=metric)
 
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records: the mean |score| by distance and its bound, all layers."""

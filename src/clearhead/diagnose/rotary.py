@@ -1,8 +1,8 @@
-"""Which channels a model's rotary positions turn together, and how fast: asked of the model itself.
+"""The rotary layout of any model: which channels turn together, and at which frequency.
 
-Layouts differ (the halves of a head, or neighbours), parts of a head may stay unturned, and a model
-may have frequencies of its own for each kind of layer. So the model's own function is run on random
-queries and compared with what the layout found would give.
+Models pair the halves of a head or neighbours, may leave part of a head unturned, and may have
+frequencies by kind of layer. A layout is accepted if it turns random queries as the model's own
+function does.
 """
 
 import sys
@@ -34,8 +34,8 @@ class Rotary:
 
 
 def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary | str:
-    """The rotary positions of an attention module whose heads are `width` channels wide; or, in a
-    few words, why they cannot be told."""
+    """The rotary positions of an attention module with heads of `width` channels, or the reason why
+    they are not known."""
     if isinstance(module, Attention):
         return _ours(module)
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
@@ -51,9 +51,9 @@ def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary |
         for name, options in (("inv_freq", {}), (f"{kind}_inv_freq", {"layer_type": kind})):
             frequency = getattr(table, name, None)
             if isinstance(frequency, Tensor) and frequency.ndim == 1:
-                found = _tried(apply, table, frequency.detach(), options, width)
-                if found is not None:
-                    return found
+                rotary = _tried(apply, table, frequency.detach(), options, width)
+                if rotary is not None:
+                    return rotary
     return "rotary positions in a layout that is not known here"
 
 
@@ -77,7 +77,7 @@ def _ours(module: Attention) -> Rotary | str:
 def _tried(
     apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int
 ) -> Rotary | None:
-    """The layout under which the model's function turns random queries as ours would."""
+    """The layout that turns random queries as the model's function does; None if none does."""
     device, pairs = frequency.device, len(frequency)
     if 2 * pairs > width:
         return None
@@ -97,8 +97,8 @@ def _tried(
     for first, second in layouts:
         rotary = Rotary(frequency=frequency.double(), first=first, second=second)
         expected = rotary.pairs(q.double()) * torch.polar(torch.ones_like(angle), angle)
-        found = rotary.pairs(turned.double())
-        scale = found.abs().sum() / expected.abs().sum()  # YaRN's attention factor
-        if bool(((found - scale * expected).abs() < _TOLERANCE * scale).all()):
+        actual = rotary.pairs(turned.double())
+        scale = actual.abs().sum() / expected.abs().sum()  # YaRN's attention factor
+        if bool(((actual - scale * expected).abs() < _TOLERANCE * scale).all()):
             return rotary
     return None

@@ -1,7 +1,7 @@
 """The spectrum of the matrix that multiplies the values, and of equal weights: rank collapse.
 
 A product of many matrices whose singular values fall fast keeps one direction; the identity, whose
-are all 1, keeps them all. Of the first tokens of the first text.
+singular values are all 1, keeps all. It is taken of the first tokens of the first text.
 """
 
 from typing import Any
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from clearhead.diagnose.extrapolation import shown_layers
-from clearhead.diagnose.maps import maps_of
-from clearhead.diagnose.weights import AttentionCall, Tile, normalised
+from clearhead.probe.attention_call import AttentionCall, Tile, normalised
+from clearhead.probe.maps import maps_of
 
 TOKENS = 128  # a singular value decomposition a head is cubic in them
 
 
-class SpectrumProfile:
+class Spectrum:
     """By layer, of the first text observed.
 
     - `matrix_rank`: the effective rank of a head's matrix, exp of the entropy of its singular
       values normed to sum 1, mean over heads, divided by the number of tokens: 1 for the identity.
     - the curve `spectrum`: singular values in falling order, mean over heads, of four layers; and
-      of `C`: in a shaped block what it has of the first layer's, mean over heads; else attention at
-      equal scores, the mean over the keys that are seen.
+      of `C`: in a shaped block the centring term of the first layer, mean over heads; else
+      attention at equal scores, the mean over the visible keys.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class SpectrumProfile:
         self.centre: Tensor | None = None
 
     def observe(self, call: AttentionCall) -> None:
-        """Take up a layer of the first text; of later ones nothing."""
+        """Add a layer of the first text; later texts are ignored."""
         if call.layer in self.values:
             return
         matrix_HTT, centre_HTT = _matrix(call)
@@ -57,15 +57,15 @@ class SpectrumProfile:
         """Payloads of "curve" records."""
         if self.centre is None:
             return []
-        found: list[tuple[dict[str, Any], Tensor]] = [
+        spectra: list[tuple[dict[str, Any], Tensor]] = [
             ({"map": "matrix", "layer": layer}, self.values[layer])
             for layer in shown_layers(max(self.values) + 1)
             if layer in self.values
         ]
-        found.append(({"map": "C"}, self.centre))
+        spectra.append(({"map": "C"}, self.centre))
         return [
             {"curve": "spectrum", **place, "x": list(range(1, len(y) + 1)), "y": y.tolist()}
-            for place, y in found
+            for place, y in spectra
         ]
 
 
@@ -75,7 +75,7 @@ def _of_first(call: AttentionCall, length: int) -> float | Tensor | None:
 
 
 def _matrix(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """What multiplies the values of one text, and C, [heads or 1, T, T] both."""
+    """The matrix that multiplies the values of one text, and C, [heads or 1, T, T] both."""
     length = min(TOKENS, call.q.shape[2], call.k.shape[2])
     scores, visible = [], []
     for tile in call.scores():

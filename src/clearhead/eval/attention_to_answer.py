@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from clearhead.data.draws import Draws
-from clearhead.diagnose.attention import named_maps
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.weights import AttentionCall
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths
 from clearhead.models.inspection import evaluating
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.observation import observe
+from clearhead.probe.tiles import AttentionTile, ByTile
 
 SPANS = ("answer", "noise", "other")
 
@@ -105,22 +105,29 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> dict[str, Te
     Returns:
         Float64 [2, 3]: signed and absolute weights, over the spans.
     """
-    sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
-
-    def observe(call: AttentionCall) -> None:
-        for tile in call.tiles():
-            for name, weights_BHRS, _ in named_maps(call, tile):
-                row_HS = weights_BHRS[0, :, -1].double().cpu()
-                both = torch.stack([row_HS, row_HS.abs()]).sum(1)
-                sums[name] += both @ spans_3S.double().T
-
+    last_row = _LastRow(spans_3S)
     model, prefill = subject.model, subject.reader.prefill
     with evaluating(model):
         state = prefill.read([Prompt(prompt.context, prompt.tail[:-1])])
         last = torch.tensor(prompt.tail[-1:], device=model.device)
-        with probing(model, observe):
+        with observe(model, attention=[ByTile(weights=[last_row])]):
             prefill.step(state, last)
-    return dict(sums)
+    return dict(last_row.sums)
+
+
+class _LastRow:
+    def __init__(self, spans_3S: Tensor) -> None:
+        self._spans_S3 = spans_3S.double().T
+        self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
+
+    def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
+        for part in tile.maps:
+            row_HS = part.weights[0, :, -1].double().cpu()
+            both = torch.stack([row_HS, row_HS.abs()]).sum(1)
+            self.sums[part.name] += both @ self._spans_S3
+
+    def measures(self) -> list[dict[str, Any]]:
+        return []
 
 
 def _spans(stack: Haystack, prompt: Prompt, begin: int) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from clearhead.errors import ClearheadError
+from clearhead.metavars import Model, Url, Variable
 from clearhead.ranges import Count, Positive, check
 
 
@@ -13,11 +14,11 @@ from clearhead.ranges import Count, Positive, check
 class JudgeConfig:
     """The model that judges texts; none unless it is named."""
 
-    model: str = ""
+    model: Model = ""
     """A folder or hub name; with an endpoint, the name by which it knows the model."""
-    endpoint: str = ""
+    endpoint: Url = ""
     """Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
-    key_variable: str = ""
+    key_variable: Variable = ""
     """Environment variable with the endpoint's key; none is sent unless given, or kept at all."""
     new_tokens: Count = 512
     """Tokens of a verdict, its explanation included."""

@@ -1,4 +1,4 @@
-"""Options of the evaluation tasks: what the command line reads and records keep; no torch."""
+"""Options of the evaluation tasks, as the command line reads and records keep them; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Literal
 
 from clearhead.data.config import SHARE
 from clearhead.eval.judge_config import JudgeConfig
+from clearhead.metavars import Field, File, Folder, Grid, Number, Order, TaskName
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
 LISTED = {"listed": True}
@@ -31,28 +32,28 @@ class AllocationOptions:
     samples: int = 20
     """Contexts at each length and depth."""
     needles: int = 1
-    """In a context; one is asked for."""
+    """Needles in a context; one is asked for."""
     digits: int = 5
     """Digits of a magic number."""
     filler: Filler = "text"
-    """Held-out documents, or made sentences."""
+    """Filler: held-out documents, or generated sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoicesOptions:
     """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
 
-    files: tuple[str, ...] = field(default=(), metadata=LISTED)
+    files: tuple[File, ...] = field(default=(), metadata=LISTED)
     """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
     limit: int | None = None
-    """Items of each file, its first; unless given, all."""
+    """How many items of each file, from its first; all where not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HallucinationOptions:
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
-    files: tuple[str, ...] = field(default=(), metadata=LISTED)
+    files: tuple[File, ...] = field(default=(), metadata=LISTED)
     """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
     samples: int = 100
     """Questions or summaries of each file, drawn; all of a file that has fewer."""
@@ -70,13 +71,13 @@ class HallucinationOptions:
 class HarnessOptions:
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
-    tasks: tuple[str, ...] = field(default=(), metadata=LISTED)
+    tasks: tuple[TaskName, ...] = field(default=(), metadata=LISTED)
     """Tasks, groups and tags of lm-eval; --tasks takes their names too."""
     shots: int | None = None
-    """Examples before each question; unless given, as many as the task says."""
+    """Examples before each question; the task's own number where not given."""
     limit: int | None = None
-    """Items of each task, its first; unless given, all."""
-    include_path: str = ""
+    """How many items of each task, from its first; all where not given."""
+    include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
 
 
@@ -92,7 +93,7 @@ class MaskedOptions:
 class NeedlesOptions:
     """Retrieval of some of several numbers, by length and depth."""
 
-    grid: tuple[str, ...] = ("1x1", "2x2", "4x2", "6x2")
+    grid: tuple[Grid, ...] = ("1x1", "2x2", "4x2", "6x2")
     """NxR: N needles, R of them asked for."""
     depths: tuple[float, ...] = DEPTHS
     """Shares of the filler that come before the needles asked for."""
@@ -101,9 +102,9 @@ class NeedlesOptions:
     digits: int = 5
     """Digits of a magic number."""
     filler: Filler = "text"
-    """Held-out documents, or made sentences."""
+    """Filler: held-out documents, or generated sentences."""
     new_tokens: int = 10
-    """Tokens written for an answer."""
+    """Tokens to generate for an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class PasskeyOptions:
     wording: Literal["paper", "landmark"] = "paper"
     """The prompt: the CoCA paper's, or landmark attention's."""
     new_tokens: int | None = None
-    """Tokens written; unless given, the prompt's own: 64, landmark's 10."""
+    """Tokens to generate; where not given, 64, or 10 with landmark's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +128,12 @@ class PerplexityOptions:
     """Sliding-window perplexity (Press et al.), in float32."""
 
     stride: int | None = None
-    """Tokens from one window to the next; unless given, half of each length."""
+    """Tokens from one window to the next; half of each length where not given."""
     text: Literal["document", "stream"] = "document"
     """Windows inside single documents, of which only those as long as the longest length are read;
     or across them, all documents of a source end to end."""
     document_tokens: int | None = None
-    """Read only so many tokens of a document; unless given, as many as the longest length has."""
+    """Largest number of tokens read of a document; the longest length where not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,19 +152,19 @@ class RecallOptions:
 class ShotsOptions:
     """Classification by demonstrations in the context, by length, shots and order."""
 
-    data: str = ""
+    data: File = ""
     """Labelled texts to show: a .jsonl(.gz) file of rows with a text and a label."""
-    test: str = ""
-    """Labelled texts to ask for; unless given, some of data, which are then not shown."""
-    text_field: str = "text"
+    test: File = ""
+    """Labelled texts to ask for; where not given, some of data, which are then not shown."""
+    text_field: Field = "text"
     """Field of a row that holds the text."""
-    label_field: str = "label"
+    label_field: Field = "label"
     """Field of a row that holds the label."""
-    counts: tuple[str, ...] = (FILL,)
+    counts: tuple[Number, ...] = (FILL,)
     """Demonstrations: whole numbers, or fill, as many as fit each length."""
     queries: int = 100
     """Texts asked for in a cell."""
-    orders: tuple[str, ...] = ("random", "alternating")
+    orders: tuple[Order, ...] = ("random", "alternating")
     """Orders of demonstrations: random, or alternating, labels in rotation."""
     permutations: int = 5
     """Orders drawn of each kind, of the same demonstrations."""

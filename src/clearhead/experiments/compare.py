@@ -22,14 +22,15 @@ from clearhead.models.loading import best_device, pretrained
 from clearhead.optim import build_optimizer
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
+from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.manifest import verify_model
 from clearhead.records.provenance import KEYS
-from clearhead.report.records import Records, as_line, load
+from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
-    TrainResult,
+    InterruptedRun,
     holds_run,
     is_finished,
     train,
@@ -39,15 +40,6 @@ from clearhead.train.folder import FINAL, read_record
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
-
-
-class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
-    """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
-
-    def __init__(self, result: TrainResult) -> None:
-        super().__init__("interrupted")
-        assert result.stop_signal is not None
-        self.code = 128 + result.stop_signal
 
 
 def compare(

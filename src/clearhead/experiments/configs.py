@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.opening import OpensModels
+from clearhead.metavars import (
+    Field,
+    Model,
+    Name,
+    Number,
+    Preset,
+    Scaling,
+    Size,
+    Source,
+    TaskName,
+)
 from clearhead.ranges import Count, Length, Natural, Range, check
 from clearhead.train.config import FinetuneConfig, TrainConfig
 
@@ -28,36 +39,36 @@ RECORDS = "records.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """A comparison: which models, on what, for how long."""
+    """A comparison: models, text and training."""
 
-    presets: tuple[str, ...] = ("transformer", "differential", "softmax1")
-    """Presets to train; the first arm of `transformer`, or else the first of all, is what the
-    others are judged by."""
-    size: str = "tiny"
+    presets: tuple[Preset, ...] = ("transformer", "differential", "softmax1")
+    """Presets to train. The others are judged by the first arm of `transformer`, or else by the
+    first of all."""
+    size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
-    """Changes to the configuration of every preset, KEY=VALUE, such as norm=rmsnorm-single."""
+    """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """KEY=VALUE,VALUE…: every preset is trained with each value, and with each combination where
-    several keys are varied. A key is train.FIELD, such as train.optimizer, or one of the
+    """Settings to vary. Every preset is trained with each value, or with each combination of the
+    values of several keys. A key is train.FIELD, such as train.optimizer, or one of the
     configuration, such as norm or num_hidden_layers."""
     seeds: tuple[Natural, ...] = (0,)
-    """One run an arm for each; a seed fixes initial weights and the order of the data."""
+    """Seeds, one run of every arm for each. A seed fixes initial weights and the data's order."""
     output: Path = Path("runs/compare")
-    """Folder of the runs, records and report; the same command goes on where it stopped."""
+    """Folder of the runs, records and page; the same command goes on where it stopped."""
     lengths: tuple[Count, ...] = (1, 2, 4, 8)
-    """Perplexity, or of encoders the loss at hidden tokens, is measured at these multiples of the
-    training length."""
+    """Multiples of the training length at which perplexity is measured (of encoders the loss at
+    hidden tokens)."""
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
-    rates: dict[str, float] = field(default_factory=dict)
-    """Learning rates of their own, where they were tuned: an arm's name, a part of it (a preset, an
-    optimizer) or a pattern such as "softmax1*sgd", and the rate. The first that matches counts."""
-    label: str = ""
-    """Names the records on a report that shows several sets; empty for a run just made."""
+    rates: dict[Name, float] = field(default_factory=dict)
+    """Learning rates of single arms, each a name and a rate. The name is an arm's, a part of it (a
+    preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets; empty for a run just made."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -140,35 +151,36 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(OpensModels):
-    """What to measure, on what text."""
+    """Model, tasks and text of an evaluation."""
 
-    model: Positional[str]
+    model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    tasks: tuple[str, ...] = ()
-    """Of perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked one; any other name is a task of lm-eval. Unless given, perplexity or
-    masked."""
+    tasks: tuple[TaskName, ...] = ()
+    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
+    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
+    or masked."""
     lengths: tuple[Length, ...] = ()
-    """Lengths in tokens; unless given, 1, 2, 4 and 8 times max_position_embeddings."""
+    """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
     tokens: Length = 65_536
-    """Tokens of text read at each length, about."""
-    rope_scaling: tuple[str, ...] = ("none",)
-    """Of none, linear, ntk, dynamic, dynamic-causal, yarn: each task is measured under each."""
-    factors: tuple[str, ...] = ()
+    """Tokens of text read at each length, approximately."""
+    rope_scaling: tuple[Scaling, ...] = ("none",)
+    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, dynamic-causal, yarn. Each
+    task is measured under each."""
+    factors: tuple[Number, ...] = ()
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"
-    """Documents that are read: the held-out ones, or all (for a file that no training saw)."""
+    """Documents to read: the held-out ones, or all (for a file that no training saw)."""
     batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
     seed: int = 0
-    """Of keys, needles, places and samples."""
-    name: str = ""
-    """The run's name in the records; unless given, that of the training run, or the folder's."""
-    label: str = ""
-    """Names the set of records on a report."""
+    """Seed of the drawn keys, needles, places and samples."""
+    name: Name = ""
+    """Name of the run in the records; the training run's, or the folder's, where not given."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets."""
     records: Path | None = None
-    """Append each cell to this file as it is done; the same command goes on where it stopped.
-    Texts that a task has the model write are kept beside it, in FILE.texts."""
+    """File to which each result is appended as it is done; the same command goes on where it
+    stopped. Texts that the model writes are kept beside it, in FILE.texts."""
     data: DataConfig = field(default_factory=DataConfig)
     """Text and split; the tokenizer is the model's own."""
 
@@ -188,34 +200,34 @@ EvaluateConfig = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneJob:
-    """One checkpoint, one task, some seeds."""
+    """A fine-tuning: a checkpoint, a task and seeds."""
 
-    model: str
+    model: Model
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     trust_remote_code: bool = False
-    """Whether Python code that the checkpoint brings may run."""
-    task: str | None = None
-    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; not given, a task of your own."""
-    train_file: str | None = None
+    """Run Python code that the checkpoint brings. Read it first."""
+    task: TaskName | None = None
+    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; without it, a task of your own."""
+    train_file: Source | None = None
     """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A GLUE task knows its own."""
-    validation_file: tuple[str, ...] = ()
-    """Validation rows, likewise; several are measured each by itself."""
-    text_field: str | None = None
-    """The field of the text; GLUE tasks know theirs, otherwise "text"."""
-    pair_field: str | None = None
-    """The field of a second text, if rows have one."""
-    label_field: str | None = None
-    """The field of the class; otherwise "label"."""
+    validation_file: tuple[Source, ...] = ()
+    """Validation rows, in the same forms; each of several files is measured by itself."""
+    text_field: Field | None = None
+    """Field of the text; "text" where not given (a GLUE task knows its own)."""
+    pair_field: Field | None = None
+    """Field of a second text, if rows have one."""
+    label_field: Field | None = None
+    """Field of the class; "label" where not given."""
     seeds: tuple[Natural, ...] = (0,)
-    """One run for each; a seed fixes the head's first weights, the order and the dropout."""
+    """Seeds, one run for each. A seed fixes the head's first weights, the order and the dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
-    label: str = ""
-    """Names the records on a report that shows several sets."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
-    """Training."""
+    """Settings of the training."""
     cache: Path | None = None
-    """Folder for what is downloaded; otherwise $CLEARHEAD_CACHE, or ~/.cache/clearhead."""
+    """Folder for downloads; $CLEARHEAD_CACHE, or else ~/.cache/clearhead, where not given."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -237,7 +249,7 @@ class FinetuneJob:
             if self.task is None:
                 found = replace(found, name=Path(self.train_file).name.split(".")[0])
             splits = [Path(name).name.split(".")[0] for name in self.validation_file]
-            if len(splits) == 1 or len(set(splits)) < len(splits):
+            if len(splits) == 1 or len({"train", *splits}) <= len(splits):
                 splits = [f"validation {n}" if n else "validation" for n in range(len(splits))]
             found = replace(
                 found,
@@ -254,30 +266,30 @@ class FinetuneJob:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseConfig:
-    """What is read, and how."""
+    """Windows of text for a diagnosis."""
 
     length: Length | None = None
-    """Tokens in a window; unless given 512, or what the model was made for if less."""
+    """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
     windows: Count = 64
-    """Windows of validation text."""
+    """Number of windows of validation text."""
     at: Literal["anywhere", "documents"] = "anywhere"
-    """Where windows begin: text in order without gaps, or the beginnings of documents, and so with
-    the begin token where the tokenizer has one."""
+    """Start of the windows: anywhere reads text in order without gaps; documents reads beginnings
+    of documents, with the begin token where the tokenizer has one."""
     batch_tokens: Count = 4096
-    """Tokens run together: memory and speed depend on it, the numbers do not."""
+    """Tokens run together. Memory and speed depend on it, the numbers do not."""
     extrapolate: Annotated[
         float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
     ] = 4.0
-    """One more text of so many training lengths; 1 reads none."""
+    """Length of one more text, in training lengths; 1 reads none."""
     trained_length: Length | None = None
-    """Tokens that the model was trained on; unless given, its max_position_embeddings."""
+    """Training length in tokens; the model's max_position_embeddings where not given."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def masked_recipe() -> TrainConfig:
-    """The crammed BERT's recipe (arXiv 2212.14034): what masked training does unless told other.
+    """The crammed BERT's recipe (arXiv 2212.14034), the defaults of masked training.
 
     Its budget was a day of wall-clock, its full step 8,192 rows; here steps and tokens are counted.
     """

@@ -11,6 +11,7 @@ from clearhead.diagnose import diagnose, with_extrapolation
 from clearhead.diagnose.diagnosis import bytes_held
 from clearhead.experiments.configs import DiagnoseConfig
 from clearhead.models.inspection import longest_text
+from clearhead.records.runs import DIAGNOSIS
 from clearhead.train.folder import describe
 from clearhead.train.memory import PeakMemory
 
@@ -56,7 +57,8 @@ def diagnosis_records(
     made = describe(model, name, {})
     del made["description"]
     yield {
-        "kind": "diagnosis",
+        "kind": "run",
+        "study": DIAGNOSIS,
         **made,
         "architecture": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from clearhead.errors import ClearheadError
 from clearhead.eval import Subject, Task
 from clearhead.models import scaled
+from clearhead.records.loading import append, load
 from clearhead.records.provenance import provenance
-from clearhead.report.records import append, load
 
 NONE = "none"
 # What of a cell's making decides its numbers: where one differs, it is another cell.

@@ -1,7 +1,13 @@
-"""Fine-tuning one checkpoint on one task, with every seed, and asking it the validation texts."""
+"""Fine-tuning one checkpoint on one task, with every seed, and asking it the validation texts.
+
+OUTPUT/seedN/            a seed's model and its records, there only whole
+OUTPUT/seedN-training/   its run folder (`clearhead.train.folder`), until then
+OUTPUT/records.jsonl     the records of all finished seeds
+"""
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,73 +15,74 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.data import DataConfig, Labelled, LabelledBatches, Task, labelled
+from clearhead.data import DataConfig, LabelledBatches, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
-from clearhead.experiments.classifiers import load_classifier, load_tokenizer
 from clearhead.experiments.configs import RECORDS, FinetuneJob
+from clearhead.models import ClearheadConfig
 from clearhead.models.inspection import longest_text
-from clearhead.models.loading import best_device, resolved
-from clearhead.records import manifest
+from clearhead.models.loading import (
+    best_device,
+    explained,
+    load_config,
+    load_tokenizer,
+    pretrained,
+    resolved,
+    without_bars,
+)
+from clearhead.records import jsonl, manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
-from clearhead.records.lock import Lock, hold_folder
-from clearhead.report.records import Records, as_line, load
-from clearhead.train import Finetuned, finetune
+from clearhead.records.loading import as_line, load
+from clearhead.records.lock import hold_folder
+from clearhead.records.runs import Records
+from clearhead.train import (
+    Callback,
+    FinetuneConfig,
+    InterruptedRun,
+    Run,
+    StepMetrics,
+    holds_run,
+    is_finished,
+    train,
+)
+from clearhead.train.callbacks.metrics import FILE as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.folder import describe
+from clearhead.train.folder import FREE_KEYS, describe, read_record
 
-
-class InterruptedTask(Exception):  # noqa: N818 (a request, not a fault)
-    """A signal stopped a seed, which leaves nothing; the same command starts it again."""
-
-    def __init__(self, result: Finetuned) -> None:
-        super().__init__("interrupted")
-        assert result.stop_signal is not None
-        self.code = 128 + result.stop_signal
+DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 
 def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
-    OUTPUT/seedN holds a seed's model and its records, and is there only whole.
+    A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
-        InterruptedTask: after SIGINT or SIGTERM.
+        InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
-    task = job.resolved()
-    cache = DataConfig(cache=job.cache).cache_folder
-    assert task.train is not None
-    rows = labelled.read_rows(task.train, task, cache=cache, progress=say)
-    classes = labelled.classes_of(rows, task)
-    held = [
-        (split, labelled.read_rows(source, task, cache=cache, progress=say))
-        for split, source in task.validation
-    ]
-    # Labels first: a wrong one is better known before a model is loaded.
-    labels = labelled.labels_of(rows, classes, task)
-    held_labels = [labelled.labels_of(found, classes, task) for _, found in held]
-    tokenizer = load_tokenizer(job.model, trust_remote_code=job.trust_remote_code)
-    length = job.train.max_length
-    training = labelled.encode(rows, labels, tokenizer, length=length)
-    validation = [
-        (split, labelled.encode(found, known, tokenizer, length=length))
-        for (split, found), known in zip(held, held_labels, strict=True)
-    ]
+    task = _Task(job, say)
     with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
-        done = []
-        for seed in job.seeds:
-            folder = job.output / f"seed{seed}"
-            header = _header(job, task, classes, seed, training, validation)
-            if (folder / RECORDS).exists():
-                _check_same(folder / RECORDS, header)
-                say(f"seed {seed}: already done")
+        text = ""
+        for number in job.seeds:
+            seed = _Seed(task, number)
+            if (seed.folder / RECORDS).exists():
+                seed.check_finished()
+                say(f"seed {number}: already done")
             else:
-                say(f"seed {seed}: {len(training):,} texts, {len(classes) or 'a number'} classes")
-                _run(job, task, header, folder, tokenizer, (training, validation), say, lock)
-            done.append(folder / RECORDS)
-            text = "".join(path.read_bytes().decode() for path in done)
+                model = seed.trained()
+                lines = [seed.header, *seed.steps(), *task.measures(model, number)]
+                lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
+                lock.check()  # measuring takes its time
+                with publish_folder(seed.folder) as temporary:
+                    save_pretrained(model, task.tokenizer, temporary)
+                    found = "".join(as_line({**line, "run": seed.name}) for line in lines)
+                    write_text(temporary / RECORDS, found)
+                    manifest.seal(temporary)
+            if holds_run(seed.run):
+                shutil.rmtree(seed.run)
+            text += (seed.folder / RECORDS).read_bytes().decode()
             write_text(job.output / RECORDS, text)
         return load(job.output / RECORDS)
 
@@ -86,115 +93,213 @@ def model_name(name: str) -> str:
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 
 
-def _header(
-    job: FinetuneJob,
-    task: Task,
-    classes: Sequence[str],
-    seed: int,
-    training: Labelled,
-    validation: Sequence[tuple[str, Labelled]],
-) -> dict[str, Any]:
-    """The run's own line of the records, but for what the machine adds."""
-    name = f"{model_name(job.model)} on {task.name}"
-    return {
-        "kind": "run",
-        "run": f"{name}/seed{seed}",
-        "arm": name,
-        "preset": model_name(job.model),
-        "size": "",
-        "seed": seed,
-        "label": job.label,
-        "task": {"name": task.name, "classes": list(classes), "metrics": list(task.metrics)},
-        "train": asdict(job.train),
-        "data": {
-            "train": {"texts": len(training), "fingerprint": training.fingerprint},
-            **{
+class _Task:
+    """A task's texts as the model reads them, its classifier, and its measures."""
+
+    def __init__(self, job: FinetuneJob, say: Callable[[str], None]) -> None:
+        self.job, self.say, self.task = job, say, job.resolved()
+        cache = DataConfig(cache=job.cache).cache_folder
+        assert self.task.train is not None
+        sources = {"train": self.task.train, **dict(self.task.validation)}
+        rows = {
+            split: labelled.read_rows(source, self.task, cache=cache, progress=say)
+            for split, source in sources.items()
+        }
+        self.classes = labelled.classes_of(rows["train"], self.task)
+        # Labels first: a wrong one is better known before a model is loaded.
+        labels = {
+            s: labelled.labels_of(found, self.classes, self.task) for s, found in rows.items()
+        }
+        with explained(job.model, "tokenizer"):
+            name, trust = resolved(job.model), job.trust_remote_code
+            self.tokenizer = load_tokenizer(name, trust_remote_code=trust)
+            if self.tokenizer.pad_token_id is None:
+                self.tokenizer.pad_token = self.tokenizer.eos_token
+        length = job.train.max_length
+        self.texts = {
+            split: labelled.encode(found, labels[split], self.tokenizer, length=length)
+            for split, found in rows.items()
+        }
+
+    def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
+        """Texts in the order of a seed, or as they stand."""
+        size = self.job.train.batch_size
+        return LabelledBatches(self.texts[split], self.tokenizer, batch_size=size, seed=seed)
+
+    def classifier(self, name: str) -> Any:
+        """A model that classifies, its head new unless the checkpoint has one of that size.
+
+        The checkpoint is a causal model's, a masked one's, a classifier's, or any encoder's that
+        transformers knows. A new head is drawn from PyTorch's generator. The model keeps the names
+        of the classes as id2label.
+
+        Raises:
+            ClearheadError: where there is no such model, weights of its trunk are missing,
+                `dropout` is for one that is not ours, or texts may be longer than it can read.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        path, trust = resolved(name), self.job.trust_remote_code
+        dropout, length = self.job.train.dropout, self.job.train.max_length
+        manifest.verify_model(Path(path))
+        with without_bars(), explained(name, "classifier"):
+            config = load_config(path, trust_remote_code=trust)
+            names = dict(enumerate(self.classes)) or {0: "score"}
+            config.id2label = names
+            config.label2id = {name: number for number, name in names.items()}
+            config.problem_type = "single_label_classification" if self.classes else "regression"
+            config.pad_token_id = self.tokenizer.pad_token_id
+            if isinstance(config, ClearheadConfig):
+                config.dropout = DROPOUT if dropout is None else dropout
+            elif dropout is not None:
+                raise ClearheadError(
+                    f"dropout={dropout} is for clearhead models; {config.model_type} has settings "
+                    "of its own: leave it out, and set those in the checkpoint's config.json"
+                )
+            model = pretrained(
+                AutoModelForSequenceClassification,
+                path,
+                head="new",
+                trust_remote_code=trust,
+                config=config,
+                dtype=torch.float32,
+            )
+        limit = longest_text(model)
+        if limit is not None and length > limit:
+            raise ClearheadError(
+                f"max_length is {length}, but the model has {limit} learned positions: "
+                f"give --train.max-length {limit}"
+            )
+        return model
+
+    def measures(self, model: Any, seed: int) -> Iterator[dict[str, Any]]:
+        """The task's metrics, and what always answering with the commonest training label gives.
+
+        For a regression the mean takes its place, which has no correlation with anything.
+        """
+        kinds, counts = np.unique(self.texts["train"].labels, return_counts=True)
+        for split, _ in self.task.validation:
+            labels = self.texts[split].labels
+            answers = {"": predict(model, self.batches(split).epoch())}
+            if not self.task.regression:
+                answers[", commonest class"] = np.full(len(labels), kinds[counts.argmax()])
+            for name in self.task.metrics:
+                for whose, given in answers.items():
+                    value = METRICS[name](given, labels)
+                    self.say(f"seed {seed}, {split}: {name}{whose} {value:.4f}")
+                    yield {
+                        "kind": "measure",
+                        "split": split,
+                        "metric": name + whose,
+                        "value": value,
+                    }
+
+
+class _Seed:
+    """One seed: its folders and its training."""
+
+    def __init__(self, task: _Task, seed: int) -> None:
+        self.task, self.seed, job = task, seed, task.job
+        self.folder = job.output / f"seed{seed}"
+        self.run = job.output / f"seed{seed}-training"
+        self.batches = task.batches("train", seed)
+        preset, known = model_name(job.model), task.task
+        arm = f"{preset} on {known.name}"
+        self.name = f"{arm}/seed{seed}"
+        self.header: dict[str, Any] = {
+            "kind": "run",
+            "run": self.name,
+            "arm": arm,
+            "preset": preset,
+            "size": "",
+            "seed": seed,
+            "label": job.label,
+            "task": {"name": known.name, "classes": task.classes, "metrics": known.metrics},
+            "train": _settings(job.train),
+            "data": {
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
-                for split, found in validation
+                for split, found in task.texts.items()
             },
-        },
-    }
+        }
 
+    def check_finished(self) -> None:
+        """Refuse a finished seed that is damaged, or was made with other settings."""
+        manifest.verify_model(self.folder)
+        self._check_same(self.folder, jsonl.first(self.folder / RECORDS) or {})
 
-def _run(
-    job: FinetuneJob,
-    task: Task,
-    header: dict[str, Any],
-    folder: Path,
-    tokenizer: Any,
-    data: tuple[Labelled, Sequence[tuple[str, Labelled]]],
-    say: Callable[[str], None],
-    lock: Lock,
-) -> None:
-    """One seed: train, measure, publish all at once."""
-    seed, classes, size = header["seed"], header["task"]["classes"], job.train.batch_size
-    torch.manual_seed(seed)
-    model = load_classifier(
-        job.model,
-        classes,
-        tokenizer=tokenizer,
-        dropout=job.train.dropout,
-        trust_remote_code=job.trust_remote_code,
-    )
-    limit = longest_text(model)
-    if limit is not None and job.train.max_length > limit:
-        raise ClearheadError(
-            f"max_length is {job.train.max_length}, but the model has {limit} learned positions: "
-            f"give --train.max-length {limit}"
+    def _check_same(self, folder: Path, found: dict[str, Any]) -> None:
+        # Settings that are newer than the run had their defaults.
+        found = {**found, "train": {**_settings(FinetuneConfig()), **found.get("train", {})}}
+        found, wanted = json.loads(json.dumps([found, self.header]))
+        changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
+        if changed:
+            raise ClearheadError(
+                f"{folder} holds a run of another {' and '.join(changed)}: choose another output "
+                "folder, or the settings of that run"
+            )
+
+    def trained(self) -> Any:
+        """The model after all steps; those that remain are done.
+
+        Raises:
+            InterruptedRun: after SIGINT or SIGTERM.
+        """
+        task, begun = self.task, holds_run(self.run)
+        if begun:
+            self._check_same(self.run, read_record(self.run)["description"])
+        count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
+        task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
+        torch.manual_seed(self.seed)
+        if is_finished(self.run):  # trained, but stopped before it was measured
+            return task.classifier(str(self.run)).to(best_device())
+        model = task.classifier(task.job.model).to(best_device())
+        result = train(
+            model,
+            self.batches,
+            task.job.train.run(self.batches.per_epoch, self.seed),
+            output=self.run,
+            tokenizer=task.tokenizer,
+            resume=begun,
+            callbacks=[_Epochs(self.batches.per_epoch, task.say)],
+            description=self.header,
         )
-    model = model.to(best_device())
-    training, validation = data
-    batches = LabelledBatches(training, tokenizer, batch_size=size, seed=seed)
-    result = finetune(model, batches, job.train, seed=seed, say=say)
-    if result.stop_signal is not None:
-        raise InterruptedTask(result)
-    run = header["run"]
-    lines = [header | describe(model, run, {}) | {"model": model.config.to_diff_dict()}]
-    lines += [{"kind": "step", "run": run, **line} for line in result.steps]
-    seconds = result.steps[-1]["seconds"]
-    lines.append({"kind": "measure", "run": run, "metric": "train_seconds", "value": seconds})
-    for split, found in validation:
-        answers = predict(
-            model, LabelledBatches(found, tokenizer, batch_size=size, seed=None).epoch()
-        )
-        for line in scores(answers, found.labels, training.labels, task):
-            lines.append({"kind": "measure", "run": run, "split": split, **line})
-            say(f"seed {seed}, {split}: {line['metric']} {line['value']:.4f}")
-    lock.check()
-    with publish_folder(folder) as temporary:
-        save_pretrained(model, tokenizer, temporary)
-        write_text(temporary / RECORDS, "".join(map(as_line, lines)))
-        manifest.seal(temporary)
+        if result.stop_signal is not None:
+            raise InterruptedRun(result)
+        return model
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """The lines of the training, with their epoch, and how long it took."""
+        line: dict[str, Any] = {}
+        for line in jsonl.salvage(self.run / STEPS):
+            del line["tokens"], line["tokens_per_second"]  # texts are not as long as they may be
+            yield {**line, "epoch": (line["step"] - 1) // self.batches.per_epoch + 1}
+        yield {"kind": "measure", "metric": "train_seconds", "value": line.get("seconds")}
 
 
-def scores(
-    answers: np.ndarray, labels: Sequence[float], training: Sequence[float], task: Task
-) -> list[dict[str, Any]]:
-    """The task's metrics, and what always answering with the commonest training label gives.
-
-    For a regression the mean takes its place, which has no correlation with anything.
-    """
-    lines = []
-    for name in task.metrics:
-        lines.append({"metric": name, "value": METRICS[name](answers, labels)})
-        if not task.regression:
-            kinds, counts = np.unique(training, return_counts=True)
-            constant = np.full(len(labels), kinds[counts.argmax()])
-            value = METRICS[name](constant, labels)
-            lines.append({"metric": f"{name}, commonest class", "value": value})
-    return lines
+def _settings(config: FinetuneConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in FREE_KEYS}
 
 
-def _check_same(path: Path, header: dict[str, Any]) -> None:
-    """Refuse a folder whose finished seed is damaged, or was made with other settings."""
-    manifest.verify_model(path.parent)
-    runs = load(path).runs
-    if len(runs) != 1:
-        raise ClearheadError(f"{path} is damaged: restore it, or delete {path.parent}")
-    found, wanted = runs[0].header, json.loads(json.dumps(header))
-    changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
-    if changed:
-        raise ClearheadError(
-            f"{path.parent} holds a run of another {' and '.join(changed)}: choose another output "
-            "folder, or the settings of that run"
+class _Epochs(Callback):
+    """Says the mean loss of every epoch."""
+
+    def __init__(self, per_epoch: int, say: Callable[[str], None]) -> None:
+        self._per_epoch = per_epoch
+        self._say = say
+
+    def start(self, run: Run) -> None:
+        self._run = run
+        if run.first_step:
+            self._say(f"going on from step {run.first_step} of {run.steps}")
+
+    def step(self, metrics: StepMetrics) -> None:
+        epoch, rest = divmod(metrics.step, self._per_epoch)
+        if rest:
+            return
+        first = metrics.step - self._per_epoch
+        steps = jsonl.salvage(self._run.output / STEPS)  # some may be of a process before
+        loss = np.mean([line["loss"] for line in steps if line["step"] > first])
+        self._say(
+            f"epoch {epoch} of {self._run.steps // self._per_epoch}: training loss {loss:.4f}, "
+            f"{metrics.seconds:.0f} s"
         )

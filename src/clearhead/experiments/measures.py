@@ -1,4 +1,4 @@
-"""What every model of a comparison is asked, as the payloads of its records."""
+"""Measures of every model of a comparison, as the payloads of its records."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus, windows
-from clearhead.diagnose import attention_maps, rotated_kurtosis
-from clearhead.diagnose import measure as diagnose
+from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans, attention_maps
 from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss
+from clearhead.probe import ByTile
+from clearhead.probe import measure as measure_inside
 from clearhead.train import TrainConfig
 
 DIAGNOSED_WINDOWS = 32
@@ -55,20 +56,24 @@ def measure(
 
 def states(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
-) -> Iterator[dict[str, Any]]:
-    """Attention and hidden states, these in the model's own basis and in OrthoAdam's.
+) -> list[dict[str, Any]]:
+    """Attention and hidden states, in the model's own basis and in OrthoAdam's, in one pass.
 
-    Whatever the optimizer was, the basis is the one in which OrthoAdam steps the embedding's
-    columns with this seed.
+    OrthoAdam's basis is the one in which it would step the embedding's columns with this seed; the
+    training may have used another optimizer.
     """
-    yield from diagnose(model, texts, batch_size=batch_size)
-    yield from rotated_kurtosis(
+    rotated = RotatedKurtosis(
         model,
-        texts,
         kind=settings.rotation or "hadamard",
         share=settings.rotation_share or "parameter",
         seed=settings.seed,
+    )
+    return measure_inside(
+        model,
+        texts,
         batch_size=batch_size,
+        attention=[ByTile(weights=[RowMeans()])],
+        hidden=[HiddenStatistics(), rotated],
     )
 
 
@@ -76,5 +81,5 @@ def attention_records(model: Any, corpus: Corpus) -> Iterator[dict[str, Any]]:
     """Heat-maps of one validation text, with its tokens spelt out."""
     text = next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1)))
     spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
-    for found in attention_maps(model, torch.as_tensor(text)):
-        yield {**found, "text": spelt}
+    for line in attention_maps(model, torch.as_tensor(text)):
+        yield {**line, "text": spelt}

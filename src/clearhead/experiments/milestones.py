@@ -10,7 +10,7 @@ import torch
 from clearhead.data import Corpus, windows
 from clearhead.eval import perplexity
 from clearhead.experiments.measures import states
-from clearhead.report.records import as_line
+from clearhead.records.loading import as_line
 from clearhead.train import Run, StepMetrics, TrainConfig
 from clearhead.train.callbacks.metrics import LinesFile
 
@@ -71,6 +71,6 @@ class Milestones(LinesFile):
             read = perplexity(
                 model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
             )
-            found = list(states(model, self._texts, self.settings, batch_size=size))
-        pooled = [line for line in found if "layer" not in line and line["metric"] in METRICS]
+            lines = states(model, self._texts, self.settings, batch_size=size)
+        pooled = [line for line in lines if "layer" not in line and line["metric"] in METRICS]
         return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]

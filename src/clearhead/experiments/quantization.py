@@ -12,6 +12,7 @@ from clearhead.models.inspection import within_memory
 from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
 from clearhead.quantize.measure import CALIBRATION
 from clearhead.records.provenance import provenance
+from clearhead.records.runs import QUANTIZATION
 
 
 def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
@@ -37,7 +38,7 @@ def measured(
     name: str,
     progress: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """The results in full precision and under each scheme, as lines of kind "scheme".
+    """The results in full precision and under each scheme, as lines of measures.
 
     Raises:
         ClearheadError: the model is quantised already or has no linear layers, its perplexity in
@@ -49,22 +50,23 @@ def measured(
         if full.perplexity is None:
             raise ClearheadError(f"{name} in full precision: {full.reason}")
         progress(f"{name}: full precision, perplexity {full.perplexity:.4g}")
-        yield _line(name, full, full)
+        yield from _lines(name, full, full)
         for scheme in schemes:
             found = cost(model, scheme, read)
             none = found.perplexity is None
             value = f"none: {found.reason}" if none else f"perplexity {found.perplexity:.4g}"
             progress(f"{name}: {scheme.name}, {value}")
-            yield _line(name, found, full)
+            yield from _lines(name, found, full)
 
 
 def header(model: Any, read: Texts, *, name: str, path: str, **described: Any) -> dict[str, Any]:
-    """The line of kind "quantization": what was measured, on what, with what."""
+    """The run's header: what was measured, on what, with what."""
     layers = linear_layers(model)
     weights = {id(p): p for layer in layers.values() for p in (layer.get_parameter("weight"),)}
     calibration = f"{len(read.calibration)} windows of the training split"
     return {
-        "kind": "quantization",
+        "kind": "run",
+        "study": QUANTIZATION,
         "run": name,
         "path": path,
         "class": type(model).__name__,
@@ -93,24 +95,29 @@ def _short(path: Path) -> str:
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 
 
-def _line(name: str, found: Cost, full: Cost) -> dict[str, Any]:
+def _lines(name: str, found: Cost, full: Cost) -> Iterator[dict[str, Any]]:
+    """The measures of a scheme; without one, of full precision."""
     scheme = found.scheme
-    delta = None
-    if scheme is not None and found.perplexity is not None and full.perplexity is not None:
-        delta = found.perplexity - full.perplexity
-    return {
-        "kind": "scheme",
-        "run": name,
-        "scheme": None if scheme is None else scheme.name,
-        "family": None if scheme is None else scheme.family,
-        "bits": None if scheme is None else scheme.bits,
-        "perplexity": found.perplexity,
-        "delta": delta,
-        "tokens": found.tokens,
-        "accuracy": found.accuracy,
-        "accuracy_normalised": found.accuracy_normalised,
-        "chance": found.chance,
-        "questions": found.questions,
-        "reason": found.reason,
-        "unused": list(found.unused),
+    where: dict[str, Any] = {"kind": "measure", "run": name}
+    if scheme is not None:
+        where |= {"scheme": scheme.name, "family": scheme.family, "bits": scheme.bits}
+    asked = {"questions": found.questions, "chance": found.chance}
+    unused = list(found.unused)
+    yield {
+        **where,
+        "metric": "perplexity",
+        "value": found.perplexity,
+        "predicted_tokens": found.tokens,
+        "unused": unused,
+        **asked,
+        **({} if found.reason is None else {"reason": found.reason}),
     }
+    if scheme is not None and found.perplexity is not None and full.perplexity is not None:
+        yield {
+            **where,
+            "metric": "added_perplexity",
+            "value": found.perplexity - full.perplexity,
+        }
+    for metric in ("accuracy", "accuracy_normalised"):
+        if (value := getattr(found, metric)) is not None:
+            yield {**where, "metric": metric, "value": value, **asked}

@@ -39,6 +39,8 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
     do not depend on how much of it there is nor on its side.
     """
 
+    objective = "classification"  # what the training loop holds the batches to
+
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
         self.problem = _problem(config)

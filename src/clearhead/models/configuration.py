@@ -259,9 +259,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     def _check_packages(self) -> None:
         for package in self.requires or ():
-            if package not in REGISTRY.packages():
+            if str(package) not in REGISTRY.packages():
                 raise ClearheadError(
-                    f"this model has mechanisms of the package {package!r}: import {package} first"
+                    f"this model has mechanisms of the package {package!r}: import that first"
                 )
 
     def _layers(self) -> list[LayerSpec]:

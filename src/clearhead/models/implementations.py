@@ -1,4 +1,4 @@
-"""What computes attention: `attn_implementation` sdpa, eager, or a function of transformers."""
+"""Values of `attn_implementation`: sdpa, eager, or a function of transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def stock_attention(
     rows: Any,
     **options: Any,
 ) -> Tensor:
-    """What `attn_implementation="sdpa"` means: `ops.attend`."""
+    """`attn_implementation="sdpa"`: `ops.attend`."""
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 

@@ -1,5 +1,6 @@
-"""How a model is run to be measured: its layers, its limits, its mode, and batches of windows."""
+"""Any Hugging Face model seen from outside: its layers, limits, mode, and batches for it."""
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,38 +14,23 @@ from clearhead.errors import ClearheadError
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
+def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers of a Hugging Face model: its list of `num_hidden_layers` modules.
 
     Raises:
-        ClearheadError: where the model has no such list.
+        ClearheadError: where the model is an encoder-decoder, or has no such list.
     """
-    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
+    count = getattr(config, "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise ClearheadError(
-        f"{type(model).__name__} has no list of {count} decoder layers to compile: "
-        "train it with compile none"
+        f"{name} has no list of config.num_hidden_layers decoder layers: "
+        "give a decoder-only language model of transformers"
     )
-
-
-def layers_of(model: Any) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face causal language model, in order.
-
-    Raises:
-        ClearheadError: where the model is an encoder-decoder, or has no list of decoder layers.
-    """
-    name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ClearheadError(f"{name} is an encoder-decoder: give a decoder-only language model")
-    try:
-        return decoder_layers(model)
-    except ClearheadError:
-        raise ClearheadError(
-            f"{name} has no list of config.num_hidden_layers decoder layers: "
-            "give a decoder-only language model of transformers"
-        ) from None
 
 
 def backbone(model: Any) -> nn.Module:
@@ -55,8 +41,9 @@ def backbone(model: Any) -> nn.Module:
 def longest_text(model: Any) -> int | None:
     """The number of learned positions, in tokens; None where the model learns none.
 
-    Found by its table: an embedding named after positions, beside that of the tokens. It must be
-    known beforehand, since on a GPU an index out of range ends the process.
+    The table of positions is an embedding with a position in its name that does not embed the
+    tokens. Callers check the limit before they run a text: on a GPU an index out of range ends
+    the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
     for name, module in model.named_modules():
@@ -70,9 +57,17 @@ def longest_text(model: Any) -> int | None:
     return None
 
 
+def run_backbone(model: Any, ids_BT: Tensor) -> Any:
+    """Run the model without its head and without a cache."""
+    body = backbone(model)
+    known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
+    options = {"use_cache": False} if "use_cache" in known else {}
+    return body(input_ids=ids_BT, **options)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, no autocast; afterwards every module's mode is as it was."""
+    """Evaluation mode without gradients and autocast; every module's own mode is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     device = next(model.parameters()).device.type
@@ -93,7 +88,7 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
     """
     if batch_size < 1:
         raise ClearheadError(f"batch_size is {batch_size}: it is at least 1")
-    held: list[Tensor] = []
+    batch: list[Tensor] = []
     length: int | None = None
     for window in windows:
         if length is None:
@@ -103,12 +98,12 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
                 f"windows must be one-dimensional and of one length: found {[length]} and "
                 f"{list(window.shape)}"
             )
-        held.append(window)
-        if len(held) == batch_size:
-            yield _stack(model, held)
-            held = []
-    if held:
-        yield _stack(model, held)
+        batch.append(window)
+        if len(batch) == batch_size:
+            yield _stack(model, batch)
+            batch = []
+    if batch:
+        yield _stack(model, batch)
     if length is None:
         raise ClearheadError("no windows to measure on: give at least one")
 
@@ -137,9 +132,9 @@ def _stack(model: Any, windows: list[Tensor]) -> Tensor:
 
 @contextmanager
 def within_memory(advice: str) -> Iterator[None]:
-    """Memory that ran out, said in a line with what takes less.
+    """Turn running out of memory into one line with `advice`.
 
-    PyTorch's allocator for CPUs has no error of its own, only words.
+    PyTorch's CPU allocator has no error class: it is recognised by its message.
 
     Raises:
         ClearheadError: where memory ran out; other errors pass.

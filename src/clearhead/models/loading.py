@@ -67,8 +67,10 @@ def pretrained(
             one of another size.
 
     Raises:
-        ClearheadError: naming the weights that are missing, left over or of another size.
+        ClearheadError: naming the weights that are missing, left over or of another size; or where
+            an adapter's weights are no safetensors.
     """
+    _refuse_pickled_adapter(str(name), options)
     with _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
@@ -122,6 +124,26 @@ def pretrained(
     if left_over:
         say(f"{name}: {_some(left_over)} not used, for a {kind} has no place for them")
     return model
+
+
+def _refuse_pickled_adapter(name: str, options: dict[str, Any]) -> None:
+    """Refuse what transformers would unpickle although `use_safetensors` is true."""
+    from transformers.utils import cached_file, find_adapter_config_file, is_peft_available
+
+    if not is_peft_available():  # transformers reads no adapter then
+        return
+    where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
+    if find_adapter_config_file(name, **where) is None:
+        return
+    missing_is_none: Any = {
+        f"_raise_exceptions_for_{cause}": False
+        for cause in ("missing_entries", "connection_errors", "gated_repo")
+    }
+    if cached_file(name, "adapter_model.safetensors", **where, **missing_is_none) is None:
+        raise ClearheadError(
+            f"{name!r} has an adapter without adapter_model.safetensors, and adapter_model.bin is "
+            "a pickle, which is not read: save the adapter again with safe_serialization=True"
+        )
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:

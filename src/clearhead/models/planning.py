@@ -1,4 +1,4 @@
-"""What a configuration costs, before any weight exists: parameters, FLOPs, bytes."""
+"""Costs of a configuration before any weight exists: parameters, FLOPs, bytes."""
 
 from dataclasses import dataclass
 

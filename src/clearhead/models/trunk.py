@@ -196,7 +196,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return others[place] if place in others else self.position  # noqa: SIM401 (no get)
 
     def _attend(self, maps: list[Tensor] | None) -> Attend:
-        """What computes attention in every layer: `attend(module, q, k, v, **options)`."""
+        """The function that computes attention in every layer."""
         implementation = self.config._attn_implementation or "sdpa"
         if maps is not None:
             if implementation != "eager":

@@ -48,7 +48,7 @@ class Alibi(NoPosition):
         if x_BHSD.shape[1] != len(slopes_H):
             x_BHSD = x_BHSD.transpose(1, 2).flatten(2).unflatten(-1, (len(slopes_H), -1))
             x_BHSD = x_BHSD.transpose(1, 2)
-        return ops.fading_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
+        return ops.decayed_mean(x_BHSD, queries, positions_BS, slopes_H, visibility)
 
     @staticmethod
     def position_only(x_BHTN: Tensor) -> Tensor:

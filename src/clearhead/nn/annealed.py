@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.protocols import CentringTerm
-from clearhead.nn.unshaped import Unshaped, mixes_no_matrix
+from clearhead.nn.shaping import NoShaping, mixes_no_matrix
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Annealed(Unshaped):
+class Annealed(NoShaping):
     """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
 
-    λ is a number of the run and no weight: `follow` sets it, checkpoints hold it.
+    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it.
     """
 
     identity: Tensor
@@ -27,7 +27,7 @@ class Annealed(Unshaped):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.identity)
 
-    def follow(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float, loss: float) -> None:
         """After a step: `done` of the run, from 0 to 1."""
         self.identity.fill_(1 - done)
 

@@ -1,4 +1,4 @@
-"""Attention, whatever the mechanism: prepare → attend → combine."""
+"""Attention of one layer: prepare → attend → combine, around the mechanisms of its axes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         )
 
     def _runs(self, group: QueryGroup, visibility: Visibility) -> bool:
-        """Whether C x is the keys' running mean: each key alike, with mass 1, all up to a query."""
+        """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""
         plain = visibility.window is None and not visibility.masked
         whole = self.normalizer.resting() is None and len(self.maps.maps) == 1
         return self.causal and plain and group.at_init is None and whole

@@ -5,7 +5,7 @@ from clearhead.spec import LayerSpec
 
 
 def visible_keys(layer: LayerSpec, length: int) -> float:
-    """How many keys a token sees on average."""
+    """Keys that a token sees on average."""
     return Visibility(layer.direction == "causal", layer.sliding_window).mean_count(length)
 
 

@@ -1,4 +1,4 @@
-"""Which keys a query may see: those up to its own, or all."""
+"""Direction of attention: causal or bidirectional."""
 
 from clearhead.spec import Declaration
 

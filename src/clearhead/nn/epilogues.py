@@ -1,4 +1,4 @@
-"""Epilogues: what becomes of the heads' outputs before the output projection; here nothing."""
+"""No epilogue, the base of the steps between the heads' outputs and their projection."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
 """Gains of the two branches: trained, or moved from step to step by the training run.
 
-A module with a method `follow(done, loss)` is told after every step how much of the run is done,
-from 0 to 1, and that step's loss; what it then keeps is in buffers, which checkpoints hold.
+Training calls a module's `on_step_end(done, loss)` after every step, with the part of the run that
+is done, from 0 to 1, and that step's loss. What the module keeps of it is in buffers, which
+checkpoints hold.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Scheduled(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gain)
 
-    def follow(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float, loss: float) -> None:
         self.gain.fill_(self.start * done)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class Feedback(nn.Module):
         nn.init.constant_(self.gain, self.start)
         nn.init.zeros_(self.loss)
 
-    def follow(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float, loss: float) -> None:
         seen, mean, variance = self.loss.tolist()
         if seen == 0:
             mean = loss

@@ -1,4 +1,4 @@
-"""Norms: what divides the stream, and by which gain it is multiplied again."""
+"""Normalisation layers."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The order of a layer's two branches: one after the other, or side by side."""
+"""Order of a layer's two branches: sequential or parallel."""
 
 from typing import Any
 

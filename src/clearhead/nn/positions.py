@@ -1,4 +1,4 @@
-"""How order enters at the input: learned, sinusoidal, or not at all. The base of all positions.
+"""Positions added to the input (learned, sinusoidal), no position, and the base of all.
 
 `embed` adds to the input; `query_groups` makes, once for all layers, what queries and keys need at
 these positions; `prepare` puts it into them, in every layer. A position that adds to the scores

@@ -1,4 +1,4 @@
-"""What attention asks of its mechanisms: the interface that the values of an axis share.
+"""Protocols of the mechanisms: the interface that the values of an axis share.
 
 A mechanism of another package implements one of these, and declares itself (`clearhead.spec`).
 C is the width of the residual stream, H the queries of a token, one a map; the heads that come out
@@ -169,7 +169,7 @@ class Epilogue(Protocol):
     """The step between the heads' outputs and their projection. Built for a layer and its heads."""
 
     def __call__(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """What `o_proj` reads.
+        """The input of `o_proj`.
 
         Args:
             o_BTC: the heads' outputs, one after the other.

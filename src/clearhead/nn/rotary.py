@@ -77,7 +77,7 @@ class Rotary(NoPosition):
         return self.layer.max_position_embeddings * powers
 
     def _bucket(self, positions: Tensor) -> Tensor:
-        """Which of them is the first that has room for the position."""
+        """The index of the first of them that has room for the position."""
         return torch.bucketize(positions + 1, self._lengths(positions))
 
     def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[QueryGroup]:

@@ -1,4 +1,4 @@
-"""How a query is compared with a key: the dot product, and CoCA's three collinear forms."""
+"""Scores of queries and keys: the dot product, and CoCA's three collinear forms."""
 
 from collections.abc import Callable
 from typing import Any

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from clearhead import ops
 from clearhead.nn import skipinit
 from clearhead.nn.protocols import CentringTerm
-from clearhead.nn.unshaped import Unshaped
+from clearhead.nn.shaping import NoShaping
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Shaped(Unshaped):
+class Shaped(NoShaping):
     """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
 
     C is A at W_Q = 0: under softmax the mean over visible keys, under softmax-1 their sum over

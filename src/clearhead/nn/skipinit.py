@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.protocols import CentringTerm
-from clearhead.nn.unshaped import Unshaped, mixes_no_matrix
+from clearhead.nn.shaping import NoShaping, mixes_no_matrix
 from clearhead.spec import Declaration, LayerSpec
 
 
-class SkipInit(Unshaped):
+class SkipInit(NoShaping):
     """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
 
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).

@@ -1,6 +1,6 @@
-"""Skips: what of the stream passes by a branch.
+"""Skip connections around the two branches.
 
-Dropout is of what is added: a branch that nothing passes by is the stream itself, and keeps all.
+Dropout applies to a branch only where a skip connection is added to it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Softmax: a row of weights sums to 1, so a head that finds nothing must still look somewhere."""
+"""Softmax, whose weights sum to 1 in every row."""
 
 import torch
 from torch import Tensor, nn

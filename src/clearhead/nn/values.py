@@ -1,4 +1,4 @@
-"""Values and projections: a matrix, none at all, or a fixed matrix and a trained change to it."""
+"""Value and output projections: linear, identity, or reparametrised around a fixed matrix."""
 
 from typing import Any
 

@@ -8,8 +8,8 @@ from clearhead.ops.alibi import alibi_columns, alibi_slopes, held_slopes, with_c
 from clearhead.ops.attention import attend
 from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
+from clearhead.ops.decayed_mean import decayed_mean
 from clearhead.ops.differential import differential, differential_v2
-from clearhead.ops.fading_mean import fading_mean
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.rope import dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
 from clearhead.ops.running_mean import running_mean
@@ -22,10 +22,10 @@ __all__ = [
     "attend",
     "coca_keys",
     "coca_queries",
+    "decayed_mean",
     "differential",
     "differential_v2",
     "dynamic_theta",
-    "fading_mean",
     "frequencies",
     "held_slopes",
     "linear_cross_entropy",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.kernels import chosen, sink_by_row, sink_gradient
+from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradient
 from clearhead.ops.visibility import Visibility
 
 
@@ -81,7 +81,7 @@ class _Attend(torch.autograd.Function):
         scale: float,
         visibility: Visibility,
     ) -> Tensor:
-        kernel = chosen(q, k, v, visibility)
+        kernel = select_kernel(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)

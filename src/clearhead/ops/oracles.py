@@ -19,7 +19,7 @@ def visible(
     segments: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Which key each query may see, as bool [B or 1, 1, T, S]; queries are the last of the keys."""
+    """Visible keys of each query, bool [B or 1, 1, T, S]; queries are the last of the keys."""
     position = torch.arange(queries, device=device)[:, None] + (keys - queries)
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
     if causal:
@@ -164,7 +164,7 @@ def running_mean(
     return seen / count.clamp_min(1) @ x_BHSD.double(), count[:, 0, :, 0]
 
 
-def fading_mean(
+def decayed_mean(
     x_BHSD: Tensor,
     queries: int,
     positions_BS: Tensor,

@@ -1,4 +1,4 @@
-"""The mean of what a query may see: C x where position adds nothing to scores, without T × T."""
+"""Running mean over visible keys: the centring term C·x without a T × T matrix."""
 
 from collections.abc import Callable
 from itertools import accumulate

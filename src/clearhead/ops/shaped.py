@@ -37,7 +37,7 @@ def shaped_causal(
     """
     heads, width = x_BTHD.shape[2:]
     x_BTC = x_BTHD.flatten(2)
-    if shaped_fused.takes(x_BTHD, o_BTHD):
+    if shaped_fused.supports(x_BTHD, o_BTHD):
         out_BTC = shaped_fused.forward(x_BTC, o_BTHD.flatten(2), alpha_H, beta_H, gamma_H)
         return out_BTC.unflatten(-1, (heads, width))
     # Side by side, the heads are one: their sums need no copy.

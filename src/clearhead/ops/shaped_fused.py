@@ -22,7 +22,7 @@ BLOCK_T, BLOCK_C, WARPS = 32, 32, 8
 
 
 def _startable() -> bool:
-    """Whether Triton is here (CPU builds of PyTorch lack it) and can start a kernel.
+    """True where Triton is installed (CPU builds of PyTorch lack it) and can start a kernel.
 
     It does so through a small library that it has a C compiler make, which slim images lack.
     """
@@ -32,12 +32,12 @@ def _startable() -> bool:
     return triton is not None and compiler is not None and headers.exists()
 
 
-# Once, for nothing that is compiled may meet this question.
+# Evaluated at import: torch.compile cannot trace this check.
 STARTABLE = _startable()
 
 
-def takes(x_BTHD: Tensor, o_BTHD: Tensor) -> bool:
-    """Whether the kernels are there for these."""
+def supports(x_BTHD: Tensor, o_BTHD: Tensor) -> bool:
+    """True where the kernels can be started, for these."""
     return STARTABLE and x_BTHD.is_cuda and x_BTHD.dtype in DTYPES and o_BTHD.dtype in DTYPES
 
 
@@ -50,7 +50,7 @@ def forward(
     Sums run in float32, in an order that shape, dtypes and device fix. No second derivative:
     asking for it is a RuntimeError.
     """
-    # Here, for nothing that is compiled or has no Triton may meet this import.
+    # Lazy import: Triton may be missing, and Dynamo must not trace it.
     from clearhead.ops import shaped_kernels
 
     x, o = x_BTC.contiguous(), o_BTC.contiguous()

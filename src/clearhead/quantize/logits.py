@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.diagnose.interface import attention_call
-from clearhead.diagnose.stand_in import StandIn
-from clearhead.diagnose.weights import AttentionCall, Scores, normalised
+from clearhead.probe.attention_call import AttentionCall, Scores, normalised
+from clearhead.probe.attention_override import AttentionOverride
+from clearhead.probe.observation import attention_call
 from clearhead.quantize.linear import naming
 from clearhead.quantize.quantizers import absmax
 from clearhead.quantize.schemes import Logits
@@ -45,7 +45,7 @@ def logits(model: Any, how: Logits) -> Iterator[set[str]]:
             context; inside it, NaN or infinite logits.
     """
     state = _Running(how=how, names={m: name for name, m in model.named_modules()}, called=set())
-    with _STAND_IN.within(
+    with _OVERRIDE.within(
         model,
         state,
         busy="attention logits are already being quantised: leave that context",
@@ -99,7 +99,7 @@ def _attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    running = _STAND_IN.state
+    running = _OVERRIDE.state
     name = running.names.get(module, type(module).__name__)
     running.called.add(name)
     call = attention_call(module, 0, query, key, attention_mask, options)
@@ -107,4 +107,4 @@ def _attention(
         return attend(call, value, running.how).transpose(1, 2).contiguous(), None
 
 
-_STAND_IN = StandIn[_Running](NAME, _attention, home="clearhead.quantize")
+_OVERRIDE = AttentionOverride[_Running](NAME, _attention, home="clearhead.quantize")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.eval import Questions, accuracy, perplexity
-from clearhead.models.inspection import backbone, batches, evaluating
+from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
 
@@ -135,6 +135,6 @@ def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[
     def run() -> None:
         with evaluating(model):
             for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
-                backbone(model)(input_ids=ids_1T, use_cache=False)
+                run_backbone(model, ids_1T)
 
     return linear.calibrate(layers, run)

@@ -129,6 +129,10 @@ def _add(runs: dict[str, Run], line: Line) -> None:
         if kind == "curve" and len(line["x"]) != len(line["y"]):
             raise ValueError(f"{len(line['x'])} x and {len(line['y'])} y")
         run.payloads.setdefault(kind, []).append(line)
+        if kind == "cell" and (points := line["result"].get("positions")):
+            curve = {"curve": "cumulative_loss", "task": line["task"], **line["at"]}
+            x, y = [one["to"] for one in points], [one["cumulative"] for one in points]
+            run.payloads.setdefault("curve", []).append({**curve, "x": x, "y": y})
 
 
 def _run(name: str, header: Line, old: Run | None) -> Run:
@@ -193,11 +197,11 @@ def _measures_of_cell(line: Line) -> Iterator[Measure]:
     """What a cell headlines, and its documents' perplexities."""
     if not all(isinstance(line[key], dict) for key in ("at", "result", "options", "made")):
         raise ValueError("at, result, options and made of a cell are objects")
-    if not isinstance(line["headlines"], list) or not isinstance(line["task"], str):
+    if not isinstance(line["headlines"], list | tuple) or not isinstance(line["task"], str):
         raise ValueError("a cell has a task, and headlines, a list")
     result = line["result"]
     at = {name: value for name, value in line["at"].items() if value is not None}
-    dimensions = {"task": line["task"], **at}
+    dimensions = {"task": line["task"], **at}  # a harness's task goes by its own name
     for headline in map(str, line["headlines"]):
         details: Line = {}
         if headline == "accuracy" and result.get("low") is not None:

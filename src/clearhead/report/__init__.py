@@ -5,20 +5,21 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.report.contrasts import compare_all
-    from clearhead.report.milestones import at_equal_loss
-    from clearhead.report.page import write_page
-    from clearhead.report.records import Records, Run, append, load
-    from clearhead.report.tables import comparison, to_console
+    from clearhead.records.loading import append, load
+    from clearhead.records.runs import Measure, Records, Run
+    from clearhead.report.console import to_console
+    from clearhead.report.page import Page, render, write_page
+    from clearhead.report.publishing import page_of
 
 __all__ = [
+    "Measure",
+    "Page",
     "Records",
     "Run",
     "append",
-    "at_equal_loss",
-    "compare_all",
-    "comparison",
     "load",
+    "page_of",
+    "render",
     "to_console",
     "write_page",
 ]

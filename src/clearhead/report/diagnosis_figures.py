@@ -1,123 +1,38 @@
-"""Figures of a diagnosis: by layer, by distance, by rank and by position."""
+"""Figures of a diagnosis besides those by layer: by distance, by rank and by position."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.diagnosis import INPUT, Diagnosed
-from clearhead.report.figures import Looks, Panel, log_axis, mark_length, new
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-# By the names of plotly, and by those of people.
-_DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line of a figure by layer: a metric at its dimensions, and what tells it from others."""
-
-    metric: str
-    name: str = ""
-    dimensions: dict[str, Any] = field(default_factory=dict)
+from clearhead.report.charts import (
+    Looks,
+    categories,
+    line,
+    log_axis,
+    mark_length,
+    new,
+    scale_axis,
+)
+from clearhead.report.page import Panel
+from clearhead.report.pivots import summary
 
 
-def by_layer(
-    models: Sequence[Diagnosed],
-    looks: Looks,
-    title: str,
-    axis: str,
-    lines: Sequence[Line],
-    *,
-    log: bool = False,
-    note: str = "",
-) -> Panel | None:
-    """A line a model and `Line`: colour says which model, dash which line."""
-    figure = new("layer", axis)
-    dashes = dict(zip((line.name for line in lines), cycle(_DASHES), strict=False))
-    told: set[str] = set()
-    shown: list[float] = []
-    layers: set[int] = set()
-    for model in models:
-        found = [(line, model.by_layer(line.metric, **line.dimensions)) for line in lines]
-        found = [(line, points) for line, points in found if points]
-        for line, points in found:
-            dash = dashes[line.name]
-            name = f"{model.name} · {line.name}" if line.name else model.name
-            trace(figure, list(points), list(points.values()), name, looks[model.name], dash)
-            shown += points.values()
-            layers |= points.keys()
-            told.add(line.name)
-    if not shown:
-        return None
-    places = sorted(layers)
-    every = max(1, len(places) // 12)
-    ticks = [n for n in places if n == INPUT or n % every == 0]
-    names = ["in" if n == INPUT else str(n) for n in ticks]
-    figure.update_xaxes(tickvals=ticks, ticktext=names)
-    if log and min(shown) > 0 and max(shown) > 4 * min(shown):
-        log_axis(figure, axis, shown)
-    elif min(shown) >= 0:
-        figure.update_yaxes(rangemode="nonnegative")
-    if len(told) > 1:
-        ways = "; ".join(
-            f"{_DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items() if name in told
-        )
-        note = f"{note} {ways[:1].upper()}{ways[1:]}.".strip()
-    if INPUT in layers:
-        note = f"{note} “in” is the stream before the first layer.".strip()
-    return Panel(title=title, figure=figure, note=note)
-
-
-def trace(
-    figure: "go.Figure",
-    x: list[Any],
-    y: list[Any],
-    name: str,
-    look: style.Look,
-    dash: str = "solid",
-    *,
-    markers: bool = True,
-) -> None:
-    """Add a line with markers in a model's colour."""
-    import plotly.graph_objects as go
-
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=y,
-            name=style.plain(name),
-            mode="lines+markers" if markers else "lines",
-            line={"color": look.colour, "width": 2, "dash": dash},
-            marker={
-                "color": look.colour,
-                "size": 7,
-                "symbol": look.symbol if dash == "solid" else f"{look.symbol}-open",
-            },
-            hovertemplate="%{x}: %{y:.4g}",
-        )
-    )
-
-
-def distances(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
+def distances(records: Records, looks: Looks) -> Panel | None:
     """The share of attention by distance, over all layers."""
     figure = new("distance from the query (tokens)", "share of the weight")
     longest: list[str] = []
-    for model in models:
-        whole = [line for line in model.found("share_by_distance") if "layer" not in line]
-        names = {line["map"] for line in whole}
-        for line in whole:
-            if "difference" in names and line["map"] != "difference":
+    for run in _first_seeds(records):
+        whole = run.payload("curve", curve="share_by_distance", layer=None)
+        names = {one["map"] for one in whole}
+        for one in whole:
+            if "difference" in names and one["map"] != "difference":
                 continue
-            name = model.name if line["map"] == "softmax" else f"{model.name} · {line['map']}"
-            trace(figure, line["x"], line["y"], name, looks[model.name])
-            longest = max(longest, line["x"], key=len)
+            name = run.arm if one["map"] == "softmax" else f"{run.arm} · {one['map']}"
+            line(figure, name, _points(one["x"], one["y"]), looks[run.arm], size=7)
+            longest = max(longest, one["x"], key=len)
     if not longest:
         return None
-    figure.update_xaxes(type="category", categoryarray=longest, categoryorder="array")
+    categories(figure, longest)
     return Panel(
         title="How far attention reaches",
         figure=figure,
@@ -125,41 +40,40 @@ def distances(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
     )
 
 
-def ranks(models: Sequence[Diagnosed], looks: Looks, kind: str, title: str) -> Panel | None:
+def ranks(records: Records, looks: Looks, kind: str, title: str) -> Panel | None:
     """The largest magnitudes by rank, and the median; `kind` is "hidden" or "logit"."""
     figure = new("rank", "magnitude")
-    places = ["1", "2", "3", "10", "100", "median"]
-    keys = [f"{kind}_median" if place == "median" else f"{kind}_top_{place}" for place in places]
-    shown = []
-    for model in models:
-        values = [model.value(key) for key in keys]
-        if any(value is not None for value in values):
-            trace(figure, places, values, model.name, looks[model.name])
-            shown += [value for value in values if value]
+    places = {place: f"{kind}_top_{place}" for place in ("1", "2", "3", "10", "100")}
+    places["median"] = f"{kind}_median"
+    shown: list[float] = []
+    for arm in records.arms():
+        found = {place: summary(records, arm, metric) for place, metric in places.items()}
+        points = [(place, one.mean, one.deviation) for place, one in found.items() if one]
+        line(figure, arm, points, looks[arm], size=7)
+        shown += [value for _, value, _ in points if value]
     if not shown:
         return None
-    figure.update_xaxes(type="category", categoryarray=places, categoryorder="array")
-    if max(shown) > 4 * min(shown):
-        log_axis(figure, "magnitude", shown)
+    categories(figure, list(places))
+    scale_axis(figure, "magnitude", shown)
     return Panel(title=title, figure=figure)
 
 
-def decay(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
+def decay(records: Records, looks: Looks) -> Panel | None:
     """The mean |score| of sampled pairs by distance, the content held, and its bound."""
     figure = new("distance (tokens)", "score")
-    shown = []
+    shown: list[float] = []
     places: list[str] = []
-    for model in models:
-        for line in model.found("decay"):
-            dash = "dot" if line["map"] == "bound" else "solid"
-            names = [f"{x:,}" for x in line["x"]]
-            name = f"{model.name} · {line['map']}"
-            trace(figure, names, line["y"], name, looks[model.name], dash)
-            shown += [y for y in line["y"] if y]
+    for run in _first_seeds(records):
+        for one in run.payload("curve", curve="decay"):
+            dash = "dot" if one["map"] == "bound" else "solid"
+            names = [f"{x:,}" for x in one["x"]]
+            name = f"{run.arm} · {one['map']}"
+            line(figure, name, _points(names, one["y"]), looks[run.arm], dash=dash, size=7)
+            shown += [y for y in one["y"] if y]
             places = max(places, names, key=len)
     if not shown:
         return None
-    figure.update_xaxes(type="category", categoryarray=places, categoryorder="array")
+    categories(figure, places)
     log_axis(figure, "score", shown)
     return Panel(
         title="Long-range decay against its bound",
@@ -168,60 +82,64 @@ def decay(models: Sequence[Diagnosed], looks: Looks) -> Panel | None:
     )
 
 
-def positions(model: Diagnosed, curve: str, title: str, axis: str) -> Panel | None:
+def beyond(records: Records) -> list[Panel | None]:
+    """Logits by position, of each model."""
+    return [
+        positions(run, curve, title, axis)
+        for curve, title, axis in (
+            ("largest_logit_by_position", "Largest logit by the query’s position", "|logit|"),
+            ("logit_by_position", "Logits of the last queries, by key", "mean logit"),
+        )
+        for run in records.runs
+    ]
+
+
+def positions(run: Run, curve: str, title: str, axis: str) -> Panel | None:
     """A curve by position beyond the training length: low layers against the last."""
-    lines = model.found(curve)
+    lines = run.payload("curve", curve=curve)
     if not lines:
         return None
     figure = new("position in the text (tokens)", axis)
-    looks = style.looks([f"layer {line['layer']}" for line in lines])
-    last = max(line["layer"] for line in lines)
-    for line in lines:
-        look = looks[f"layer {line['layer']}"]
-        name = f"layer {line['layer']}" + (" (the last)" if line["layer"] == last else "")
-        dash = "solid" if line["layer"] == last else "dot"
-        trace(figure, line["x"], line["y"], name, look, dash, markers=False)
-    trained = model.value("trained_length")
+    looks = style.looks([f"layer {one['layer']}" for one in lines])
+    last = max(one["layer"] for one in lines)
+    for one in lines:
+        name = f"layer {one['layer']}"
+        full = f"{name} (the last)" if one["layer"] == last else name
+        dash = "solid" if one["layer"] == last else "dot"
+        line(figure, full, _points(one["x"], one["y"]), looks[name], dash=dash, size=0)
+    trained = run.value("trained_length")
     if trained is not None:
         mark_length(figure, trained, "training length", at=trained)
-    return Panel(title=f"{title}: {model.name}", figure=figure, own_legend=True)
+    return Panel(title=f"{title}: {run.id}", figure=figure, own_legend=True)
 
 
-def spectrum(model: Diagnosed) -> Panel | None:
+def spectrum(run: Run) -> Panel | None:
     """Singular values of attention's matrix: low layers against the last, and the first's C."""
-    lines = model.found("spectrum")
+    lines = run.payload("curve", curve="spectrum")
     if not lines:
         return None
     figure = new("number", "singular value")
-    looks = style.looks([f"layer {line['layer']}" for line in lines if "layer" in line])
+    looks = style.looks([f"layer {one['layer']}" for one in lines if "layer" in one])
     shown: list[float] = []
-    for line in lines:
-        name = f"layer {line['layer']}" if "layer" in line else "C: the first layer at W_Q = 0"
+    for one in lines:
+        name = f"layer {one['layer']}" if "layer" in one else "C: the first layer at W_Q = 0"
         look = looks.get(name) or next(iter(looks.values()))
-        y = [value if value > 1e-6 else None for value in line["y"]]
-        trace(
-            figure, line["x"], y, name, look, "solid" if "layer" in line else "dot", markers=False
-        )
-        shown += [value for value in y if value is not None]
+        points = _points(one["x"], [y if y > 1e-6 else None for y in one["y"]])
+        line(figure, name, points, look, dash="solid" if "layer" in one else "dot", size=0)
+        shown += [y for y in one["y"] if y > 1e-6]
     log_axis(figure, "singular value", shown)
     return Panel(
-        title=f"Spectrum of attention: {model.name}",
+        title=f"Spectrum of attention: {run.id}",
         figure=figure,
         note="Mean over heads, first tokens of one text. The flatter, the more directions survive.",
         own_legend=True,
     )
 
 
-def heads(model: Diagnosed, name: str, largest: float) -> "go.Figure | None":
-    """First-token share by layer and head, in %."""
-    from clearhead.report.heatmaps import cells_figure
+def _first_seeds(records: Records) -> list[Run]:
+    """A run an arm: curves of different seeds have no points in common."""
+    return [records.of(arm)[0] for arm in records.arms()]
 
-    cells = {
-        (line["layer"], line["head"]): 100 * line["value"]
-        for line in model.measures.values()
-        if line["metric"] == "first_token_argmax_share"
-        and line.get("map") == name
-        and "head" in line
-        and line["value"] is not None
-    }
-    return cells_figure(cells, 100 * largest) if cells else None
+
+def _points(x: list[Any], y: list[Any]) -> list[Any]:
+    return [(place, value, None) for place, value in zip(x, y, strict=True)]

@@ -1,74 +1,42 @@
-"""Figures as plotly objects: curves over training, over length and over layers.
-
-Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. Text
-from records passes through `style.plain`, and never enters a hover template.
-"""
+"""Figures of several arms: curves over training, over length and over layers."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import cycle
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from clearhead.records.runs import INPUT, Records, Run
 from clearhead.report import style
-from clearhead.report.records import Records, Run
+from clearhead.report.charts import (
+    Looks,
+    has_bars,
+    line,
+    mark_length,
+    new,
+    scale_axis,
+    some_of,
+)
+from clearhead.report.page import Panel
+from clearhead.report.pivots import summary
 from clearhead.report.statistics import summarize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 POINTS = 80  # of a training curve; each is the mean over a block of steps
-Looks = dict[str, style.Look]
+# By the names of plotly, and by those of people.
+DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
-    """A figure under a heading of its own; `note` says what the reader could not see from it.
+class Line:
+    """One line of a figure by layer: a metric at its dimensions, and what tells it from others."""
 
-    Attributes:
-        own_legend: its lines are not the page's arms or models, whose key does not tell them apart.
-    """
-
-    title: str
-    figure: "go.Figure"
-    note: str = ""
-    own_legend: bool = False
-
-
-def new(x: str, y: str, **layout: Any) -> "go.Figure":
-    """An empty figure with axes named `x` and `y` in the style of the house."""
-    import plotly.graph_objects as go
-
-    axis = {
-        "gridcolor": style.GRID[0],
-        "linecolor": style.GRID[0],
-        "zeroline": False,
-        "automargin": True,
-        "ticks": "",
-    }
-    figure = go.Figure(
-        layout={
-            "template": {},
-            "autosize": True,
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": style.FONT, "size": 13, "color": style.MUTED[0]},
-            "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
-            "hoverlabel": {
-                "bgcolor": style.PAPER[0],
-                "bordercolor": style.GRID[0],
-                "font": {"color": style.INK[0]},
-                "namelength": -1,
-            },
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-            "showlegend": True,
-        }
-    )
-    figure.update_layout(**layout)
-    figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **axis)
-    # With a standoff the title keeps clear of tick labels of any width.
-    figure.update_yaxes(title={"text": y, "font": {"size": 13}, "standoff": 6}, **axis)
-    return figure
+    metric: str
+    name: str = ""
+    dimensions: dict[str, Any] = field(default_factory=dict)
 
 
 def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) -> Panel | None:
@@ -95,7 +63,7 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
         hovermode="closest",
     )
     for arm, curve in curves.items():
-        _curve(figure, arm, [(x / divisor, *rest) for x, *rest in curve], looks[arm])
+        _banded(figure, arm, [(x / divisor, *rest) for x, *rest in curve], looks[arm])
     smoothing = "none" if width == 1 else f"each point is the mean over {width} steps"
     start = _crop_start(figure, [[y for _, y, _ in curve] for curve in curves.values()])
     title = "by tokens read" if against == "tokens" else "by time on this machine"
@@ -139,21 +107,20 @@ def _blocks(runs: Sequence[Run], width: int, against: str) -> list[tuple[float, 
     curve = []
     for block in sorted(by_block):
         xs, ys = zip(*by_block[block], strict=True)
-        summary = summarize(ys)
-        assert summary is not None
-        curve.append((fmean(xs), summary.mean, summary.deviation or 0.0))
+        over = summarize(ys)
+        assert over is not None
+        curve.append((fmean(xs), over.mean, over.deviation or 0.0))
     return curve
 
 
-def _curve(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) -> None:
+def _banded(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) -> None:
+    """A line in a band of its spread."""
     import plotly.graph_objects as go
 
-    if not curve:
-        return
-    x, y, deviation = (list(column) for column in zip(*curve, strict=True))
-    if any(deviation):
-        upper = [mean + spread for mean, spread in zip(y, deviation, strict=True)]
-        lower = [mean - spread for mean, spread in zip(y, deviation, strict=True)]
+    if any(spread for _, _, spread in curve):
+        x, y, spread = (list(column) for column in zip(*curve, strict=True))
+        upper = [mean + one for mean, one in zip(y, spread, strict=True)]
+        lower = [mean - one for mean, one in zip(y, spread, strict=True)]
         band = go.Scatter(
             x=x + x[::-1],
             y=upper + lower[::-1],
@@ -167,21 +134,12 @@ def _curve(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) ->
             legendgroup=style.plain(arm),
         )
         figure.add_trace(band)
-    line = go.Scatter(
-        x=x,
-        y=y,
-        name=style.plain(arm),
-        legendgroup=style.plain(arm),
-        mode="lines",
-        line={"color": look.colour, "width": 2},
-        hovertemplate="%{x:.4g}: %{y:.4f}",
-    )
-    figure.add_trace(line)
+    line(figure, arm, [(x, y, None) for x, y, _ in curve], look, size=0)
 
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     """Validation perplexity against the length of the text; the training length is marked."""
-    lengths = records.dimension("perplexity", "length")
+    lengths = sorted(_lengths(records))
     if not lengths:
         return None
     figure = new("length of the text (tokens, log scale)", "validation perplexity")
@@ -190,9 +148,9 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     for arm in records.arms():
         points = []
         for length in lengths:
-            summary = records.summary(arm, "perplexity", length=length)
-            if summary is not None:
-                points.append((length, summary.mean, summary.deviation))
+            over = summary(records, arm, "perplexity", length=length)
+            if over is not None:
+                points.append((length, over.mean, over.deviation))
                 continue
             reason = records.reason(arm, "perplexity", length=length)
             if reason:
@@ -207,143 +165,84 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     if trained:
         # On a log axis shapes take the value itself, annotations its logarithm.
         mark_length(figure, trained, "trained at this length", at=math.log10(trained))
-    note = "Bars: ± 1 standard deviation over seeds. " if _has_bars(figure) else ""
+    note = "Bars: ± 1 standard deviation over seeds. " if has_bars(figure) else ""
     reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     return Panel(
         title="Perplexity by length of text", figure=figure, note=(note + " ".join(reasons)).strip()
     )
 
 
-def mark_length(figure: "go.Figure", trained: float, text: str, *, at: float) -> None:
-    """A dotted line at the trained length; `at` is where the axis has the words beside it."""
-    figure.add_shape(
-        type="line",
-        x0=trained,
-        x1=trained,
-        y0=0,
-        y1=1,
-        yref="paper",
-        line={"color": style.MUTED[0], "width": 1, "dash": "dot"},
-    )
-    figure.add_annotation(
-        x=at,
-        y=1,
-        yref="paper",
-        yanchor="top",
-        xanchor="left",
-        xshift=5,
-        showarrow=False,
-        text=text,
-        font={"color": style.MUTED[0], "size": 11.5},
-    )
-
-
-def line(
-    figure: "go.Figure",
-    arm: str,
-    points: Sequence[tuple[float, float, float | None]],
-    look: style.Look,
-    *,
-    name: str = "",
-    dash: str = "solid",
-    size: int = 8,
-) -> None:
-    """Add an arm's line through (x, y, spread or None); `name` and `dash` tell a second one apart,
-    which the legend leaves out."""
-    import plotly.graph_objects as go
-
-    if not points:
-        return
-    x, y, deviation = (list(column) for column in zip(*points, strict=True))
-    trace = go.Scatter(
-        x=x,
-        y=y,
-        name=style.plain(arm + name),
-        legendgroup=style.plain(arm),
-        showlegend=not name,
-        mode="lines+markers",
-        line={"color": look.colour, "width": 2, "dash": dash},
-        marker={
-            "color": look.colour,
-            "size": size,
-            "symbol": look.symbol if dash == "solid" else f"{look.symbol}-open",
-        },
-        hovertemplate="%{x}: %{y:.5g}",
-    )
-    if any(deviation):
-        trace.error_y = {
-            "type": "data",
-            "array": [value or 0.0 for value in deviation],
-            "color": look.colour,
-            "thickness": 1.2,
-            "width": 4,
-        }
-    figure.add_trace(trace)
-
-
-def scale_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
-    """A logarithmic y axis where `shown` spans more than a factor of four, and one that says so."""
-    if not shown or min(shown) <= 0 or max(shown) < 4 * min(shown):
-        return
-    log_axis(figure, name, shown)
-
-
-def log_axis(figure: "go.Figure", name: str, shown: Sequence[float]) -> None:
-    """A logarithmic y axis that says so, with plain numbers at its ticks; `shown` are above 0."""
-    low, high = min(shown) / 1.12, max(shown) * 1.12
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 1e4 else (1,)
-    ticks = [step * 10.0**power for power in powers for step in steps]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    figure.update_yaxes(
-        type="log",
-        title={"text": f"{name} (log scale)"},
-        range=[math.log10(low), math.log10(high)],
-        tickvals=ticks,
-        ticktext=[f"{tick:,g}" for tick in ticks],
-    )
-
-
-def _has_bars(figure: "go.Figure") -> bool:
-    return any(trace.error_y.array is not None for trace in figure.data)
+def _lengths(records: Records) -> set[int]:
+    """The lengths at which perplexity was measured, but for those of an evaluation's tasks."""
+    return {
+        one.dimensions["length"]
+        for run in records.runs
+        for one in run.select("perplexity", task=None)
+        if "length" in one.dimensions
+    }
 
 
 def by_layer(
     records: Records,
     looks: Looks,
-    metric: Literal["kurtosis", "kurtosis_rotated", "largest_activation"],
+    title: str,
+    axis: str,
+    lines: Sequence[Line],
+    *,
+    log: bool = False,
+    note: str = "",
 ) -> Panel | None:
-    """Kurtosis or largest activation of the hidden states by layer, first token and rest apart."""
-    layers = records.dimension(metric, "layer")
-    if not layers:
-        return None
-    title, axis = {
-        "kurtosis": ("Kurtosis by layer", "kurtosis (3 = Gaussian)"),
-        "kurtosis_rotated": (
-            "Kurtosis by layer in OrthoAdam’s basis",
-            "kurtosis, rotated (3 = Gaussian)",
-        ),
-        "largest_activation": ("Largest activation by layer", "largest |activation|"),
-    }[metric]
+    """A line an arm and `Line`: colour says which arm, dash which line."""
     figure = new("layer", axis)
-    figure.update_xaxes(tickvals=layers)
+    dashes = dict(zip((one.name for one in lines), cycle(DASHES), strict=False))
+    named: set[str] = set()
     shown: list[float] = []
+    layers: set[int] = set()
     for arm in records.arms():
-        for tokens, name, dash in (
-            ("first", "", "solid"),
-            ("rest", ", other tokens", "dot"),
-        ):
+        legend = True
+        for one in lines:
             points = []
-            for layer in layers:
-                summary = records.summary(arm, metric, layer=layer, tokens=tokens)
-                if summary is not None and summary.mean > 0:
-                    points.append((layer, summary.mean, summary.deviation))
-            shown.extend(mean for _, mean, _ in points)
-            line(figure, arm, points, looks[arm], name=name, dash=dash)
+            for layer in records.dimension(one.metric, "layer", arm, **one.dimensions):
+                over = summary(records, arm, one.metric, layer=layer, **one.dimensions)
+                if over is not None and (over.mean > 0 or not log):
+                    points.append((layer, over.mean, over.deviation))
+            if not points:
+                continue
+            name = f"{arm} · {one.name}" if one.name else arm
+            dash = dashes[one.name]
+            line(
+                figure, name if not legend else arm, points, looks[arm], dash=dash, size=7,
+                legend=legend, group=arm,
+            )  # fmt: skip
+            legend = False
+            shown += [mean for _, mean, _ in points]
+            layers |= {layer for layer, _, _ in points}
+            named.add(one.name)
     if not shown:
         return None
-    scale_axis(figure, axis, shown)
-    note = "Solid: the first token; dotted: all other tokens."
-    if _has_bars(figure):
-        note += " Bars: ± 1 standard deviation over seeds."
-    return Panel(title=title, figure=figure, note=note)
+    ticks = sorted({*some_of(sorted(layers)), *({INPUT} & layers)})
+    names = ["in" if place == INPUT else str(place) for place in ticks]
+    figure.update_xaxes(tickvals=ticks, ticktext=names)
+    if log:
+        scale_axis(figure, axis, shown)
+    if min(shown) >= 0 and figure.layout.yaxis.type != "log":
+        figure.update_yaxes(rangemode="nonnegative")
+    remarks = [note]
+    if len(named) > 1:
+        ways = "; ".join(
+            f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items() if name in named
+        )
+        remarks.append(f"{ways[:1].upper()}{ways[1:]}.")
+    if has_bars(figure):
+        remarks.append("Bars: ± 1 standard deviation over seeds.")
+    if INPUT in layers:
+        remarks.append("“in” is the stream before the first layer.")
+    return Panel(title=title, figure=figure, note=" ".join(filter(None, remarks)))
+
+
+def by_token(metric: str) -> list[Line]:
+    """The first token and all others apart."""
+    return [
+        Line(metric=metric, name="first token", dimensions={"tokens": "first"}),
+        Line(metric=metric, name="other tokens", dimensions={"tokens": "rest"}),
+    ]

@@ -3,48 +3,35 @@
 import base64
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clearhead.records.runs import Records, Run, ordered_maps
 from clearhead.report import style
-from clearhead.report.figures import Panel, new
-from clearhead.report.records import Records, Run, ordered_maps
+from clearhead.report.charts import heat_map, new, some_of
+from clearhead.report.page import Panel, Scale
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 TOKENS = 64  # of an attention map; longer texts are cut
 RESOLUTION = 10_000  # weights travel as 16-bit integers in steps of 1/RESOLUTION
-_SHARE = "first_token_argmax_share"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionPanel:
-    """The attention maps of one model and kind of map, packed, with an empty figure to fill.
-
-    `maps` holds, under "layer.head", the weights row by row as base64 of little-endian int16: only
-    j <= i of row i where `causal`, else all.
-    """
-
-    title: str
-    signed: bool
-    causal: bool
-    tokens: tuple[str, ...]
-    maps: dict[str, str]
-    figure: "go.Figure"
+SHARE = "first_token_argmax_share"
+WEIGHTS = Scale(name="weight", ticks=("0", "0.06", "0.25", "0.56", "1"))
+SIGNED = Scale(
+    name="signed difference, centred at 0", ticks=("−1", "−0.25", "0", "0.25", "1"), signed=True
+)
 
 
 def largest_share(records: Records) -> float:
     """The largest first-token share of any head: where a colour scale for all models ends."""
-    return max(
-        (
-            line["value"]
-            for run in records.runs
-            for line in run.measures.values()
-            if line["metric"] == _SHARE and line["value"] is not None
-        ),
-        default=1.0,
-    )
+    values = (one.value for run in records.runs for one in run.select(SHARE))
+    return max((value for value in values if value is not None), default=1.0)
+
+
+def share_scale(largest: float) -> Scale:
+    """The colour scale of `first_token_share`."""
+    ticks = tuple(f"{100 * largest * part:.0f} %" for part in (0, 0.5, 1))
+    return Scale(name="share of queries", ticks=ticks)
 
 
 def first_token_share(records: Records, largest: float) -> list[Panel]:
@@ -55,17 +42,17 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
     panels = []
     for arm in records.arms():
         run = records.of(arm)[0]
-        for name in ordered_maps(Records(runs=(run,)).dimension(_SHARE, "map")):
+        for name in ordered_maps({one.dimensions.get("map", "") for one in run.select(SHARE)}):
             cells = {
-                (line["layer"], line["head"]): 100 * line["value"]
-                for line in run.measures.values()
-                if line["metric"] == _SHARE
-                and line.get("map") == name
-                and None not in (line.get("layer"), line.get("head"), line["value"])
+                (one.dimensions["layer"], one.dimensions["head"]): 100 * one.value
+                for one in run.select(SHARE, map=name)
+                if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
             }
             if cells:
-                figure = cells_figure(cells, 100 * largest)
-                panels.append(Panel(title=_title(arm, name), figure=figure))
+                figure = _cells(cells, 100 * largest)
+                title = _title(arm, name)
+                described = f"first token’s share in {title}"
+                panels.append(Panel(title=title, figure=figure, described=described))
     return panels
 
 
@@ -73,35 +60,26 @@ def _title(arm: str, name: str) -> str:
     return arm if name == "softmax" else f"{arm} · {name}"
 
 
-def cells_figure(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
-    import plotly.graph_objects as go
-
+def _cells(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
     layers = sorted({layer for layer, _ in cells})
     heads = sorted({head for _, head in cells})
-    figure = new("head", "layer", showlegend=False)
-    few = len(heads) <= 8 and len(layers) <= 12
-    heat = go.Heatmap(
-        x=heads,
-        y=layers,
-        z=[[cells.get((layer, head)) for head in heads] for layer in layers],
-        zmin=0,
-        zmax=largest or 1.0,
-        colorscale=style.scale(style.SEQUENTIAL),
-        showscale=False,
-        xgap=2,
-        ygap=2,
-        texttemplate="%{z:.0f}" if few else "",
-        hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
+    figure = heat_map(
+        heads,
+        layers,
+        [[cells.get((layer, head)) for head in heads] for layer in layers],
+        largest,
+        titles=("head", "layer"),
+        form=".0f",
+        hover="layer %{y}, head %{x}: %{z:.2f} %",
     )
-    figure.add_trace(heat)
-    figure.update_xaxes(tickvals=heads, showgrid=False)
-    figure.update_yaxes(tickvals=layers, showgrid=False, autorange="reversed")
+    figure.update_xaxes(tickvals=some_of(heads))
+    figure.update_yaxes(tickvals=some_of(layers))
     return figure
 
 
-def attention(records: Records) -> list[AttentionPanel]:
+def attention(records: Records) -> list[Panel]:
     """The attention maps of every arm, from its first seed that has any."""
-    panels: list[AttentionPanel] = []
+    panels: list[Panel] = []
     for arm in records.arms():
         run = next((run for run in records.of(arm) if run.attention), None)
         if run is not None:
@@ -110,25 +88,38 @@ def attention(records: Records) -> list[AttentionPanel]:
     return panels
 
 
-def _attention_panel(run: Run, name: str) -> AttentionPanel:
+def _attention_panel(run: Run, name: str) -> Panel:
+    """An empty figure, and the maps that the page's script draws into it.
+
+    They stand under "layer.head": weights row by row as base64 of little-endian int16; only j <= i
+    of row i where `causal`, else all.
+    """
     maps = {key: line for key, line in run.attention.items() if key[2] == name}
     size = min(TOKENS, *(len(line["text"]) for line in maps.values()))
     weights = {
-        f"{layer}.{head}": [
+        (layer, head): [
             [float(weight or 0.0) for weight in row[:size]] for row in line["weights"][:size]
         ]
         for (layer, head, _), line in sorted(maps.items())
     }
     causal = not any(any(row[i + 1 :]) for rows in weights.values() for i, row in enumerate(rows))
-    signed = any(weight < 0 for rows in weights.values() for row in rows for weight in row)
+    signed = name == "difference" or any(
+        weight < 0 for rows in weights.values() for row in rows for weight in row
+    )
     text = next(iter(maps.values()))["text"][:size]
-    return AttentionPanel(
-        title=_title(run.arm, name),
-        signed=signed or name == "difference",
-        causal=causal,
-        tokens=tuple(style.plain(style.token(str(token))) for token in text),
-        maps={key: pack(rows, causal=causal) for key, rows in weights.items()},
-        figure=_attention_figure(signed=signed or name == "difference"),
+    title = _title(run.arm, name)
+    return Panel(
+        title=title,
+        described=f"attention map of {title}",
+        figure=_attention_figure(signed=signed),
+        attention={
+            "signed": signed,
+            "causal": causal,
+            "tokens": [style.plain(style.token(str(token))) for token in text],
+            "maps": {f"{i}.{j}": pack(rows, causal=causal) for (i, j), rows in weights.items()},
+            "layers": sorted({layer for layer, _ in weights}),
+            "heads": sorted({head for _, head in weights}),
+        },
     )
 
 

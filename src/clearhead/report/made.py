@@ -1,41 +1,58 @@
-"""How the records of a page were made."""
+"""How the numbers of a page were made: facts of the runs' headers."""
 
-import html
 import json
+from collections.abc import Callable
 from typing import Any
 
 from clearhead.records.provenance import source_of
-from clearhead.report import narrative
-from clearhead.report.records import Records, Run
+from clearhead.records.runs import Records, Run
+from clearhead.report.narrative import sets
+from clearhead.report.page import Block, Facts, Fold, Section, Tag
+
+FactsOf = Callable[[Run], dict[str, list[str]]]
 
 
-def facts(records: Records) -> str:
-    """Commands, devices, versions, data and configurations as HTML, each once."""
-    found: dict[str, list[str]] = {}
-    for run in records.runs:
-        for name, values in _facts_of(run).items():
-            known = found.setdefault(name, [])
-            known.extend(value for value in values if value and value not in known)
-    if found:
-        found["seeds"] = [", ".join(found["seeds"])]
-    items = "".join(
-        f"<dt>{html.escape(name)}</dt>"
-        + "".join(f"<dd>{_value(name, value)}</dd>" for value in values)
-        for name, values in found.items()
-        if values
+def section(records: Records, facts_of: FactsOf | None = None, caption: str = "") -> Section:
+    """The last section of a page."""
+    blocks: list[Block] = []
+    for tag, labelled in sets(records):
+        if facts_of is None:
+            blocks += [tag, Facts(facts=_merged(labelled, _facts_of))]
+            blocks += [_configuration(labelled.of(arm)[0]) for arm in labelled.arms()]
+            continue
+        for run in labelled.runs:
+            only = Records(runs=(run,))
+            blocks.append(Tag(label=run.label, name=run.id, facts=""))
+            blocks.append(Facts(facts=_merged(only, facts_of)))
+    return Section(
+        name="made",
+        title="How this was made",
+        answer="Everything needed to run it again; every number here is from these runs’ records.",
+        caption=caption,
+        blocks=tuple(blocks),
+        folded=True,
     )
-    configs = "".join(_config(records.of(arm)[0]) for arm in records.arms())
-    return f"<dl>{items}</dl>{configs}"
+
+
+def _merged(records: Records, facts_of: FactsOf) -> dict[str, list[str]]:
+    """Every value of each fact, once."""
+    facts: dict[str, list[str]] = {}
+    for run in records.runs:
+        for name, values in facts_of(run).items():
+            known = facts.setdefault(name, [])
+            known.extend(value for value in values if value and value not in known)
+    if "seeds" in facts:
+        facts["seeds"] = [", ".join(facts["seeds"])]
+    return {name: values for name, values in facts.items() if values}
 
 
 def _facts_of(run: Run) -> dict[str, list[str]]:
     header = run.header
-    read = narrative.budget(run)
     made = [cell["made"] for cell in run.cells]
     return {
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
-        "versions": [_short(one.get("versions") or {}) for one in (header, *made)],
+        "versions": [short(one.get("versions") or {}) for one in (header, *made)],
         "source": [source_of(one) for one in (header, *made)],
         "evaluated": [
             f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
@@ -43,33 +60,43 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
             if "dtype" in one
         ],
         "seeds": [str(run.seed)],
-        "tokens a model": [] if read is None else [f"{read:,.0f}"],
-        "data": [f"{name}: {_short(value)}" for name, value in (header.get("data") or {}).items()],
+        "tokens a model": [] if run.budget is None else [f"{run.budget:,.0f}"],
+        "data": [f"{name}: {short(value)}" for name, value in (header.get("data") or {}).items()],
         "date": [str(header.get("date") or "")[:10]],
     }
 
 
-def _short(value: Any) -> str:
+def of_header(*names: str) -> FactsOf:
+    """Facts that are keys of the header."""
+
+    def facts(run: Run) -> dict[str, list[str]]:
+        found = {name: run.header.get(name) for name in names} | {"source": source_of(run.header)}
+        return {
+            name.removesuffix("_bytes").replace("_", " "): [_value(name, value)]
+            for name, value in found.items()
+            if value
+        }
+
+    return facts
+
+
+def _value(name: str, value: Any) -> str:
+    return f"{value / 2**20:,.0f} MiB" if name.endswith("bytes") else short(value)
+
+
+def short(value: Any) -> str:
     """A value of a record in one line: 1,690 or train 1,690, validation 34."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {short(item)}" for name, item in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_short, value))
+        return ", ".join(map(short, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
 
 
-def _value(name: str, value: str) -> str:
-    text = html.escape(value)
-    return f"<pre>{text}</pre>" if name == "command" else text
-
-
-def _config(run: Run) -> str:
+def _configuration(run: Run) -> Fold:
     names = ("size", "model", "train", "evaluation")
     settings = {name: value for name in names if (value := run.header.get(name))}
     text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
-    return (
-        f"<details><summary>Configuration of {html.escape(run.arm)}</summary>"
-        f"<pre>{html.escape(text)}</pre></details>"
-    )
+    return Fold(summary=f"Configuration of {run.arm}", text=text)

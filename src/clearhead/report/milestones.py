@@ -4,23 +4,19 @@ An optimizer that learns faster grows its outliers sooner: at equal steps it loo
 equal loss. So models are compared where they are equally good, pair by pair with the reference.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
-from clearhead.report import style
-from clearhead.report.figures import Looks, Panel, line, new, scale_axis
-from clearhead.report.records import Records, Run, ordered_maps
-from clearhead.report.statistics import Difference, compare, summarize
-from clearhead.report.tables import Column, Entry, Row, Table, seeds_in_words, seeds_of
-from clearhead.report.verdicts import interval_in_words
-
-Curve = list[tuple[float, float]]  # (loss, value) in the order of steps
+from clearhead.records.runs import Measure, Records, Run
+from clearhead.report.charts import Looks, Point, line, new, scale_axis, where_reached
+from clearhead.report.page import Panel
+from clearhead.report.pivots import Entry, Found, Heading, Pivot, arm_headings, build, entry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Milestone:
     """Something measured on the way."""
 
     metric: str
@@ -29,16 +25,22 @@ class Quantity:
     by_tokens: bool = True
     scale: float = 1.0
 
+    def dimensions(self, records: Records, arm: str) -> list[dict[str, Any]]:
+        """Dimensions that tell its lines apart: the first token and the rest, or the first map."""
+        if self.by_tokens:
+            return [{"tokens": "first"}, {"tokens": "rest"}]
+        return [{"map": name} for name in records.dimension(self.metric, "map", arm)][:1]
 
-QUANTITIES = (
-    Quantity(metric="kurtosis", title="Kurtosis", axis="kurtosis (3 = Gaussian)"),
-    Quantity(
+
+MILESTONES = (
+    Milestone(metric="kurtosis", title="Kurtosis", axis="kurtosis (3 = Gaussian)"),
+    Milestone(
         metric="kurtosis_rotated",
         title="Kurtosis in OrthoAdam’s basis",
         axis="kurtosis, rotated (3 = Gaussian)",
     ),
-    Quantity(metric="largest_activation", title="Largest activation", axis="largest |activation|"),
-    Quantity(
+    Milestone(metric="largest_activation", title="Largest activation", axis="largest |activation|"),
+    Milestone(
         metric="first_token_argmax_share",
         title="First token’s argmax share",
         axis="% of query–head pairs",
@@ -48,60 +50,50 @@ QUANTITIES = (
 )
 
 
-def against_loss(records: Records, looks: Looks, quantity: Quantity) -> Panel | None:
-    """A quantity against validation loss, one line an arm, training going to the right."""
-    figure = new("validation loss (nats per token; training goes to the right)", quantity.axis)
+def against_loss(records: Records, looks: Looks, milestone: Milestone) -> Panel | None:
+    """A milestone against validation loss, one line an arm, training going to the right."""
+    figure = new("validation loss (nats per token; training goes to the right)", milestone.axis)
     figure.update_xaxes(autorange="reversed")
     shown: list[float] = []
     for arm in records.arms():
-        for number, dimensions in enumerate(_dimensions(records, arm, quantity)):
-            points = _mean_curve(records.of(arm), quantity, dimensions)
+        for number, dimensions in enumerate(milestone.dimensions(records, arm)):
+            points = _mean_curve(records.of(arm), milestone, dimensions)
             shown.extend(value for _, value, _ in points)
-            second = {} if not number else {"name": ", other tokens", "dash": "dot"}
-            line(figure, arm, points, looks[arm], size=5, **second)
+            name, dash = (f"{arm}, other tokens", "dot") if number else (arm, "solid")
+            line(figure, name, points, looks[arm], size=5, dash=dash, legend=not number, group=arm)
     if not shown:
         return None
-    if quantity.by_tokens:
-        scale_axis(figure, quantity.axis, shown)
+    if milestone.by_tokens:
+        scale_axis(figure, milestone.axis, shown)
     note = "Means over seeds at the same step."
-    if quantity.by_tokens:
+    if milestone.by_tokens:
         note += " Solid: the first token; dotted: all other tokens."
-    return Panel(title=f"{quantity.title} against loss", figure=figure, note=note)
+    return Panel(title=f"{milestone.title} against loss", figure=figure, note=note)
 
 
-def at_equal_loss(records: Records) -> Table | None:
+def at_equal_loss(records: Records) -> Pivot | None:
     """Each arm beside the reference where both had the same validation loss.
 
     Seed by seed that is the higher of the two lowest losses; values between two measurements are
     interpolated. A seed counts only where both models were measured before and after.
     """
-    reference, *others = records.arms() or [""]
-    rows = []
-    columns: dict[str, Column] = {}
-    for arm in others:
-        cells: dict[str, tuple[Entry, ...]] = {}
-        for column, entry in _row(records, arm, reference):
-            columns.setdefault(f"{column.group}/{column.title}", column)
-            cells[f"{column.group}/{column.title}"] = (entry,)
-        if cells:
-            rows.append((arm, cells))
-    if not rows:
-        return None
-    return Table(
-        columns=tuple(columns.values()),
-        rows=tuple(
-            Row(
-                arm=arm,
-                seeds=seeds_of(arm, reference, len(records.of(arm))),
-                cells=tuple(cells.get(key, ()) for key in columns),
-            )
-            for arm, cells in rows
-        ),
-        baseline=reference,
+    reference, *_ = records.arms() or [""]
+    columns: dict[Heading, Heading] = {}
+    cells: dict[tuple[str, Heading], Entry] = {}
+    for _, arm in arm_headings(records)[1:]:
+        for heading, one in _row(records, arm, reference).items():
+            columns[heading] = heading
+            cells[arm, heading] = one
+    return build(
+        f"at equal loss, beside {reference}",
+        arm_headings(records)[1:],
+        [(heading, heading) for heading in columns],
+        lambda arm, heading: (cells[arm, heading],) if (arm, heading) in cells else (),
+        corner="model",
     )
 
 
-def _row(records: Records, arm: str, reference: str) -> Iterator[tuple[Column, Entry]]:
+def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
     others = {run.seed: run for run in records.of(reference)}
     pairs = {run.seed: (run, others[run.seed]) for run in records.of(arm) if run.seed in others}
     losses = {}
@@ -110,99 +102,72 @@ def _row(records: Records, arm: str, reference: str) -> Iterator[tuple[Column, E
         if None not in lowest:
             losses[seed] = max(value for value in lowest if value is not None)
     if not losses:
-        return
-    yield _column("Loss", "compared at", "nats per token"), _entry(list(losses.values()), None)
-    for quantity in QUANTITIES:
-        for dimensions in _dimensions(records, reference, quantity):
+        return {}
+    row = {
+        Heading(group="Loss", title="compared at", note="nats per token"): entry(
+            _found(losses), {}, reference=reference
+        )
+    }
+    tokens = {"first": ", first token", "rest": ", other tokens"}
+    for milestone in MILESTONES:
+        for dimensions in milestone.dimensions(records, reference):
             mine: dict[int, float] = {}
             theirs: dict[int, float] = {}
             for seed, loss in losses.items():
-                found = [_at(_curve(run, quantity, dimensions), loss) for run in pairs[seed]]
-                if found[0] is not None and found[1] is not None:
-                    mine[seed], theirs[seed] = found[0], found[1]
+                ours, other = (
+                    where_reached(_curve(run, milestone, dimensions), loss) for run in pairs[seed]
+                )
+                if ours is not None and other is not None:
+                    mine[seed], theirs[seed] = ours, other
             if not mine:
                 continue
-            tokens = {"first": ", first token", "rest": ", other tokens"}
-            group = quantity.title + tokens.get(dimensions.get("tokens", ""), "")
-            unit = "" if quantity.by_tokens else quantity.axis
-            difference = compare(list(mine.values()), list(theirs.values()))
-            yield _column(group, "this model", unit), _entry(list(mine.values()), difference)
-            yield _column(group, reference, unit), _entry(list(theirs.values()), None)
+            group = milestone.title + tokens.get(dimensions.get("tokens", ""), "")
+            note = "" if milestone.by_tokens else milestone.axis
+            here, there = _found(mine), _found(theirs)
+            row[Heading(group=group, title="this model", note=note)] = entry(
+                here, there, reference=reference
+            )
+            row[Heading(group=group, title=reference, note=note)] = entry(
+                there, {}, reference=reference
+            )
+    return row
 
 
-def _column(group: str, title: str, unit: str) -> Column:
-    return Column(group=group, title=title, unit=unit)
-
-
-def _entry(values: Sequence[float], difference: Difference | None) -> Entry:
-    summary = summarize(values)
-    assert summary is not None
-    detail = seeds_in_words(summary.n)
-    if difference is not None:
-        detail += interval_in_words(difference, "difference")
-    return Entry(
-        name="",
-        text=style.with_spread(summary.mean, summary.deviation),
-        detail=detail,
-        difference=difference,
-    )
-
-
-def _dimensions(records: Records, arm: str, quantity: Quantity) -> list[dict[str, Any]]:
-    """What a quantity is told apart by: the first token and the rest, or the first map."""
-    if quantity.by_tokens:
-        return [{"tokens": "first"}, {"tokens": "rest"}]
-    return [{"map": name} for name in ordered_maps(records.dimension(quantity.metric, "map", arm))][
-        :1
-    ]
+def _found(values: dict[int, float]) -> Found:
+    return {seed: [Measure(metric="", value=value)] for seed, value in values.items()}
 
 
 def _steps(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int, float]]:
     """(step, value) of what was measured on the way."""
-    wanted = dimensions.items()
-    found = [
-        (int(line["step"]), float(line["value"]))
-        for line in run.measures.values()
-        if line["metric"] == metric
-        and line.get("step") is not None
-        and line["value"] is not None
-        and all(line.get(name) == value for name, value in wanted)
-    ]
-    return sorted(found)
+    return sorted(
+        (int(one.dimensions["step"]), one.value)
+        for one in run.select(metric, **dimensions)
+        if "step" in one.dimensions and one.value is not None
+    )
 
 
-def _curve(run: Run, quantity: Quantity, dimensions: dict[str, Any]) -> Curve:
+def _curve(run: Run, milestone: Milestone, dimensions: dict[str, Any]) -> list[tuple[float, float]]:
+    """(loss, value) in the order of steps."""
     losses = dict(_steps(run, "loss", {}))
     return [
-        (losses[step], value * quantity.scale)
-        for step, value in _steps(run, quantity.metric, dimensions)
+        (losses[step], value * milestone.scale)
+        for step, value in _steps(run, milestone.metric, dimensions)
         if step in losses
     ]
 
 
-def _at(curve: Curve, loss: float) -> float | None:
-    """The value where the curve first comes down to `loss`; None where it starts below."""
-    for (before, old), (after, new_) in pairwise(curve):
-        if after <= loss <= before:
-            part = 0.0 if before == after else (before - loss) / (before - after)
-            return old + part * (new_ - old)
-    return None
-
-
 def _mean_curve(
-    runs: Sequence[Run], quantity: Quantity, dimensions: dict[str, Any]
-) -> list[tuple[float, float, None]]:
-    """(mean loss, mean value, nothing) at each step that every seed was measured at."""
-    found = []
+    runs: Sequence[Run], milestone: Milestone, dimensions: dict[str, Any]
+) -> list[Point]:
+    """Mean loss and value at each step that every seed was measured at."""
+    by_step = []
     for run in runs:
         losses = dict(_steps(run, "loss", {}))
-        values = _steps(run, quantity.metric, dimensions)
-        found.append({step: (losses[step], value) for step, value in values if step in losses})
-    shared = set.intersection(*map(set, found)) if found else set[int]()
-    points = []
+        values = _steps(run, milestone.metric, dimensions)
+        by_step.append({step: (losses[step], value) for step, value in values if step in losses})
+    shared = set.intersection(*map(set, by_step)) if by_step else set[int]()
+    points: list[Point] = []
     for step in sorted(shared):
-        loss, value = (
-            sum(column) / len(found) for column in zip(*(one[step] for one in found), strict=True)
-        )
-        points.append((loss, value * quantity.scale, None))
+        loss, value = (fmean(one) for one in zip(*(run[step] for run in by_step), strict=True))
+        points.append((loss, value * milestone.scale, None))
     return points

@@ -1,11 +1,14 @@
 """What a page says in words: plain text built from the records, not yet escaped."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from clearhead.records.runs import Records, Run
 from clearhead.report import style
-from clearhead.report.records import Records, Run
-from clearhead.report.statistics import Difference, Verdict, compare
-from clearhead.report.tables import chance_floor
+from clearhead.report.page import Tag
+from clearhead.report.pivots import seeds_in_words, summary
+from clearhead.report.statistics import Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
 _WORDS = (
@@ -16,6 +19,7 @@ MANY = 6  # arms: beyond, sentences give ranges instead of a number each
 
 
 def in_words(n: int) -> str:
+    """three; 31."""
     return _WORDS[n] if n < len(_WORDS) else str(n)
 
 
@@ -29,12 +33,69 @@ def record_name(label: str) -> str:
     return label[:1].upper() + label[1:] or "This run"
 
 
-def budget(run: Run) -> float | None:
-    """Tokens that the run read, or else was to read."""
-    if run.steps and run.steps[-1].get("tokens"):
-        return float(run.steps[-1]["tokens"])
-    planned = (run.header.get("train") or {}).get("tokens")
-    return None if planned is None else float(planned)
+def title_of(records: Records) -> str:
+    """The models by name, as a page's title."""
+    arms = records.arms()
+    if len(arms) <= MANY:
+        return enumerate_words(arms) if arms else "No records"
+    return f"{arms[0]} and {in_words(len(arms) - 1)} others"
+
+
+def sets(records: Records) -> list[tuple[Tag, Records]]:
+    """The records of each label under its mark."""
+    return [(_tag(one, records.labelled(one)), records.labelled(one)) for one in records.labels()]
+
+
+def _tag(label: str, records: Records) -> Tag:
+    amounts = sorted({run.budget or 0.0 for run in records.runs})
+    facts = [f"{style.count(amounts[-1])} tokens a model"] if amounts and amounts[-1] else []
+    seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
+    facts.append(seeds_in_words(seeds))
+    return Tag(label=label, name=record_name(label), facts=" · ".join(facts))
+
+
+def listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
+    """Each arm's number, or, where they are many, the least and the greatest."""
+    if not means:
+        return ""
+    if len(means) <= MANY:
+        return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
+    least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"between {write(means[least])} {word} {least} and {write(means[greatest])} {word} "
+        f"{greatest}"
+    )
+
+
+def means(records: Records, metric: str, **dimensions: Any) -> dict[str, float]:
+    """{arm: mean over seeds}, without arms that lack the measure."""
+    found = {arm: summary(records, arm, metric, **dimensions) for arm in records.arms()}
+    return {arm: over.mean for arm, over in found.items() if over is not None}
+
+
+def answer(
+    records: Records,
+    what: str,
+    metric: str,
+    write: Callable[[float], str] = style.number,
+    **dimensions: Any,
+) -> str:
+    """A sentence with the least and the greatest mean of each set of records; "" without any."""
+    parts = []
+    for label in records.labels():
+        found = means(records.labelled(label), metric, **dimensions)
+        if not found:
+            continue
+        least, greatest = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        words = f"from {write(found[least])} for {least} to {write(found[greatest])} for {greatest}"
+        if len(found) == 1:
+            words = f"{write(found[least])} for {least}"
+        parts.append(words if len(records.labels()) == 1 else f"in {_where(label)} {words}")
+    return f"{what}: {'; '.join(parts)}." if parts else ""
+
+
+def _where(label: str) -> str:
+    return f"“{label}”" if label else "this run"
 
 
 def lead(records: Records, threshold: float) -> str:
@@ -47,22 +108,20 @@ def lead(records: Records, threshold: float) -> str:
     if not arms:
         return "There are no records yet."
     if len(arms) == 1:
-        done = "evaluated" if _only_evaluated(records) else "trained and measured"
+        done = "evaluated" if only_evaluated(records) else "trained and measured"
         what = f"One language model, {arms[0]}, was {done}"
     else:
         number = in_words(len(arms)).capitalize()
         shared = all(_same_data(records.labelled(label)) for label in records.labels())
-        done = "evaluated" if _only_evaluated(records) else "trained"
+        done = "evaluated" if only_evaluated(records) else "trained"
         what = f"{number} language models, {_named(records)}, were {done}"
         what += " on the same text" if shared else ""
-    found = [
-        (f"in {'this run' if not label else f'“{label}”'} ", outcome)
+    outcomes = [
+        f"in {_where(label)} {outcome}"
         for label in records.labels()
         if (outcome := _decided(records.labelled(label), threshold))
     ]
-    if not found:
-        return f"{what}."
-    return f"{what}: {'; '.join(where + outcome for where, outcome in found)}."
+    return f"{what}: {'; '.join(outcomes)}." if outcomes else f"{what}."
 
 
 def _named(records: Records) -> str:
@@ -82,15 +141,12 @@ def _named(records: Records) -> str:
     return f"{enumerate_words(presets)}{each} with {enumerate_words(values)}"
 
 
-def findings(records: Records) -> str:
-    """A few sentences with the numbers of one label."""
-    parts = (_budget(records), _perplexities(records), _sink(records))
-    return " ".join(filter(None, parts))
-
-
-def _only_evaluated(records: Records) -> bool:
+def only_evaluated(records: Records) -> bool:
     """Whether no run was trained in these records: `clearhead eval` takes models from anywhere."""
-    return not any(run.steps or run.measures for run in records.runs)
+    return not any(
+        run.steps or any("task" not in one.dimensions for one in run.measures.values())
+        for run in records.runs
+    )
 
 
 def _same_data(records: Records) -> bool:
@@ -99,29 +155,27 @@ def _same_data(records: Records) -> bool:
     return described[0] is not None and all(one == described[0] for one in described)
 
 
-def _differences(records: Records) -> dict[str, Difference]:
-    """Each variant's perplexity at the training length, less the baseline's."""
-    baseline, *variants = records.arms()
-    values = _values(records)
-    reference = list(values.get(baseline, {}).values())
-    compared = {arm: compare(list(values.get(arm, {}).values()), reference) for arm in variants}
+def _at_trained(records: Records) -> dict[str, int]:
+    length = records.sequence_length()
+    return {} if length is None else {"length": length}
+
+
+def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, Difference]:
+    """Each variant's number less the reference's."""
+    reference, *variants = records.arms()
+    values = {arm: list(records.values(arm, metric, **dimensions).values()) for arm in variants}
+    others = list(records.values(reference, metric, **dimensions).values())
+    compared = {arm: compare(values[arm], others) for arm in variants}
     return {arm: difference for arm, difference in compared.items() if difference is not None}
 
 
-def _values(records: Records) -> dict[str, dict[int, float]]:
-    length = records.sequence_length()
-    dimensions = {} if length is None else {"length": length}
-    values = {arm: records.values(arm, "perplexity", **dimensions) for arm in records.arms()}
-    return {arm: found for arm, found in values.items() if found}
-
-
 def _decided(records: Records, threshold: float) -> str:
-    differences = _differences(records)
+    differences = _differences(records, "perplexity", **_at_trained(records))
     if not differences:
         return ""
     if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
         return "a single seed cannot say which predicts unseen text better"
-    baseline = records.arms()[0]
+    reference = records.arms()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
         named = [
@@ -131,63 +185,95 @@ def _decided(records: Records, threshold: float) -> str:
         ]
         if named:
             verb = "predicts" if len(named) == 1 else "predict"
-            parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {baseline}")
+            parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        length = " at the training length" if _at_trained(records) else ""
         return (
-            f"no difference to {baseline} exceeds the spread of the seeds, which hides effects of "
-            f"up to {style.number(max(limits), 2)} in perplexity"
+            f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
+            f"which hides effects of up to {style.number(max(limits), 2)}"
         )
     return enumerate_words(parts)
 
 
-def _budget(records: Records) -> str:
-    amounts = sorted({amount for run in records.runs if (amount := budget(run)) is not None})
-    counts = sorted({len(records.of(arm)) for arm in records.arms()})
-    seeds = f"{in_words(counts[-1])} seed{'' if counts[-1] == 1 else 's'}"
-    if len(counts) > 1:
-        seeds = f"{in_words(counts[0])} to {seeds}"
-    several = len(records.arms()) > 1
-    who = "Each model" if several else "The model"
-    if not amounts and counts == [1] and _only_evaluated(records):
-        return ""  # whether a seed was ever chosen, nobody told
-    if not amounts:
-        return f"{who} was trained with {seeds}."
-    same = "the same " if several and len(amounts) == 1 and _same_data(records) else ""
-    tokens = " to ".join(dict.fromkeys(style.count(amount) for amount in (amounts[0], amounts[-1])))
-    return f"{who} read {same}{tokens} tokens, with {seeds}."
-
-
-def _perplexities(records: Records) -> str:
-    values = _values(records)
-    if not values:
+def cost(records: Records, threshold: float) -> str:
+    """The second sentence: what each model costs to train, beside the reference; "" if unknown."""
+    records = records.labelled(records.labels()[0]).on_one_device() if records.runs else records
+    speeds, memory = means(records, "tokens_per_second"), means(records, "peak_memory_bytes")
+    if not speeds:
         return ""
-    means = {arm: sum(found.values()) / len(found) for arm, found in values.items()}
-    return f"The validation perplexity is {_listed(means, style.number, 'for')}."
+    reference, *_ = records.arms()
+    if len(speeds) == 1 or reference not in speeds:
+        said = listed(speeds, lambda speed: f"{style.count(speed)} tokens a second", "for")
+        return f"Training ran at {said}."
+    differences = _differences(records, "tokens_per_second")
+    others = [arm for arm in speeds if arm != reference]
+    if len(others) > MANY:
+        slowest, fastest = min(others, key=speeds.__getitem__), max(others, key=speeds.__getitem__)
+        others = [slowest, fastest]
+    parts = []
+    for arm in others:
+        part = f"{arm} trains at {speeds[arm] / speeds[reference]:.2f} × its speed"
+        if arm in differences and not holds(differences[arm], threshold):
+            part += " (undecided)"
+        if arm in memory and memory.get(reference):
+            part += f" with {memory[arm] / memory[reference]:.2f} × its memory"
+        parts.append(part)
+    return f"Beside {reference}, {enumerate_words(parts)}."
 
 
-def _listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
-    """Each arm's number, or, where they are many, the least and the greatest."""
-    if len(means) <= MANY:
-        return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
-    least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    return (
-        f"between {write(means[least])} {word} {least} and {write(means[greatest])} {word} "
-        f"{greatest}"
-    )
+def warnings(records: Records) -> list[str]:
+    """What a reader must know before any number: few seeds, and models that have hardly learnt."""
+    found = []
+    for label in records.labels():
+        labelled = records.labelled(label)
+        where = "" if len(records.labels()) == 1 else f"{record_name(label)}: "
+        few = min(len(labelled.of(arm)) for arm in labelled.arms())
+        if len(labelled.arms()) > 1 and few == 1:
+            several = [arm for arm in labelled.arms() if len(labelled.of(arm)) > 1]
+            who = "Some models have one seed" if several else "One seed a model"
+            found.append(f"{where}{who}: no difference of theirs to another can be decided.")
+        elif len(labelled.arms()) > 1 and few == 2:
+            found.append(
+                f"{where}Two seeds a model: only a difference many times their spread is decided."
+            )
+        hardly = [arm for arm in labelled.arms() if any(map(_hardly_learnt, labelled.of(arm)))]
+        if hardly:
+            who = enumerate_words(hardly) if len(hardly) <= MANY else f"{len(hardly)} models"
+            have = "has" if len(hardly) == 1 else "have"
+            found.append(
+                f"{where}{who} {have} hardly learnt: a perplexity above the square root of the "
+                "vocabulary. What mechanisms do in trained models may not show yet."
+            )
+    return found
 
 
-def _sink(records: Records) -> str:
+def _hardly_learnt(run: Run) -> bool:
+    model, data = run.header.get("model"), run.header.get("data")
+    vocabulary = (model or {}).get("vocab_size") if isinstance(model, dict) else None
+    if vocabulary is None and isinstance(data, dict):
+        vocabulary = (data.get("tokenizer") or {}).get("vocabulary")
+    length = {} if run.sequence_length is None else {"length": run.sequence_length}
+    value = run.value("perplexity", **length)
+    return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
+
+
+def sinks(records: Records) -> str:
+    """How often the first token wins, in each set of records."""
+    sets_of = {one: sink(records.labelled(one)) for one in records.labels()}
+    said = {label: text for label, text in sets_of.items() if text}
+    if len(records.labels()) == 1:
+        return "".join(said.values())
+    return " ".join(f"{record_name(label)}: {text}" for label, text in said.items())
+
+
+def sink(records: Records) -> str:
     """How often the first token wins, against chance."""
-    shares = {}
-    for arm in records.arms():
-        summary = records.summary(arm, "first_token_argmax_share", map="softmax")
-        if summary is not None:
-            shares[arm] = summary.mean
+    shares = means(records, "first_token_argmax_share", map="softmax")
     if not shares:
         return ""
-    listed = _listed(shares, style.percent, "in")
-    text = f"The first token gets the largest attention weight of {listed} of all queries and heads"
+    said = listed(shares, style.percent, "in")
+    text = f"The first token gets the largest attention weight of {said} of all queries and heads"
     floor = chance_floor(records)
     if floor is None:
         return f"{text}."
@@ -195,3 +281,10 @@ def _sink(records: Records) -> str:
     if max(shares.values()) < 2 * floor:
         return f"{text}: no sink on the first token has formed."
     return f"{text}."
+
+
+def chance_floor(records: Records) -> float | None:
+    """The argmax share that attention without any preference would show; None if not recorded."""
+    values = [run.value("chance_floor") for run in records.runs]
+    over = summarize([value for value in values if value is not None])
+    return None if over is None else over.mean

@@ -149,34 +149,57 @@
     Object.assign(layout.yaxis, ticks(tokens, pixels));
   }
 
+  // What is folded away has no size: it is drawn when a reader opens it.
+  const folded = (name) => document.getElementById(name).closest("details:not([open])") !== null;
+  const drawn = new Set();
+
   function fillAll() {
     if (attention.length === 0) return;
     const layer = document.getElementById("layer").value;
     const place = Number(document.getElementById("head").value);
     const places = Math.max(...attention.map((panel) => panel.heads.length));
-    for (const panel of attention) fill(panel, layer, place, places);
+    for (const panel of attention) {
+      if (!folded(panel.figure)) fill(panel, layer, place, places);
+    }
   }
 
-  async function drawAll() {
-    for (const name of Object.keys(figures)) await draw(name);
+  async function drawMissing() {
+    fillAll();
+    for (const name of Object.keys(figures)) {
+      if (folded(name)) continue;
+      if (drawn.has(name)) Plotly.Plots.resize(name);
+      else {
+        drawn.add(name);
+        await draw(name);
+      }
+    }
     root.dataset.theme = night.matches ? "dark" : "light";
-    root.dataset.drawn = Object.keys(figures).length;
+    root.dataset.drawn = drawn.size;
+  }
+
+  async function drawAnew() {
+    drawn.clear();
+    await drawMissing();
   }
 
   async function redrawAttention() {
     fillAll();
-    for (const panel of attention) await draw(panel.figure);
+    for (const panel of attention) {
+      if (!folded(panel.figure)) await draw(panel.figure);
+    }
   }
 
   for (const name of ["layer", "head"]) {
     document.getElementById(name)?.addEventListener("change", redrawAttention);
   }
-  night.addEventListener("change", drawAll);
+  night.addEventListener("change", drawAnew);
+  for (const fold of document.querySelectorAll("details")) {
+    fold.addEventListener("toggle", () => fold.open && drawMissing());
+  }
   let settled; // plotly fits the figures to a new width; how many tokens can be named changes too
   window.addEventListener("resize", () => {
     clearTimeout(settled);
     settled = setTimeout(redrawAttention, 250);
   });
-  fillAll();
-  drawAll();
+  drawMissing();
 })();

@@ -2,16 +2,23 @@
 
 import base64
 import hashlib
-import html
 import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from string import Template
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
-from clearhead.report import narrative, sections, style
-from clearhead.report.records import Records
+from clearhead.records.runs import Records
+from clearhead.report import style, verdicts
+from clearhead.report.pivots import Pivot
+from clearhead.report.statistics import Difference
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # Scripts run only by their hash, so that no text of a record can ever become one. Plotly writes
 # styles at run time and draws heat-maps as data: images.
@@ -19,45 +26,243 @@ _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
+LEGEND = 4  # arms that a figure's own legend has room for; more are told apart above the figures
 
 
-def write_page(records: Records, path: Path, *, title: str) -> None:
-    """Write the report on `records` to `path`: whole or not at all.
+@dataclass(kw_only=True)
+class Panel:
+    """A figure under a heading of its own; `note` says what the reader could not see from it.
+
+    Attributes:
+        own_legend: its lines are not the page's arms, whose key does not tell them apart.
+        described: the accessible name, and that of a saved file, unless it is the title.
+        attention: the packed maps that the page's script draws into it.
+        id: of its element, given when the page is rendered.
+    """
+
+    title: str
+    figure: "go.Figure"
+    note: str = ""
+    own_legend: bool = False
+    described: str = ""
+    attention: dict[str, Any] | None = None
+    id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """Figures side by side: curves, small heat-maps ("cells"), or attention maps ("map")."""
+
+    kind: ClassVar[str] = "panels"
+    panels: tuple[Panel, ...]
+    shape: str = "curve"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag:
+    """Names the set of records that the next blocks show."""
+
+    kind: ClassVar[str] = "tag"
+    label: str
+    name: str
+    facts: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    """Remarks, a paragraph each."""
+
+    kind: ClassVar[str] = "notes"
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Title:
+    """A heading within a section."""
+
+    kind: ClassVar[str] = "title"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Lines, a text of fixed width or a table that a reader may open."""
+
+    kind: ClassVar[str] = "fold"
+    summary: str
+    lines: tuple[str, ...] = ()
+    text: str = ""
+    pivot: Pivot | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A colour scale with its ticks."""
+
+    kind: ClassVar[str] = "scale"
+    name: str
+    ticks: tuple[str, ...]
+    signed: bool = False
+
+    @property
+    def gradients(self) -> list[str]:
+        """The colours of a light and of a dark page, as CSS."""
+        stops = style.DIVERGING if self.signed else style.SEQUENTIAL
+        return [f"linear-gradient(to right, {', '.join(one)})" for one in zip(*stops, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which layer and head all attention maps show."""
+
+    kind: ClassVar[str] = "choice"
+    layers: tuple[int, ...]
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Names and values; the command is shown letter for letter."""
+
+    kind: ClassVar[str] = "facts"
+    facts: dict[str, list[str]]
+
+
+Block = Pivot | Panels | Tag | Notes | Title | Fold | Scale | Choice | Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A title, the answer in one sentence, how to read it, and what shows it.
+
+    Attributes:
+        folded: a reader opens it; title and answer are in sight.
+    """
+
+    name: str
+    title: str
+    answer: str
+    caption: str = ""
+    blocks: tuple[Block, ...]
+    folded: bool = False
+
+
+def section(
+    name: str, title: str, answer: str, caption: str, blocks: Iterable[Block], folded: bool = False
+) -> Section | None:
+    """A section; None where no block shows a number."""
+    blocks = tuple(blocks)
+    if not any(isinstance(block, Pivot | Panels) for block in blocks):
+        return None
+    return Section(
+        name=name, title=title, answer=answer, caption=caption, blocks=blocks, folded=folded
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What stands under the verdict about one model or set of records: (text, its support)."""
+
+    title: str
+    paragraphs: tuple[tuple[str, str], ...]
+    committed: bool = False
+
+
+@dataclass(kw_only=True)
+class Page:
+    """Everything a page shows, before it is markup.
+
+    Attributes:
+        judge: the verdict, two plain sentences, by the largest p of a difference that holds.
+    """
+
+    title: str
+    kicker: str
+    records: Records
+    judge: Callable[[float], list[str]]
+    sections: list[Section] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @cached_property
+    def looks(self) -> dict[str, style.Look]:
+        """How each arm is drawn in every figure and table."""
+        return style.looks(self.records.arms())
+
+    @property
+    def key(self) -> bool:
+        """Whether arms are told apart once for all figures, instead of by a legend in each."""
+        return len(self.looks) > LEGEND
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of all sections."""
+        for section in self.sections:
+            yield from section.blocks
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Every difference that any of the tables shows."""
+        shown = (block for block in self.blocks() if isinstance(block, Pivot))
+        return [one for pivot in shown for one in pivot.differences()]
+
+    @cached_property
+    def threshold(self) -> float:
+        """The largest p of a difference that holds among all of the page."""
+        return verdicts.threshold_of(self.differences)
+
+    @cached_property
+    def account(self) -> str:
+        """How many comparisons there are and hold, in words."""
+        return verdicts.account(self.differences)
+
+    @cached_property
+    def verdict(self) -> list[str]:
+        """What came out, in plain sentences."""
+        return self.judge(self.threshold)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write a page to `path`: whole or not at all.
 
     Raises:
         ClearheadError: the file cannot be written.
     """
-    write_text(path, render(records, title=title))
+    write_text(path, render(page))
 
 
-def render(records: Records, *, title: str) -> str:
+def render(page: Page) -> str:
     """The page as HTML text."""
-    page = sections.Page(records=records, looks=style.looks(records.arms()))
-    body = sections.build(page) if records.runs else ""
-    return shell(page, title=title, lead=_lead(records, page.contrasts.threshold), body=body)
-
-
-def shell(page: sections.Page, *, title: str, lead: str, body: str) -> str:
-    """A page as HTML text: `lead` and `body` are HTML, `title` is text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
+    panels = [one for block in page.blocks() if isinstance(block, Panels) for one in block.panels]
+    figures = {}
+    for number, panel in enumerate(panels, start=1):
+        panel.id = f"figure-{number}"
+        figures[panel.id] = {**json.loads(panel.figure.to_json()), "ownLegend": panel.own_legend}
     data = {
-        "figures": page.figures,
+        "figures": figures,
         "key": page.key,
-        "attention": page.attention,
+        "attention": [{"figure": one.id, **one.attention} for one in panels if one.attention],
         "dark": style.LIGHT_TO_DARK,
     }
-    plotly, script = _script(get_plotlyjs()), _script(_part("page.js"))
-    policy = _POLICY.format(scripts=" ".join(map(_hash, (plotly, script))))
-    return Template(_part("page.html")).substitute(
-        title=html.escape(title),
-        policy=html.escape(policy),
-        css=_part("page.css"),
-        lead=lead,
-        body=body,
-        data=embed(data),
-        plotly=plotly,
-        script=script,
+    scripts = [_script(get_plotlyjs()), _script(_part("page.js"))]
+    environment = Environment(
+        loader=PackageLoader("clearhead.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(verdict_in_words=verdicts.verdict_in_words, holds=verdicts.holds)
+    return environment.get_template("page.html").render(
+        page=page,
+        policy=_POLICY.format(scripts=" ".join(map(_hash, scripts))),
+        # Ours, or made safe: everything else is escaped by the template.
+        css=Markup(_part("page.css")),
+        data=Markup(embed(data)),
+        scripts=[Markup(script) for script in scripts],
     )
 
 
@@ -67,19 +272,6 @@ def embed(data: object) -> str:
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
-
-
-def _lead(records: Records, threshold: float) -> str:
-    """The lead sentence, and under it the findings of each set of records side by side."""
-    findings = "".join(
-        f'<div class="{"committed" if label else "now"}">'
-        f"<b>{html.escape(narrative.record_name(label))}</b>"
-        f"<p>{html.escape(found)}</p></div>"
-        for label in records.labels()
-        if (found := narrative.findings(records.labelled(label)))
-    )
-    below = f'<div class="findings">{findings}</div>' if findings else ""
-    return f'<p class="lead">{html.escape(narrative.lead(records, threshold))}</p>{below}'
 
 
 def _part(name: str) -> str:

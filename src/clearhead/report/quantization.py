@@ -1,156 +1,363 @@
-"""Records of `clearhead quantize`, one JSON object a line.
+"""The page of a quantisation: what schemes cost, and bits against perplexity."""
 
-Kinds of line: `quantization`, a model and what it was measured on, and `scheme`, one result of it,
-full precision first (its "scheme" is null). A line's `run` names the model.
-"""
-
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from clearhead.errors import ClearheadError, choose
-from clearhead.records import jsonl
-from clearhead.records.files import write_text
+from clearhead.errors import ClearheadError
+from clearhead.records.provenance import source_of
+from clearhead.records.runs import Records, Run
+from clearhead.report import made, narrative, style
+from clearhead.report.charts import Looks, categories, line, new, scale_axis
+from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
+from clearhead.report.pivots import (
+    Entry,
+    Heading,
+    Pivot,
+    Quantity,
+    arm_headings,
+    at,
+    build,
+    summary,
+)
 
-KINDS = ("quantization", "scheme")
 CLOSE = 0.01  # of full precision's perplexity
+FULL = "full"  # the tick of full precision
+# Family -> (heading of its kind, what shares a scale).
+KINDS = {
+    "wa": "weights and activations, absmax",
+    "w": "weights, zero-point",
+    "logits": "attention logits, absmax",
+}
+SCALES = {
+    "wa-coarse": "a scale a tensor, both",
+    "wa-moderate": "a scale a channel of weights, a tensor of activations",
+    "wa-fine": "a scale a channel, both; activations calibrated",
+    "wa-token": "a scale a channel of weights, a token of activations",
+    "w-tensor": "a scale a tensor",
+    "w-channel": "a scale a channel",
+    "w-group": "a scale 128 inputs of a channel",
+    "logits-tensor": "a scale a text and layer",
+    "logits-head": "a scale a head",
+    "logits-row": "a scale a query",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One scheme on one model; `scheme` is None for full precision.
-
-    Attributes:
-        family, bits: its place in a figure; bits is None where it has none.
-        perplexity, delta: None where it could not be measured, for the `reason`.
-        accuracy, accuracy_normalised: None without questions; the latter, by characters, also where
-            the lm-evaluation-harness has none.
-        unused: layers quantised that no text went through.
-    """
-
-    scheme: str | None
-    family: str | None
-    bits: int | None
-    perplexity: float | None
-    delta: float | None
-    accuracy: float | None
-    accuracy_normalised: float | None
-    reason: str | None
-    unused: tuple[str, ...]
+def check(records: Records) -> Records:
+    """Refuse models without a result in full precision, beside which no other says anything."""
+    for run in records.runs:
+        if run.measure("perplexity") is None:
+            raise ClearheadError(f"{run.id} has no result in full precision")
+    return records
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantized:
-    """One model, with its results in the order in which they were measured."""
-
-    name: str
-    header: dict[str, Any]
-    results: dict[str | None, Result] = field(default_factory=dict)
-
-    @property
-    def full(self) -> Result:
-        return self.results[None]
-
-    def family(self, name: str) -> dict[int, Result]:
-        """{bits: result} of a family, most bits first."""
-        found = {r.bits: r for r in self.results.values() if r.family == name and r.bits}
-        return dict(sorted(found.items(), reverse=True))
-
-    def fewest_bits(self, family: str) -> int | None:
-        """The fewest bits measured at which, and above which, perplexity is within `CLOSE` of full
-        precision; None where there are none."""
-        fewest, full = None, self.full.perplexity
-        for bits, result in self.family(family).items():
-            if full is None or result.perplexity is None or result.perplexity > full * (1 + CLOSE):
-                break
-            fewest = bits
-        return fewest
-
-
-def families(models: Sequence[Quantized]) -> list[str]:
-    """The families that any of the models has a perplexity in, in the order in which the first
-    tried them."""
-    results = [r for model in models for r in model.results.values() if r.bits]
-    found = {r.family for r in results if r.perplexity is not None}
-    tried = (r.family for r in results if r.family)
-    return list(dict.fromkeys(family for family in tried if family in found))
-
-
-def schemes(models: Sequence[Quantized]) -> list[str]:
-    """The schemes that any of the models was measured on, in order."""
-    found = (name for model in models for name in model.results)
-    return list(dict.fromkeys(name for name in found if name))
-
-
-def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Add a model's lines to the file at `path`: all of them, or none.
-
-    Raises:
-        ClearheadError: the file cannot be written, or holds something else.
-    """
-    before = []
-    if path.exists():
-        load([path])
-        before = jsonl.read(path)
-    write_text(path, "".join(map(jsonl.encode, [*before, *lines])))
-
-
-def load(paths: Sequence[Path]) -> list[Quantized]:
-    """Models from files; of two of one name the later counts.
-
-    Raises:
-        ClearheadError: naming file and line, for anything that is not such a record.
-    """
-    models: dict[str, Quantized] = {}
-    jsonl.each(paths, partial(_add, models), what="record of a quantisation")
-    return _whole(models)
-
-
-def parse(lines: Iterable[dict[str, Any]]) -> list[Quantized]:
-    """Models from lines that are not in a file."""
-    models: dict[str, Quantized] = {}
-    for line in lines:
-        _add(models, line)
-    return _whole(models)
-
-
-def _whole(models: dict[str, Quantized]) -> list[Quantized]:
-    # Without full precision no other result says anything.
-    for model in models.values():
-        if None not in model.results:
-            raise ClearheadError(f"{model.name} has no result in full precision")
-    return list(models.values())
-
-
-def _add(models: dict[str, Quantized], line: dict[str, Any]) -> None:
-    kind = choose("kind", str(line["kind"]), KINDS)
-    name = str(line["run"])
-    if kind == "quantization":
-        models[name] = Quantized(name=name, header=line)
-        return
-    if name not in models:
-        raise ValueError(f'no line of kind "quantization" for {name!r} comes before it')
-    result = Result(
-        scheme=None if line["scheme"] is None else str(line["scheme"]),
-        family=line.get("family"),
-        bits=line.get("bits"),
-        perplexity=_number(line["perplexity"]),
-        delta=_number(line.get("delta")),
-        accuracy=_number(line.get("accuracy")),
-        accuracy_normalised=_number(line.get("accuracy_normalised")),
-        reason=line.get("reason"),
-        unused=tuple(line.get("unused", ())),
+def page(records: Records, title: str = "") -> Page:
+    """The page of one model, or of several side by side."""
+    check(records)
+    built = Page(
+        title=title or narrative.title_of(records),
+        kicker="clearhead quantize",
+        records=records,
+        judge=lambda threshold: _verdict(records),
+        warnings=narrative.warnings(records),
     )
-    models[name].results[result.scheme] = result
+    remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
+    caption = "Perplexity, and what a scheme adds to that of full precision."
+    if any(run.measure("accuracy") is not None for run in records.runs):
+        caption += (
+            " Accuracy is the share of multiple-choice questions answered right, by the "
+            "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
+            "that divided by their characters."
+        )
+    sections = (
+        section(
+            "numbers",
+            "What schemes cost",
+            _extremes(records),
+            caption,
+            [*filter(None, [results(records)]), *((Notes(texts=remarks),) if remarks else ())],
+        ),
+        section(
+            "fewest",
+            "How few are enough",
+            f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
+            "full precision, and is so with every larger number measured.",
+            "",
+            filter(None, [fewest(records)]),
+        ),
+        _curves(records, built.looks),
+        made.section(
+            records,
+            _facts,
+            "Linear layers only, or attention logits only; embeddings, the output matrix, norms "
+            "and hidden states in full precision. One text at a time, so that no scale is shared "
+            "between texts.",
+        ),
+    )
+    built.sections = [one for one in sections if one is not None]
+    return built
 
 
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no measured value")
-    return number
+def kind_of(family: str) -> str:
+    """What a family quantises, in words."""
+    return KINDS.get(family.partition("-")[0], family)
+
+
+def scale_of(family: str) -> str:
+    """What shares a scale in a family, in words."""
+    kind, _, group = family.partition("w-group")
+    if not kind and group:
+        return f"a scale {group} inputs of a channel"
+    return SCALES.get(family, family)
+
+
+def schemes(records: Records) -> dict[str, str | None]:
+    """{scheme: family} of all that any model was measured on, in order."""
+    found: dict[str, str | None] = {}
+    for run in records.runs:
+        for one in run.select("perplexity"):
+            if "scheme" in one.dimensions:
+                found.setdefault(one.dimensions["scheme"], one.details.get("family"))
+    return found
+
+
+def families(records: Records) -> dict[str, dict[int, str]]:
+    """{family: {bits: scheme}}, most bits first, of those that any model has a perplexity in; in
+    the order in which the first tried them."""
+    found: dict[str, dict[int, str]] = {}
+    measured = set()
+    for run in records.runs:
+        for one in run.select("perplexity"):
+            family, bits = one.details.get("family"), one.details.get("bits")
+            if family and bits:
+                found.setdefault(family, {})[int(bits)] = one.dimensions["scheme"]
+                measured |= {family} if one.value is not None else set()
+    return {
+        family: dict(sorted(bits.items(), reverse=True))
+        for family, bits in found.items()
+        if family in measured
+    }
+
+
+def results(records: Records) -> Pivot | None:
+    """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
+    rows: list[tuple[Heading, str | None]] = [(Heading(title="full precision"), None)]
+    for scheme, family in schemes(records).items():
+        group = "" if family is None else kind_of(family)
+        note = "" if family is None else scale_of(family)
+        rows.append((Heading(title=scheme, group=group, note=note), scheme))
+    reference = next(iter(records.arms()), "")
+    columns = [
+        (Heading(title=title, group=arm, arm=arm), (arm, metric))
+        for arm in records.arms()
+        for metric, title in (
+            ("perplexity", "perplexity"),
+            ("added_perplexity", "added"),
+            ("accuracy", "accuracy"),
+            ("accuracy_normalised", "by length"),
+        )
+    ]
+
+    def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
+        arm, metric = column
+        write = {"perplexity": _four_digits, "added_perplexity": signed}.get(metric, style.percent)
+        quantity = Quantity(
+            read=at(metric, scheme=scheme), write=write, judged=metric != "perplexity"
+        )
+        return quantity.entries(records, arm, reference)
+
+    return build("cost of schemes", rows, columns, fill, corner="scheme")
+
+
+def _four_digits(value: float) -> str:
+    return style.number(value, 4)
+
+
+def signed(delta: float) -> str:
+    """A difference with its sign; below 100 to three places, so that a column compares."""
+    size = f"{abs(delta):.3f}" if abs(delta) < 100 else style.number(abs(delta))
+    return ("−" if delta < 0 else "+") + size
+
+
+def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
+    """The fewest bits measured at which, and above which, perplexity is within `CLOSE` of full
+    precision; None where there are none."""
+    few, full = None, run.value("perplexity")
+    for number, scheme in bits.items():
+        if run.measure("perplexity", scheme=scheme) is None:
+            continue
+        value = run.value("perplexity", scheme=scheme)
+        if full is None or value is None or value > full * (1 + CLOSE):
+            break
+        few = number
+    return few
+
+
+def fewest(records: Records) -> Pivot | None:
+    """A row a family, a column a model."""
+    rows = [
+        (Heading(title=scale_of(family), group=kind_of(family)), bits)
+        for family, bits in families(records).items()
+    ]
+
+    def fill(bits: dict[int, str], arm: str) -> tuple[Entry, ...]:
+        words = []
+        for run in records.of(arm):
+            tried = [
+                n for n, one in bits.items() if run.value("perplexity", scheme=one) is not None
+            ]
+            if tried:
+                few = fewest_bits(run, bits)
+                words.append(str(few) if few else f"more than {max(tried)}")
+        distinct = list(dict.fromkeys(words))
+        return (Entry(text=" or ".join(distinct)),) if distinct else ()
+
+    return build(
+        f"fewest bits within {CLOSE * 100:g} %",
+        rows,
+        arm_headings(records),
+        fill,
+        corner="what is quantised",
+    )
+
+
+def _added(records: Records, arm: str) -> dict[str, float]:
+    """{scheme: mean perplexity that it adds}."""
+    found = {one: summary(records, arm, "added_perplexity", scheme=one) for one in schemes(records)}
+    return {scheme: over.mean for scheme, over in found.items() if over is not None}
+
+
+def _verdict(records: Records) -> list[str]:
+    """What the dearest and the cheapest scheme cost each model, in two sentences."""
+    full = narrative.means(records, "perplexity")
+    if not full:
+        return ["No perplexity could be measured in full precision."]
+    first = f"In full precision the perplexity is {narrative.listed(full, _four_digits, 'for')}."
+    extremes = _extremes(records)
+    return [first, extremes] if extremes else [first]
+
+
+def _extremes(records: Records) -> str:
+    parts = []
+    for arm in records.arms():
+        added = _added(records, arm)
+        if added:
+            worst, best = max(added, key=added.__getitem__), min(added, key=added.__getitem__)
+            text = f"{worst} costs {arm} most ({signed(added[worst])})"
+            parts.append(text + (f" and {best} least ({signed(added[best])})" * (best != worst)))
+    if len(parts) > narrative.MANY:
+        parts = [*parts[: narrative.MANY], "the others as in the table"]
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def remarks_on(run: Run) -> list[str]:
+    """What could not be measured and why, what was left out, and layers that nothing ran."""
+    reasons: dict[str, list[str]] = {}
+    unused: set[str] = set()
+    for one in run.select("perplexity"):
+        unused |= set(one.details.get("unused") or ())
+        if one.reason is not None:
+            name = one.dimensions.get("scheme", "full precision")
+            reasons.setdefault(one.reason, []).append(name)
+    found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    if run.header.get("questions"):
+        found.append(_questions(run))
+    left_out = run.header.get("left_out") or {}
+    if left_out:
+        total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))
+        share = style.percent(sum(left_out.values()) / total)
+        example = next(iter(left_out))
+        found.append(
+            f"not in linear layers, so in full precision under every scheme: {len(left_out)} "
+            f"tensors such as {example}, {share} of the matrices beside embeddings and head"
+        )
+    if unused:
+        found.append(
+            f"no text went through {len(unused)} of the quantised layers, such as {min(unused)}"
+        )
+    return found
+
+
+def _questions(run: Run) -> str:
+    """What was asked, and what guessing gives."""
+    asked, file = run.header.get("questions") or 0, run.header.get("choices")
+    return f"{asked:,} questions of {file}, chance {style.percent(run.header['chance'])}"
+
+
+def _curves(records: Records, looks: Looks) -> Section | None:
+    """A panel a family, in the same scale as its kind's others."""
+    found = families(records)
+    blocks: list[Block] = []
+    for kind in dict.fromkeys(map(kind_of, found)):
+        kin = {family: bits for family, bits in found.items() if kind_of(family) == kind}
+        points = {
+            family: {arm: _points(records, arm, bits) for arm in records.arms()}
+            for family, bits in kin.items()
+        }
+        shown = [
+            edge
+            for by_arm in points.values()
+            for one in by_arm.values()
+            for _, y, spread in one
+            for edge in (y - (spread or 0), y + (spread or 0))
+        ]
+        panels = (_panel(records, looks, family, points[family], kin, shown) for family in kin)
+        blocks += [Title(text=kind), Panels(panels=tuple(panels))]
+    return section(
+        "bits",
+        "Bits against perplexity",
+        "Fewer bits to the right, full precision at the left; lower is better.",
+        "The panels under one heading share their scale.",
+        blocks,
+    )
+
+
+def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Any]:
+    """(tick, mean perplexity, deviation), full precision first; none where nothing was measured."""
+    over = {FULL: summary(records, arm, "perplexity")}
+    over |= {f"{n:g}": summary(records, arm, "perplexity", scheme=one) for n, one in bits.items()}
+    points = [(tick, one.mean, one.deviation) for tick, one in over.items() if one is not None]
+    return points if any(tick != FULL for tick, *_ in points) else []
+
+
+def _panel(
+    records: Records,
+    looks: Looks,
+    family: str,
+    points: dict[str, list[Any]],
+    kin: dict[str, dict[int, str]],
+    shown: Sequence[float],
+) -> Panel:
+    figure = new("bits", "perplexity")
+    for arm, ones in points.items():
+        line(figure, arm, ones, looks[arm])
+    categories(figure, [FULL, *map(str, kin[family])])
+    low, high = min(shown), max(shown)
+    if high >= 4 * low:
+        scale_axis(figure, "perplexity", shown)
+    else:
+        margin = 0.06 * (high - low) or 0.01 * high
+        figure.update_yaxes(range=[low - margin, high + margin])
+    missing = [
+        arm
+        for arm in records.arms()
+        if any(records.reason(arm, "perplexity", scheme=one) for one in kin[family].values())
+    ]
+    note = f"Not all measured: {', '.join(missing)}." if missing else ""
+    title = scale_of(family)
+    return Panel(title=title, figure=figure, note=note, described=f"Perplexity by bits: {title}")
+
+
+def _facts(run: Run) -> dict[str, list[str]]:
+    header = run.header
+    versions = made.short(header.get("versions") or {})
+    return {
+        "command": [str(header.get("command") or "")],
+        "model": [f"{header.get('path')}: {header.get('class')}, {header.get('dtype')}"],
+        "parameters": [f"{header.get('parameters', 0):,}"],
+        "in linear layers": [f"{header.get('quantized_parameters', 0):,}"],
+        "text": [f"{header.get('tokens', 0):,} tokens in windows of {header.get('length', 0):,}"],
+        "calibration of “fine”": [str(header.get("calibration") or "none")],
+        "questions": [_questions(run) if header.get("questions") else "none"],
+        "made with": [f"{versions}; {header.get('device')}; {header.get('date')}"],
+        "source": [source_of(header)],
+    }

@@ -1,6 +1,5 @@
 """Colours, and how text and numbers from records are written so that nothing in them is markup."""
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +103,8 @@ def scale(stops: Sequence[tuple[str, str]]) -> list[list[float | str]]:
 
 def plain(text: object) -> str:
     """`text` as plotly will show it letter for letter (it reads tags and entities in labels)."""
-    return html.escape(_printable(str(text)), quote=False)
+    shown = _printable(str(text))
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def token(text: str, longest: int = 14) -> str:
@@ -136,7 +136,7 @@ def number(value: float, digits: int = 3) -> str:
 
 def with_spread(mean: float, deviation: float | None) -> str:
     """`mean ± deviation`, both to the decimal place of the deviation's second digit."""
-    if deviation is None or deviation == 0:
+    if deviation is None or deviation <= 1e-12 * abs(mean):
         return number(mean) + ("" if deviation is None else " ± 0")
     if not 1e-6 < deviation < 1e9:
         return f"{number(mean)} ± {number(deviation, 2)}"

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import InterruptedRun, compare
+from clearhead.experiments.compare import compare
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.evaluation import Watcher
-from clearhead.experiments.finetune import InterruptedTask, run_finetune
+from clearhead.experiments.finetune import run_finetune
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
-from clearhead.train import Progress
+from clearhead.train import InterruptedRun, Progress
 
 
 class _Log(Watcher):
@@ -31,7 +31,7 @@ def main() -> None:
             run_finetune(config, say=say)
         else:
             run_evaluation(config, watcher=_Log(), say=say)
-    except (InterruptedRun, InterruptedTask) as stop:
+    except InterruptedRun as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:
         raise SystemExit(f"clearhead: {error}") from error

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 import torch
 
 from clearhead.records.files import write_text
-from clearhead.report.records import load
+from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
 from clearhead.train.interrupt import StopSignals
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, EvaluateSettings, FinetuneJob
-from clearhead.report.records import load
+from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
 
 if TYPE_CHECKING:
@@ -157,5 +157,5 @@ def loss(records: Path) -> float | None:
     for metric in ("loss", "masked loss"):
         line = run.measure(metric, length=run.sequence_length)
         if line is not None:
-            return math.inf if line["value"] is None else float(line["value"])
+            return math.inf if line.value is None else line.value
     raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")

@@ -16,17 +16,16 @@ if TYPE_CHECKING:
         Trackio,
     )
     from clearhead.train.config import FinetuneConfig, TrainConfig
-    from clearhead.train.finetuning import Finetuned, finetune
     from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
-    from clearhead.train.result import DivergedError, TrainResult
+    from clearhead.train.result import DivergedError, InterruptedRun, TrainResult
 
 __all__ = [
     "BatchSource",
     "Callback",
     "DivergedError",
     "FinetuneConfig",
-    "Finetuned",
+    "InterruptedRun",
     "MetricsFile",
     "Progress",
     "Run",
@@ -35,7 +34,6 @@ __all__ = [
     "Trackio",
     "TrainConfig",
     "TrainResult",
-    "finetune",
     "holds_run",
     "is_finished",
     "train",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # the label that Hugging Face's losses leave out
 NEXT_TOKEN = "next-token"
+CLASSIFICATION = "classification"
 
 
 class BatchSource(Protocol):
@@ -22,7 +23,9 @@ class BatchSource(Protocol):
     other data.
 
     An attribute `objective` (str), "next-token" where there is none, says what labels mean: with
-    "mlm" they stand where the token was, and the model shifts nothing.
+    "mlm" they stand where the token was, and the model shifts nothing; with "classification" a text
+    has one label, [B], and batches may be smaller than the settings' batch_size x sequence_length,
+    by which tokens are counted.
     """
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -39,6 +42,8 @@ def objective_of(batches: BatchSource) -> str:
 def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> int:
     """How many labels enter the loss of `batch`; a window's first is no one's next token."""
     labels_BT = batch["labels"]
+    if objective == CLASSIFICATION:
+        return len(labels_BT)  # every number is a label of a regression
     return int(((labels_BT[:, 1:] if objective == NEXT_TOKEN else labels_BT) != IGNORED).sum())
 
 
@@ -57,7 +62,10 @@ def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -
         )
     found = tuple(batch["input_ids"].shape)
     expected = (config.batch_size, config.sequence_length)
-    if found != expected:
+    largest = found
+    if objective == CLASSIFICATION:  # an epoch's last batch has fewer texts, and texts differ
+        largest = tuple(map(max, found, expected))
+    if largest != expected:
         raise ClearheadError(
             f"the batches are {found[0]} x {found[1]} tokens, but batch_size x sequence_length "
             f"is {expected[0]} x {expected[1]}: make both the same"

@@ -31,7 +31,10 @@ def compiled(model: nn.Module, mode: Literal["none", "blocks"]) -> Iterator[None
     if mode == "none":
         yield
         return
-    layers = decoder_layers(model)
+    try:
+        layers = decoder_layers(model)
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}, or train it with compile none") from None
     layers += [m for m in model.modules() if getattr(m, "compile_like_a_layer", False)]
     for layer in layers:
         layer.compile()

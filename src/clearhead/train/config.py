@@ -1,11 +1,12 @@
 """Settings of training and of fine-tuning, checked when they are made; no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.metavars import Pattern
 from clearhead.optim.readers import READERS
 from clearhead.optim.schedule import SCHEDULES
 from clearhead.ranges import (
@@ -30,24 +31,13 @@ SHARES = ("parameter", "size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One training run. Every field but `save_every`, `keep` and `log_every` shapes the result.
+class Recipe:
+    """How weights are stepped, whatever the batches hold.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
     """
 
-    tokens: Count = 300_000
-    """Budget of input tokens; what is left over after the last whole step is not used."""
-    sequence_length: Length = 256
-    """Tokens in a window."""
-    batch_size: Count = 8
-    """Windows in one forward pass."""
-    accumulation: Count = 1
-    """Forward passes in one optimizer step; the step is that of one batch so many times as big."""
-    ramp: Fraction = 0.0
-    """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
-    0 has it full from the first step."""
     learning_rate: Positive = 1e-3
     """Peak learning rate."""
     final_learning_rate: Fraction = 0.1
@@ -55,8 +45,8 @@ class TrainConfig:
     warmup: Fraction = 0.1
     """Length of the linear warmup, as a fraction of the steps (of the tokens in a triangle)."""
     schedule: Literal["cosine", "linear", "constant", "triangle"] = "cosine"
-    """How the learning rate falls after the warmup. A triangle starts at a quarter of the peak, and
-    both its sides are straight in the tokens, which steps of a ramp differ in."""
+    """Fall of the learning rate after the warmup. A triangle starts at a quarter of the peak; both
+    its sides are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
     optimizer: Optimizer = "adamw"
     """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
     weight_decay: NotNegative = 0.1
@@ -67,32 +57,24 @@ class TrainConfig:
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
     momentum: Share | None = None
-    """Of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
+    """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
     rotation: Literal["hadamard", "haar"] | None = None
     """OrthoAdam's rotation; hadamard where not given."""
     rotation_sides: Literal["left", "right", "both"] | None = None
     """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
     rotation_share: Literal["parameter", "size"] | None = None
-    """"parameter" gives each parameter a rotation of its own, as in OrthoAdam's paper; "size" one
-    to all axes of a size, as every record up to 2026-11 has it. A parameter where not given."""
-    adamw_patterns: Annotated[tuple[str, ...], Range("patterns such as '*.o_proj.*'")] = ()
+    """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
+    axes of a size, as in every record up to 2026-11."""
+    adamw_patterns: Annotated[tuple[Pattern, ...], Range("patterns such as '*.o_proj.*'")] = ()
     """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
     clip: NotNegative = 1.0
     """Largest global norm of the gradient; 0 clips nothing."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
-    compile: Literal["none", "blocks"] = "none"
-    """"blocks" compiles each decoder layer with torch.compile."""
-    seed: Natural = 0
-    """Seeds what is random during training: dropout, and OrthoAdam's rotations."""
     save_every: Natural = 0
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Count = 2
-    """How many of the newest checkpoints stay."""
-    log_every: Count = 1
-    """Steps between lines of metrics."""
-    document_masks: bool = False
-    """Attention and positions restart where a document does; the batches must say where."""
+    """Number of newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,19 +91,23 @@ class TrainConfig:
         choose("rotation_share", str(self.rotation_share or "parameter"), SHARES)
         choose("schedule", str(self.schedule), SCHEDULES)
         choose("precision", str(self.precision), PRECISIONS)
-        choose("compile", str(self.compile), COMPILES)
-        if self.tokens < self.tokens_per_step:
-            raise ClearheadError(
-                f"tokens is {self.tokens}, less than one step of {self.tokens_per_step} "
-                f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
-                f"accumulation {self.accumulation}): raise tokens, or lower one of those"
-            )
 
-        if self.ramp and self.accumulation == 1:
-            raise ClearheadError(
-                f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
-                "accumulation, or leave ramp out"
-            )
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How much is read: windows of a stream of tokens, and how many make a step."""
+
+    tokens: Count = 300_000
+    """Budget of input tokens; the remainder after the last whole step is not used."""
+    sequence_length: Length = 256
+    """Tokens in a window."""
+    batch_size: Count = 8
+    """Windows in one forward pass."""
+    accumulation: Count = 1
+    """Forward passes in one optimizer step, which is that of one batch so many times as large."""
+    ramp: Fraction = 0.0
+    """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
+    0 has it full from the first step."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -157,38 +143,70 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
-
-    Neither states a gradient clip; 1 is this house's.
+class TrainConfig(Recipe, Windows):  # the last base's fields come first, in help too
+    """One training run. Every field but `save_every`, `keep` and `log_every` shapes the result.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
     """
 
+    compile: Literal["none", "blocks"] = "none"
+    """"blocks" compiles each decoder layer with torch.compile."""
+    seed: Natural = 0
+    """Seeds what is random during training: dropout, and OrthoAdam's rotations."""
+    log_every: Count = 1
+    """Steps between lines of metrics."""
+    document_masks: bool = False
+    """Attention and positions restart where a document does; the batches must say where."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("compile", str(self.compile), COMPILES)
+        if self.tokens < self.tokens_per_step:
+            raise ClearheadError(
+                f"tokens is {self.tokens}, less than one step of {self.tokens_per_step} "
+                f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
+                f"accumulation {self.accumulation}): raise tokens, or lower one of those"
+            )
+        if self.ramp and self.accumulation == 1:
+            raise ClearheadError(
+                f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
+                "accumulation, or leave ramp out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(Recipe):
+    """The protocol of the crammed BERT's GLUE runs, at SAS's settings (arXiv 2311.01906, D.2).
+
+    Neither states a gradient clip; 1 is this house's.
+    """
+
+    learning_rate: Positive = 1.5e-4
+    """Peak learning rate."""
+    final_learning_rate: Fraction = 0.0
+    """Learning rate of the last step, as a fraction of the peak."""
+    weight_decay: NotNegative = 0.0
+    """Decay of the matrices; norms, biases and gains have none."""
+    betas: Betas = (0.9, 0.98)
+    """Decay of the first and second moment."""
+    epsilon: Positive = 1e-6
+    """Added to the root of the second moment."""
     epochs: Count = 5
-    """Times that every training text is seen."""
+    """Passes over the training texts."""
     batch_size: Count = 32
     """Texts in a step."""
     max_length: Annotated[int, Range("a whole number of at least 3", lambda n: n >= 3)] = 128
     """Tokens of a text, special ones included; longer ones lose their end."""
-    learning_rate: Positive = 1.5e-4
-    """Peak learning rate."""
-    warmup: Fraction = 0.1
-    """Length of the linear warmup, as a fraction of the steps; then a cosine to 0."""
     dropout: Share | None = None
-    """Of a clearhead model, 0.1 where not given; other models keep their own."""
-    weight_decay: NotNegative = 0.0
-    """Decay of the matrices."""
-    betas: Betas = (0.9, 0.98)
-    """AdamW's decay of the first and second moment."""
-    epsilon: Positive = 1e-6
-    """AdamW's, added to the root of the second moment."""
-    clip: NotNegative = 1.0
-    """Largest global norm of the gradient; 0 clips nothing."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
+    """Dropout of a clearhead model, 0.1 where not given; other models keep their own."""
 
-    def __post_init__(self) -> None:
-        check(self)
-        choose("precision", str(self.precision), PRECISIONS)
+    def run(self, per_epoch: int, seed: int) -> TrainConfig:
+        """One training run of so many batches an epoch."""
+        return TrainConfig(
+            **{one.name: getattr(self, one.name) for one in fields(Recipe)},
+            tokens=self.epochs * per_epoch * self.batch_size * self.max_length,
+            sequence_length=self.max_length,
+            batch_size=self.batch_size,
+            seed=seed,
+        )

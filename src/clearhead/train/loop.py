@@ -54,7 +54,8 @@ def train(
     SIGTERM stop the run after the step at hand, with a checkpoint.
 
     Args:
-        model: any Hugging Face causal language model, or a masked one with such batches.
+        model: any Hugging Face causal language model; a masked one or a classifier with such
+            batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
         output: the run folder; it must hold no run, or with `resume` the run to go on with.
@@ -188,7 +189,7 @@ class _Loop:
         self.saved_step = self.progress.step
         self.memory = PeakMemory(self.model.device)
         # Parts of a model that change with training beside its weights; buffers hold what they are.
-        self.followers = [m for m in self.model.modules() if hasattr(m, "follow")]
+        self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
 
     def run_steps(self, stop: StopSignals) -> TrainResult:
         """Do the steps that remain, or those until a signal; save; sum up."""
@@ -201,7 +202,7 @@ class _Loop:
             norm = self.step()
             progress.step += 1
             for module in self.followers:
-                module.follow(progress.step / config.steps, progress.loss)
+                module.on_step_end(progress.step / config.steps, progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)

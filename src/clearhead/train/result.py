@@ -39,3 +39,12 @@ class TrainResult:
     def interrupted(self) -> bool:
         """Whether steps remain; `train(..., resume=True)` does them."""
         return self.stop_signal is not None
+
+
+class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
+    """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
+
+    def __init__(self, result: TrainResult) -> None:
+        super().__init__("interrupted")
+        assert result.stop_signal is not None
+        self.code = 128 + result.stop_signal

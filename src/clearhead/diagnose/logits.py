@@ -1,0 +1,91 @@
+"""Statistics of attention logits: their size, and the order of near and far keys.
+
+A logit is scaled and capped, as it enters the softmax; keys that a query does not see have none.
+Each statistic is fed by `clearhead.probe.ByTile`.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from clearhead.diagnose.quotients import quotients
+from clearhead.diagnose.streaming_topk import Histogram, RunningTopK, merge, ranks_of
+from clearhead.probe.attention_call import AttentionCall, Scores
+
+NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
+MEDIAN_EVERY = 16  # queries: the median of the logits is over one query in so many
+
+
+class LogitSizes:
+    """The largest |logit| of all maps (ranks over all layers, and the first by layer), and their
+    median, over one query in 16."""
+
+    def __init__(self) -> None:
+        self._largest: dict[int, RunningTopK] = defaultdict(RunningTopK)
+        self._magnitudes = Histogram()
+
+    def observe(self, call: AttentionCall, scores: Scores) -> None:
+        """Add a tile."""
+        start, score, visible, clear = scores
+        # Masks added to the scores of hidden keys are no logits, and would be the largest of all.
+        shown = score if clear else score.masked_fill(~visible, 0.0)
+        bound = torch.maximum(shown.amax(-1), -shown.amin(-1))
+        self._largest[call.layer].add(score, bound, visible)
+        before = call.k.shape[2] - call.q.shape[2] + start
+        few = score[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY]
+        if few.numel():
+            seen = visible[:, :, -before % MEDIAN_EVERY :: MEDIAN_EVERY].expand(few.shape)
+            self._magnitudes.add(few[seen])
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records."""
+        if not self._largest:
+            return []
+        ranks = ranks_of(merge(list(self._largest.values())))
+        out = [{"metric": f"logit_top_{rank}", "value": value} for rank, value in ranks.items()]
+        out.append({"metric": "logit_median", "value": self._magnitudes.median()})
+        for layer, largest in sorted(self._largest.items()):
+            top = largest.ranks().get(1)
+            out.append({"metric": "logit_top_1", "layer": layer, "value": top})
+        return out
+
+
+class NearestKeys:
+    """`order_broken_before` and, in bidirectional models, `order_broken_after`, by layer.
+
+    The share of (query, head) pairs whose 4 nearest keys have a lower mean logit than the next 12,
+    where 16 keys are visible on that side. Without any preference for near or far it is a half.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[int, Any]] = {}  # side → layer → [broken, counted]
+
+    def observe(self, call: AttentionCall, scores: Scores) -> None:
+        """Add a tile."""
+        start, score, visible, _ = scores
+        rows, keys = score.shape[2:]
+        before = call.k.shape[2] - call.q.shape[2] + start
+        row = torch.arange(before, before + rows, device=score.device)[:, None]
+        offsets = torch.arange(NEAR + FAR, device=score.device)
+        sides = {"before": row - offsets} | ({} if call.causal else {"after": row + offsets})
+        for side, column in sides.items():
+            inside = ((column >= 0) & (column < keys)).all(-1)
+            if not bool(inside.any()):
+                continue
+            column = column[inside]
+            nearest = score[:, :, inside].gather(-1, column.expand(*score.shape[:2], -1, -1))
+            seen = visible[:, :, inside].gather(-1, column.expand(*visible.shape[:2], -1, -1))
+            near, far = nearest[..., :NEAR].mean(-1), nearest[..., NEAR:].mean(-1)
+            counted = seen.all(-1) & near.isfinite() & far.isfinite()
+            counts = self._counts.setdefault(side, defaultdict(int))
+            counts[call.layer] += torch.stack([((near < far) & counted).sum(), counted.sum()])
+
+    def measures(self) -> list[dict[str, Any]]:
+        """Payloads of "measure" records; none of a side that a mask hides."""
+        return [
+            line
+            for side, counts in self._counts.items()
+            if any(int(count[1]) for count in counts.values())
+            for line in quotients(counts, metric=f"order_broken_{side}")
+        ]

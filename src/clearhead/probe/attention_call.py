@@ -1,0 +1,149 @@
+"""One layer's attention as the probes see it: its queries and keys, and tiles of its scores.
+
+Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.ops.visibility import Span, Visibility
+
+# A tile holds at most so many rows a head and so many weights in all (16 MiB in float32), whatever
+# the batch and the length; the few copies that statistics make of it bound a probe's memory.
+ROWS = 128
+WEIGHTS = 1 << 22
+
+
+class Tile(NamedTuple):
+    """Rows `start` to `start + R` of softmax maps and their first S keys; further keys are hidden.
+
+    Attributes:
+        start: the first of its queries.
+        weights: [B, H, R, S], float32 (float64 for float64 queries), 0 where hidden.
+        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
+        null: [B, H, R], the weight of the sink, on no key; None where there is no sink.
+    """
+
+    start: int
+    weights: Tensor
+    visible: Tensor
+    null: Tensor | None
+
+
+class Scores(NamedTuple):
+    """Rows `start` to `start + R` of the logits, as they enter the softmax.
+
+    Attributes:
+        start: the first of its queries.
+        scores: [B, H, R, S], float32 (float64 for float64 queries); hidden ones mean nothing.
+        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
+        clear: every row sees at least the first so many keys.
+    """
+
+    start: int
+    scores: Tensor
+    visible: Tensor
+    clear: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """The inputs of one layer's attention.
+
+    Attributes:
+        module: the attention module.
+        layer: the index of the decoder layer that it is in.
+        q, k: queries [B, H, T, D] and keys [B, G, S, D] as they are compared (rotated).
+        scale: of the products.
+        visibility: the keys that each query sees, `mask` aside.
+        sink: the logit beside every row's, a number, [H] or [B, H, T]; None for plain softmax.
+        mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
+        bias: added to the scores, [B or 1, H, T, S].
+        softcap: scores are c · tanh(score / c).
+        rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
+            padded batch under dynamic-causal, a call has columns that are another base's in a row.)
+        lambdas: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
+            scalar.
+    """
+
+    module: nn.Module
+    layer: int
+    q: Tensor
+    k: Tensor
+    scale: float
+    visibility: Visibility = Visibility()  # noqa: RUF009 (a frozen value)
+    sink: float | Tensor | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    lambdas: Tensor | None = None
+    rows: Tensor | None = None
+
+    @property
+    def causal(self) -> bool:
+        """True where no query sees a key after its own."""
+        return self.visibility.causal
+
+    def null_logit(self, start: int = 0, rows: int | None = None) -> float | Tensor | None:
+        """The sink as `normalised` takes it, of some of the queries."""
+        if not isinstance(self.sink, Tensor) or not self.sink.ndim:
+            return self.sink
+        if self.sink.ndim == 1:
+            return self.sink[:, None, None]
+        return self.sink[:, :, start:][:, :, :rows, None]
+
+    def scores(self, size: int | None = None, first: int = 0) -> Iterator[Scores]:
+        """The logits of the queries from `first` on, in float32 at least, by tiles of at most
+        `size` numbers (`WEIGHTS` unless given)."""
+        batch, heads, queries, _ = self.q.shape
+        keys = self.k.shape[2]
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        k = self.k.to(wide).repeat_interleave(heads // self.k.shape[1], dim=1)
+        rows = max(1, min(ROWS, (size or WEIGHTS) // (batch * heads * keys)))
+        limited = self.visibility.settled(queries, keys)
+        masked = limited.masked or limited.window is not None or self.mask is not None
+        for start in range(first, queries, rows):
+            stop = min(start + rows, queries)
+            end = keys - queries + stop if self.causal else keys
+            # The queries scaled rather than the scores: a pass less over the larger.
+            score = self.q[:, :, start:stop].to(wide) * self.scale @ k[:, :, :end].mT
+            if self.softcap is not None:
+                score = self.softcap * torch.tanh(score / self.softcap)
+            for added in (self.bias, self.mask):
+                if added is not None and added.dtype != torch.bool:
+                    score = score + added[:, :, start:stop, :end]
+            clear = 0 if masked else keys - queries + start + 1 if self.causal else keys
+            yield Scores(start, score, self._visible(start, stop, end), clear)
+
+    def _visible(self, start: int, stop: int, end: int) -> Tensor:
+        device, sizes = self.q.device, (self.q.shape[2], self.k.shape[2])
+        visible = torch.ones(1, 1, stop - start, end, dtype=torch.bool, device=device)
+        hidden = self.visibility.hidden(Span(start, stop, 0, end), *sizes, device)
+        if hidden is not None:
+            visible = visible & ~hidden
+        if self.rows is not None:
+            visible = visible & self.rows[:, None, start:stop, None]
+        if self.mask is not None:
+            part = self.mask[:, :, start:stop, :end]
+            # Models hide a key by the least number of their dtype, or by −inf.
+            shown = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
+            visible = visible & shown
+        return visible
+
+
+def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """exp(s) / (exp(sink) + Σ exp(s)), and exp(sink) over the same; rows that see no key are 0."""
+    top = score_BHRS.amax(-1, keepdim=True)
+    if sink is None:
+        weight = torch.exp(score_BHRS - top.nan_to_num(neginf=0.0))
+        total = weight.sum(-1, keepdim=True)
+        return weight / torch.where(total == 0, 1.0, total), None
+    logit = torch.as_tensor(sink, dtype=top.dtype, device=top.device)
+    top = torch.maximum(top, logit)
+    weight, null = torch.exp(score_BHRS - top), torch.exp(logit - top)
+    total = weight.sum(-1, keepdim=True) + null
+    return weight / total, (null / total).squeeze(-1)

@@ -1,0 +1,224 @@
+"""Observation of a running model: statistics fed by its attention and by its hidden states.
+
+A model's own attention function still computes the output, so the logits of an observed model are
+those of the plain one, bit for bit.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from clearhead.errors import ClearheadError
+from clearhead.models.implementations import IMPLEMENTATIONS
+from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
+from clearhead.nn.attention import Attention
+from clearhead.nn.protocols import Attend
+from clearhead.ops.visibility import Visibility
+from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.attention_override import AttentionOverride
+from clearhead.probe.statistic import Statistic, measures_of
+
+NAME = "clearhead_probe"
+INPUT = -1  # the layer number of the hidden states before the first layer
+
+
+class AttentionStatistic(Statistic, Protocol):
+    """A statistic of queries and keys."""
+
+    def observe(self, call: AttentionCall) -> None:
+        """Add one layer's attention."""
+
+
+class HiddenStatistic(Statistic, Protocol):
+    """A statistic of hidden states."""
+
+    def observe(self, layer: int, x_BTC: Tensor) -> None:
+        """Add the output of a decoder layer, or the input of the first as layer `INPUT`."""
+
+
+@contextmanager
+def observe(
+    model: Any,
+    *,
+    attention: Sequence[AttentionStatistic] = (),
+    hidden: Sequence[HiddenStatistic] = (),
+) -> Iterator[None]:
+    """Feed the statistics with all that `model` is run on in the body.
+
+    The attention implementation that was set computes the outputs, and is set again afterwards,
+    also when an error ends the body. Attention is observed in one model at a time.
+
+    Raises:
+        ClearheadError: the model has no list of decoder layers; or `attention` is to be observed,
+            and the model does not use `AttentionInterface`, or attention is already observed.
+    """
+    layers = decoder_layers(model)
+    with ExitStack() as stack:
+        if hidden:
+            stack.enter_context(_hooks(layers, hidden))
+        if attention:
+            inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
+            override = _OVERRIDE.within(
+                model,
+                _Probe(layers=inside, statistics=attention),
+                busy="a model is already being probed: leave that context first",
+                refusal=f"{type(model).__name__} does not use transformers' AttentionInterface, "
+                "so its attention cannot be observed",
+            )
+            stack.enter_context(override)
+        yield
+
+
+def measure(
+    model: Any,
+    windows: Iterable[Tensor],
+    *,
+    batch_size: int,
+    attention: Sequence[AttentionStatistic] = (),
+    hidden: Sequence[HiddenStatistic] = (),
+) -> list[dict[str, Any]]:
+    """Run windows of text through a model once, and return the measures of all statistics.
+
+    Args:
+        model: any model of transformers with a list of decoder layers. Its mode and its attention
+            implementation are left as they were.
+        windows: int64 [T] each, text from position 0 on, all of one length.
+        batch_size: windows run together; it changes speed and memory, not the results.
+        attention, hidden: as in `observe`.
+
+    Returns:
+        Payloads of "measure" records, each with "metric", "value" and its dimensions.
+
+    Raises:
+        ClearheadError: windows or a model that this cannot be measured on.
+    """
+    with evaluating(model), observe(model, attention=attention, hidden=hidden):
+        for ids_BT in batches(model, windows, batch_size):
+            run_backbone(model, ids_BT)
+    return [*measures_of(attention), *measures_of(hidden)]
+
+
+@contextmanager
+def _hooks(layers: list[nn.Module], statistics: Sequence[HiddenStatistic]) -> Iterator[None]:
+    def show(layer: int, x_BTC: Tensor) -> None:
+        with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):
+            for statistic in statistics:
+                statistic.observe(layer, x_BTC)
+
+    def entered(module: nn.Module, arguments: Any, keywords: Any) -> None:
+        x = arguments[0] if arguments else keywords.get("hidden_states")
+        if isinstance(x, Tensor):
+            show(INPUT, x)
+
+    def left(layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            show(layer, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    handles = [layers[0].register_forward_pre_hook(entered, with_kwargs=True)]
+    handles += [layer.register_forward_hook(left(i)) for i, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(kw_only=True)
+class _Probe:
+    layers: dict[nn.Module, int]  # the decoder layer that a module is in
+    statistics: Sequence[AttentionStatistic]
+    last: Callable[[], Tensor | None] = lambda: None  # the queries observed last
+
+    def show(self, call: AttentionCall) -> None:
+        # DiffLlama calls twice with the same queries and keys, for the halves of its values.
+        if self.last() is not call.q:
+            self.last = weakref.ref(call.q)
+            for statistic in self.statistics:
+                statistic.observe(call)
+
+
+def _probe(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    probe = _OVERRIDE.state
+    layer = probe.layers.get(module)
+    if layer is not None:
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            probe.show(attention_call(module, layer, query, key, attention_mask, options))
+    plain = _plain(module, _OVERRIDE.original)
+    return plain(module, query, key, value, attention_mask, **options)
+
+
+_OVERRIDE = AttentionOverride[_Probe](NAME, _probe, home="clearhead.probe")
+
+
+def attention_call(
+    module: nn.Module,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> AttentionCall:
+    """The call that the arguments of a function of the interface describe."""
+    scaling = options.get("scaling")
+    common = {
+        "module": module,
+        "layer": layer,
+        "q": query,
+        "k": key,
+        "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
+    }
+    if isinstance(module, Attention):
+        names = ("visibility", "sink", "lambdas", "rows")
+        return AttentionCall(**common, **{name: options[name] for name in names})
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return AttentionCall(
+        **common,
+        visibility=Visibility(causal=bool(causal) and mask is None and query.shape[2] > 1),
+        sink=options.get("s_aux"),
+        mask=mask,
+        bias=options.get("position_bias"),
+        softcap=options.get("softcap"),
+    )
+
+
+def _plain(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
+    """The attention function that `implementation` names for this module."""
+    if isinstance(module, Attention) and implementation in IMPLEMENTATIONS:
+        return _of_interface(IMPLEMENTATIONS[implementation])
+    if implementation in ALL_ATTENTION_FUNCTIONS:
+        return ALL_ATTENTION_FUNCTIONS[implementation]
+    for kind in type(module).__mro__:  # "eager" is each model's own, in its file
+        eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+        if implementation == "eager" and eager is not None:
+            return eager
+    raise ClearheadError(
+        f"{type(module).__name__} has no attention implementation {implementation!r} to call: "
+        "call model.set_attn_implementation('sdpa')"
+    )
+
+
+def _of_interface(attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+    def run(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
+    ) -> tuple[Tensor, None]:
+        out = attend(module, q, k, v, scale=options.pop("scaling"), **options)
+        return out.transpose(1, 2), None
+
+    return run

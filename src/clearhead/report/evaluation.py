@@ -1,0 +1,308 @@
+"""Evaluations on a page: a section a task, with tables, heat-maps of depth and loss by position.
+
+A number is the mean over seeds, and in tables and curves over depths; ± is one standard deviation
+over seeds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from clearhead.records.runs import Measure, Records
+from clearhead.report import narrative, style
+from clearhead.report.charts import Looks, heat_map, line, new
+from clearhead.report.page import Block, Fold, Panel, Panels, Scale, Section
+from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, entry
+
+PLAIN = "none"  # the scaling that a curve shows
+DOCUMENTS = "document_perplexity"
+CAPTION = (
+    "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
+    "means over depths and seeds. Under a number stands its difference to the first model’s under "
+    "the same setting, by Welch’s t over seeds; the error of drawing keys or documents is in its "
+    "interval where records have them singly."
+)
+# Dimensions that name no row: the column, and what only decides which text is read.
+_SILENT = ("task", "scaling", "factor", "length", "longest", "digest")
+_LOWER, _HIGHER = ("perplexity", "loss"), ("accuracy", "acc", "f1", "exact_match")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model, and all dimensions of its cells but length and, unless apart, depth."""
+
+    arm: str
+    setting: str
+
+    @property
+    def name(self) -> str:
+        """The arm and its setting."""
+        return f"{self.arm} · {self.setting}"
+
+
+Grid = dict[Row, dict[int, dict[int, list[Measure]]]]  # by row, length and seed
+
+
+def tasks(records: Records) -> dict[str, list[str]]:
+    """The metrics of each task that any run has a value of, in order."""
+    found: dict[str, dict[str, None]] = {}
+    for run in records.runs:
+        for one in run.measures.values():
+            task = one.dimensions.get("task")
+            if task is not None and one.value is not None and one.metric != DOCUMENTS:
+                found.setdefault(str(task), {})[one.metric] = None
+    return {task: list(metrics) for task, metrics in found.items()}
+
+
+def grid(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Grid:
+    """The measures of a task's metric that have a value; a place has none where all lack one."""
+    found: Grid = {}
+    for arm in records.arms():
+        for run in records.of(arm):
+            for one in run.select(metric, task=task):
+                row = Row(arm=arm, setting=setting(one.dimensions, by_depth=by_depth))
+                by_seed = found.setdefault(row, {}).setdefault(one.dimensions.get("length", 0), {})
+                if one.value is not None:
+                    by_seed.setdefault(run.seed, []).append(one)
+    return found
+
+
+def table(
+    records: Records, task: str, metric: str, *, by_depth: bool = False, title: str = ""
+) -> Pivot | None:
+    """A row a model and setting, a column a length."""
+    cells = grid(records, task, metric, by_depth=by_depth)
+    reference = next(iter(records.arms()), "")
+    lengths = sorted({length for by_length in cells.values() for length in by_length})
+
+    def fill(row: Row, length: int) -> tuple[Entry, ...]:
+        mine = cells[row].get(length)
+        if not mine:
+            return () if mine is None else (Entry(text="none"),)
+        theirs: Found = {}
+        if row.arm != reference:
+            theirs = cells.get(Row(arm=reference, setting=row.setting), {}).get(length, {})
+        return (entry(mine, theirs, reference=reference),)
+
+    alone = len(records.arms()) == 1 and by_depth
+    rows = [
+        (Heading(title=row.setting if alone else row.name, arm=None if alone else row.arm), row)
+        for row in cells
+    ]
+    columns = [(Heading(title=f"{length:,}" if length else ""), length) for length in lengths]
+    by = " by length in tokens" if any(lengths) else ""
+    words = metric.replace("_", " ")
+    return build(f"{title}{task}, {words}{by}", rows, columns, fill, corner=f"{words}{by}")
+
+
+def tables(records: Records, name: str) -> Iterator[Pivot]:
+    """All tables of one model, depths apart, for `clearhead eval`."""
+    for task, metrics in tasks(records).items():
+        for metric in metrics:
+            pivot = table(records, task, metric, by_depth=True, title=f"{name}: ")
+            if pivot is not None:
+                yield pivot
+
+
+def sections(records: Records, looks: Looks) -> Iterator[Section]:
+    """A section for each task, over all sets of records."""
+    for task in tasks(records):
+        blocks: list[Block] = []
+        for tag, labelled in narrative.sets(records):
+            metrics = tasks(labelled).get(task)
+            if metrics is None:
+                continue
+            blocks.append(tag)
+            pivots = (table(labelled, task, metric) for metric in metrics)
+            blocks += [pivot for pivot in pivots if pivot is not None]
+            blocks += _heat_maps(labelled, task, metrics[0])
+            curve = _by_position(labelled, looks, task)
+            blocks += [] if curve is None else [Panels(panels=(curve,))]
+            blocks += _by_document(labelled, task)
+        yield Section(
+            name=f"evaluation-{task}",
+            title=f"Evaluation: {task}",
+            answer=best(records, task),
+            caption=CAPTION,
+            blocks=tuple(blocks),
+        )
+
+
+def verdict(records: Records) -> str:
+    """The best models by length of the first two tasks that have one."""
+    sentences = filter(None, (best(records, task) for task in tasks(records)))
+    return " ".join(list(sentences)[:2])
+
+
+def best(records: Records, task: str) -> str:
+    """A sentence that says which model and setting has the best mean at which lengths."""
+    labelled = records.labelled(records.labels()[0])
+    metric = next(iter(tasks(labelled).get(task, ())), "")
+    lower = any(word in metric for word in _LOWER)
+    if not lower and metric not in _HIGHER:
+        return ""
+    spans: list[tuple[str, list[int], list[float]]] = []  # who, at which lengths, with what
+    cells = grid(labelled, task, metric)
+    for length in sorted({length for by_length in cells.values() for length in by_length}):
+        here = {row: _mean(by[length]) for row, by in cells.items() if by.get(length)}
+        if not here:
+            continue
+        value = (min if lower else max)(here.values())
+        winners = [row for row, mean in here.items() if mean == value]
+        name = winners[0].name.removesuffix(f" · {PLAIN}")
+        if len(winners) > 1:
+            name = f"{narrative.in_words(len(winners))} rows alike"
+        if not spans or spans[-1][0] != name:
+            spans.append((name, [], []))
+        spans[-1][1].append(length)
+        spans[-1][2].append(value)
+    words = [
+        f"{name}{_at(lengths)} ({' to '.join(dict.fromkeys(map(style.number, (v[0], v[-1]))))})"
+        for name, lengths, v in spans
+    ]
+    of = "" if task == metric else f" of {task}"
+    extreme = "Lowest" if lower else "Highest"
+    said = narrative.enumerate_words(words) if words else "none"
+    return f"{extreme} mean {metric.replace('_', ' ')}{of}: {said}."
+
+
+def _at(lengths: list[int]) -> str:
+    if not any(lengths):
+        return ""
+    if len(lengths) == 1:
+        return f" at {lengths[0]:,} tokens"
+    return f" from {lengths[0]:,} to {lengths[-1]:,} tokens"
+
+
+def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False) -> str:
+    """All dimensions of a cell but its length and, unless by depth, its depth, in words."""
+    silent = _SILENT if by_depth else (*_SILENT, "depth")
+    words = [
+        f"{name} {value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else f"{name} {value}"
+        for name, value in dimensions.items()
+        if name not in silent
+    ]
+    return ", ".join([scaling_name(dimensions), *words])
+
+
+def scaling_name(dimensions: Mapping[str, Any]) -> str:
+    """A rope scaling in words: "none", "yarn × 4"."""
+    factor = dimensions.get("factor")
+    return str(dimensions.get("scaling", PLAIN)) + (f" × {factor:g}" if factor is not None else "")
+
+
+def _heat_maps(records: Records, task: str, metric: str) -> Iterator[Block]:
+    """A panel a row: depth down, length across; only for what was measured at several depths."""
+    panels = []
+    largest = 1.0
+    for row, by_length in grid(records, task, metric).items():
+        cells: dict[tuple[int, float], dict[int, list[Measure]]] = {}
+        for length, by_seed in by_length.items():
+            for seed, ones in by_seed.items():
+                for one in ones:
+                    depth = one.dimensions.get("depth")
+                    if depth is not None:
+                        place = cells.setdefault((length, depth), {})
+                        place.setdefault(seed, []).append(one)
+        depths = sorted({depth for _, depth in cells})
+        if len(depths) < 2:
+            continue
+        lengths = sorted(by_length)
+        values = {place: _mean(by_seed) for place, by_seed in cells.items()}
+        largest = max(largest, *values.values())
+        figure = heat_map(
+            [f"{length:,}" for length in lengths],
+            [f"{100 * depth:g} %" for depth in depths],
+            [[values.get((length, depth)) for length in lengths] for depth in depths],
+            largest,
+            titles=("length in tokens", "depth"),
+            form=".2f",
+            hover="%{y} deep in %{x} tokens: %{z:.3f}%{customdata}",
+            custom=[[_interval(cells.get((n, depth), {})) for n in lengths] for depth in depths],
+        )
+        figure.update_xaxes(type="category")
+        figure.update_yaxes(type="category", title_standoff=10)
+        described = f"{metric} of {row.name} by depth and length"
+        panels.append(Panel(title=row.name, figure=figure, described=described))
+    if panels:
+        for panel in panels:  # one scale for all
+            panel.figure.data[0].zmax = largest
+        ticks = tuple(f"{largest * part:.2f}" for part in (0, 0.5, 1))
+        yield Scale(name=f"{metric} by depth and length", ticks=ticks)
+        yield Panels(panels=tuple(panels), shape="cells")
+
+
+def _mean(by_seed: Mapping[int, list[Measure]]) -> float:
+    return fmean(fmean(one.value or 0.0 for one in ones) for ones in by_seed.values())
+
+
+def _interval(by_seed: Mapping[int, list[Measure]]) -> str:
+    """A cell's 95 % interval, of one seed; several have a spread instead."""
+    ones = [one for found in by_seed.values() for one in found]
+    if len(ones) != 1 or (interval := ones[0].details.get("interval")) is None:
+        return ""
+    return f", 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _by_position(records: Records, looks: Looks, task: str) -> Panel | None:
+    """The mean loss up to each position of the longest texts, a line a model."""
+    figure = new("tokens of context, up to (log scale)", "cumulative loss (nats a token)")
+    for arm in records.arms():
+        curves: dict[int, list[float]] = defaultdict(list)
+        for run in records.of(arm):
+            longest = max(
+                reversed(run.payload("curve", curve="cumulative_loss", task=task, scaling=PLAIN)),
+                key=lambda curve: curve.get("length", 0),
+                default={"x": (), "y": ()},
+            )
+            for x, y in zip(longest["x"], longest["y"], strict=True):
+                curves[x].append(y)
+        points = [(place, fmean(curves[place]), None) for place in sorted(curves)]
+        line(figure, arm, points, looks[arm], size=6)
+    if not figure.data:
+        return None
+    figure.update_xaxes(type="log")
+    return Panel(
+        title="Loss of growing contexts",
+        figure=figure,
+        note="Without scaling; every position counts alike, whatever the number of tokens there.",
+        described="cumulative loss by position",
+    )
+
+
+def _by_document(records: Records, task: str) -> Iterator[Block]:
+    """Each model's perplexity of each text, by length, without scaling; folded away."""
+    for arm in records.arms():
+        plain = {"task": task, "scaling": PLAIN}
+        documents = dict.fromkeys(
+            one.dimensions["document"]
+            for run in records.of(arm)
+            for one in run.select(DOCUMENTS, **plain)
+        )
+        lengths = records.dimension(DOCUMENTS, "length", arm, **plain)
+
+        def fill(document: str, length: int, arm: str = arm) -> tuple[Entry, ...]:
+            values = {
+                run.seed: [
+                    one
+                    for one in run.select(DOCUMENTS, task=task, scaling=PLAIN, length=length)
+                    if one.dimensions["document"] == document and one.value is not None
+                ]
+                for run in records.of(arm)
+            }
+            values = {seed: ones for seed, ones in values.items() if ones}
+            return (entry(values, {}, reference=""),) if values else ()
+
+        pivot = build(
+            f"perplexity of {arm} by document",
+            [(Heading(title=document), document) for document in documents],
+            [(Heading(title=f"{length:,}"), length) for length in lengths],
+            fill,
+            corner="perplexity by length in tokens",
+        )
+        if pivot is not None:
+            yield Fold(summary=f"Perplexity of {arm} by document, without scaling", pivot=pivot)

@@ -1,0 +1,328 @@
+"""The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar, TypeVar
+
+from clearhead.records.runs import Measure, Records, Run
+from clearhead.report import style
+from clearhead.report.statistics import (
+    Component,
+    Difference,
+    Summary,
+    Verdict,
+    compare,
+    component,
+    summarize,
+)
+from clearhead.report.verdicts import interval_in_words
+
+Read = Callable[[Run], Sequence[Measure]]
+Found = Mapping[int, Sequence[Measure]]  # by seed, those with a value
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """A row's or a column's name; `arm` is whose colour it has."""
+
+    title: str
+    group: str = ""
+    note: str = ""
+    arm: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One number of a cell.
+
+    Attributes:
+        name: tells apart numbers of one cell, such as the maps of differential attention.
+        detail: shown when one points at the number.
+        difference: to the reference.
+        note: shown under the number where no verdict is: why it is missing.
+    """
+
+    text: str
+    name: str = ""
+    detail: str = ""
+    difference: Difference | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivot:
+    """A table; `cells` are by row and column, and may be empty."""
+
+    kind: ClassVar[str] = "pivot"
+    title: str
+    corner: str
+    rows: tuple[Heading, ...]
+    columns: tuple[Heading, ...]
+    cells: tuple[tuple[tuple[Entry, ...], ...], ...]
+
+    def differences(self) -> Iterator[Difference]:
+        """All differences that the table shows."""
+        for row in self.cells:
+            for cell in row:
+                yield from (entry.difference for entry in cell if entry.difference is not None)
+
+    def groups(self) -> dict[str, list[int]]:
+        """Places of the columns by group, in order."""
+        places: dict[str, list[int]] = {}
+        for place, column in enumerate(self.columns):
+            places.setdefault(column.group, []).append(place)
+        return places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number of every run, shown as value × scale.
+
+    Attributes:
+        by_map: a metric that has a number for each attention map; `read` is then not used.
+        judged: whether a difference to the reference is a result.
+        one_device: whether runs on other devices than most do not count.
+    """
+
+    read: Read = lambda run: ()
+    scale: float = 1.0
+    write: Callable[[float], str] | None = None
+    by_map: str = ""
+    judged: bool = True
+    one_device: bool = False
+
+    def entries(self, records: Records, arm: str, reference: str) -> tuple[Entry, ...]:
+        """The cell of an arm; empty where nothing was recorded."""
+        if not self.by_map:
+            return tuple(self._entry(records, arm, reference, self.read, [self.read]))
+        entries: list[Entry] = []
+        for name in records.dimension(self.by_map, "map", arm):
+            # Maps that plain attention lacks are held against its only one.
+            reads = [at(self.by_map, map=name), at(self.by_map, map="softmax")]
+            shown = "" if name == "softmax" else name
+            entries.extend(self._entry(records, arm, reference, reads[0], reads, shown))
+        return tuple(entries)
+
+    def _entry(
+        self,
+        records: Records,
+        arm: str,
+        reference: str,
+        read: Read,
+        others: Sequence[Read],
+        name: str = "",
+    ) -> Iterator[Entry]:
+        alike = records.on_one_device() if self.one_device else records
+        mine = found(alike, arm, read)
+        if not mine:
+            lines = [one for run in records.of(arm) for one in read(run)]
+            reason = next((one.reason for one in lines if one.reason), None)
+            if any(one.value is not None for one in lines):
+                reason = "trained on another device"
+            if reason is not None:
+                yield Entry(name=name, text="none", note=str(reason))
+            return
+        theirs: Found = {}
+        if self.judged and arm != reference:
+            theirs = next(filter(None, (found(alike, reference, one) for one in others)), {})
+        yield entry(
+            mine, theirs, reference=reference, scale=self.scale, write=self.write, name=name
+        )
+
+
+def at(metric: str, **dimensions: Any) -> Read:
+    """Read the measure at exactly these dimensions."""
+
+    def read(run: Run) -> list[Measure]:
+        measure = run.measure(metric, **dimensions)
+        return [] if measure is None else [measure]
+
+    return read
+
+
+def at_end(metric: str, *, first: bool = False) -> Read:
+    """Read the measure of a model's last layer, or of its first."""
+
+    def read(run: Run) -> list[Measure]:
+        layers = [one for one in run.select(metric) if "layer" in one.dimensions]
+        by_layer = sorted(layers, key=lambda one: one.dimensions["layer"])
+        return by_layer[:1] if first else by_layer[-1:]
+
+    return read
+
+
+def in_header(name: str) -> Read:
+    """Read a number of the run's header."""
+
+    def read(run: Run) -> list[Measure]:
+        value = run.header.get(name)
+        return [] if value is None else [Measure(metric=name, value=float(value))]
+
+    return read
+
+
+def found(records: Records, arm: str, read: Read) -> Found:
+    """The measures of an arm that have a value, by seed."""
+    by_seed = {
+        run.seed: [one for one in read(run) if one.value is not None] for run in records.of(arm)
+    }
+    return {seed: measures for seed, measures in by_seed.items() if measures}
+
+
+def summary(records: Records, arm: str, metric: str, **dimensions: Any) -> Summary | None:
+    """Mean and spread over seeds; None where no seed has the measure."""
+    return summarize(list(records.values(arm, metric, **dimensions).values()))
+
+
+def entry(
+    mine: Found,
+    theirs: Found,
+    *,
+    reference: str,
+    scale: float = 1.0,
+    write: Callable[[float], str] | None = None,
+    name: str = "",
+) -> Entry:
+    """A number over seeds, within a seed the mean of its measures, and its difference.
+
+    Args:
+        theirs: measures of the reference; empty where there is nothing to compare with.
+    """
+    if write is style.percent:
+        scale *= 100
+    values = _values(mine, scale)
+    over = summarize(values)
+    assert over is not None
+    one_value = over.deviation is None or over.deviation <= 1e-12 * abs(over.mean)
+    if write is style.percent:
+        spread = style.with_spread(over.mean, over.deviation) + "\u00a0%"
+        text = style.percent(over.mean / 100) if one_value else spread
+    elif write is not None and one_value:
+        text = write(over.mean)
+    else:
+        text = style.with_spread(over.mean, over.deviation)
+    detail = "one seed"
+    if over.interval is not None:
+        low, high = (style.number(bound, 4) for bound in over.interval)
+        detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
+    elif len(measures := next(iter(mine.values()))) == 1:
+        text += _error_of_one(measures[0])
+    difference = None
+    if theirs:
+        difference = compare(values, _values(theirs, scale), _item_error(mine, theirs))
+    if difference is not None:
+        detail += interval_in_words(difference, f"difference to {reference}")
+    return Entry(name=name, text=text, detail=detail, difference=difference)
+
+
+def _values(measures: Found, scale: float) -> list[float]:
+    return [
+        scale * fmean(one.value for one in ones if one.value is not None)
+        for ones in measures.values()
+    ]
+
+
+def _error_of_one(measure: Measure) -> str:
+    """What is known of one number's error: a 95 % interval, or one standard error."""
+    if (interval := measure.details.get("interval")) is not None:
+        return f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    if (error := measure.details.get("stderr")) is not None:
+        return f" ± {style.number(error, 2)}"
+    return ""
+
+
+def _item_error(mine: Found, theirs: Found) -> tuple[Component, ...]:
+    """The error of drawing these keys or documents and no others; empty where records lack them.
+
+    Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
+    number is its mean over seeds less the reference's: what both find hard is no error.
+    """
+    strata: list[Component] = []
+    for key in {one.key for ones in mine.values() for one in ones}:
+        means = []
+        for side in (mine, theirs):
+            items = [
+                one.details.get("items", ())
+                for ones in side.values()
+                for one in ones
+                if one.key == key
+            ]
+            if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
+                return ()
+            means.append([fmean(one) for one in zip(*items, strict=True)])
+        if len(means[0]) != len(means[1]):
+            return ()
+        strata.append(component([a - b for a, b in zip(*means, strict=True)]))
+    variance = sum(one.variance for one in strata) / len(strata) ** 2
+    return (Component(variance=variance, degrees=sum(one.degrees for one in strata)),)
+
+
+def build(
+    title: str,
+    rows: Iterable[tuple[Heading, R]],
+    columns: Iterable[tuple[Heading, C]],
+    fill: Callable[[R, C], tuple[Entry, ...]],
+    *,
+    corner: str = "",
+) -> Pivot | None:
+    """Fill a table; rows and columns without numbers are left out, None where all are."""
+    rows, columns = list(rows), list(columns)
+    cells = [[fill(row, column) for _, column in columns] for _, row in rows]
+    across = [place for place in range(len(columns)) if any(row[place] for row in cells)]
+    down = [place for place in range(len(rows)) if any(cells[place])]
+    if not down:
+        return None
+    return Pivot(
+        title=title,
+        corner=corner,
+        rows=tuple(rows[place][0] for place in down),
+        columns=tuple(columns[place][0] for place in across),
+        cells=tuple(tuple(cells[i][j] for j in across) for i in down),
+    )
+
+
+def arm_headings(records: Records) -> list[tuple[Heading, str]]:
+    """A heading for each arm; with one seed no difference of it is decided: said once, here."""
+    headings = []
+    for arm in records.arms():
+        n, reference = len(records.of(arm)), arm == records.arms()[0]
+        note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
+        if reference and len(records.arms()) > 1:
+            note = f"reference, {note}"
+        headings.append((Heading(title=arm, note=note, arm=arm), arm))
+    return headings
+
+
+def by_arm(
+    records: Records,
+    title: str,
+    quantities: Iterable[tuple[Heading, Quantity]],
+    *,
+    corner: str = "model",
+    arms_across: bool = False,
+) -> Pivot | None:
+    """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
+    arms, reference = arm_headings(records), next(iter(records.arms()), "")
+    if arms_across:
+        return build(
+            title,
+            quantities,
+            arms,
+            lambda one, arm: one.entries(records, arm, reference),
+            corner=corner,
+        )
+    return build(
+        title,
+        arms,
+        quantities,
+        lambda arm, one: one.entries(records, arm, reference),
+        corner=corner,
+    )
+
+
+def seeds_in_words(n: int) -> str:
+    """1 seed; 3 seeds."""
+    return "1 seed" if n == 1 else f"{n} seeds"

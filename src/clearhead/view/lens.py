@@ -1,0 +1,95 @@
+"""The logit lens: a model's prediction of the next token, read off after each layer.
+
+The model's own final norm and output head are applied to the hidden states of every layer
+(nostalgebraist, 2020). Whatever else a model does to its logits is not known in general; so the
+lens is checked on the last layer, and left out where it does not give the model's own logits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.models.inspection import backbone, decoder_layers
+
+BEST = 4  # predictions shown of each token and layer
+_ROWS = 128  # tokens whose logits are held at once
+_CLOSE = 0.02  # of a probability: a lens further off is not this model's
+
+
+@dataclass
+class Lens:
+    """Predictions from hidden states.
+
+    Attributes:
+        norm, head: the model's own.
+        tokens, shares: layer → [T, BEST], the likeliest next tokens and their probabilities.
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    shares: dict[int, Tensor] = field(default_factory=dict)
+
+    def read(self, layer: int, x_TC: Tensor) -> None:
+        """Add the predictions after one layer."""
+        found = [
+            self.head(self.norm(rows)).float().softmax(-1).topk(BEST) for rows in x_TC.split(_ROWS)
+        ]
+        self.shares[layer] = torch.cat([top.values for top in found]).cpu()
+        self.tokens[layer] = torch.cat([top.indices for top in found]).cpu()
+
+    def agrees(self, logits_TV: Tensor) -> bool:
+        """True if after the last layer it predicts what the model itself does."""
+        last = max(self.shares)
+        own = logits_TV.float().softmax(-1).topk(self.shares[last].shape[-1]).values.cpu()
+        return bool(((own - self.shares[last]).abs() < _CLOSE).all())
+
+
+def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
+    """The norm and the head behind the last layer of a causal language model; None without a head.
+
+    The norm is the module of the backbone that is given the last layer's output.
+
+    Args:
+        ids_BT: any text; it is run once.
+    """
+    head = model.get_output_embeddings()
+    vocabulary = getattr(model.config, "vocab_size", 0)
+    if head is None or vocabulary < BEST:
+        return None
+    last = decoder_layers(model)[-1]
+    inside = set(last.modules())
+    output: list[Tensor] = []
+    norms: list[nn.Module] = []
+
+    def left(module: nn.Module, arguments: Any, result: Any) -> None:
+        output.append(result[0] if isinstance(result, tuple) else result)
+
+    def entered(module: nn.Module, arguments: Any) -> None:
+        if output and arguments and arguments[0] is output[-1]:
+            norms.append(module)
+
+    handles = [last.register_forward_hook(left)]
+    handles += [
+        module.register_forward_pre_hook(entered)
+        for module in backbone(model).modules()
+        if module not in inside
+    ]
+    try:
+        model(input_ids=ids_BT)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Lens(norms[0] if norms else nn.Identity(), head)
+
+
+def surprises(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
+    """−log₂ p of each token after those before it, [T − 1]."""
+    found = [
+        torch.nn.functional.cross_entropy(rows.float(), wanted, reduction="none")
+        for rows, wanted in zip(logits_TV[:-1].split(_ROWS), ids_T[1:].split(_ROWS), strict=True)
+    ]
+    return torch.cat(found).cpu() / torch.log(torch.tensor(2.0))

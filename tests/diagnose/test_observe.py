@@ -1,0 +1,100 @@
+"""A probed model is the plain model: same bits, same settings afterwards."""
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, T5Config, T5ForConditionalGeneration
+
+from clearhead import ClearheadError
+from clearhead.diagnose import HiddenStatistics, RowMeans
+from clearhead.probe import ByTile, observe
+from clearhead.probe.observation import NAME
+
+MODELS = ("transformer", "gpt2", "differential", "softmax1", "Llama", "GPT-2")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_bit_equal(tiny, name, implementation):
+    model = tiny.make(name)
+    model.set_attn_implementation(implementation)
+    ids = torch.stack(tiny.windows(3))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        for options in ({}, {"attention_mask": mask}):
+            plain = model(ids, **options).logits
+            means, hidden = RowMeans(), HiddenStatistics()
+            with observe(model, attention=[ByTile(weights=[means])], hidden=[hidden]):
+                probed = model(ids, **options).logits
+            assert torch.equal(plain, probed)
+            for statistic in (means, hidden):
+                lines = statistic.measures()
+                assert {line["layer"] for line in lines if "layer" in line} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["differential", "Llama"])
+def test_the_implementation_is_restored_after_an_error(tiny, name, implementation):
+    model = tiny.make(name)
+    model.set_attn_implementation(implementation)
+    implementations = []
+
+    def fail() -> None:
+        implementations.append(model.config._attn_implementation)
+        raise RuntimeError("in the body")
+
+    statistics = {"attention": [tiny.Calls()], "hidden": [HiddenStatistics()]}
+    with pytest.raises(RuntimeError, match="in the body"), observe(model, **statistics):
+        fail()
+    assert implementations == [NAME]
+    assert model.config._attn_implementation == implementation
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    with observe(model, **statistics):  # and another probe may enter
+        pass
+
+
+def test_autocast_outside_does_not_round_the_statistics(tiny):
+    model = tiny.make("transformer")
+    ids = torch.stack(tiny.windows(2))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model(ids).logits
+        means = RowMeans()
+        with observe(model, attention=[ByTile(weights=[means])]):
+            assert torch.equal(model(ids).logits, plain)
+    floor = tiny.value(means.measures(), "chance_floor")
+    assert floor == pytest.approx(tiny.harmonic(13), abs=1e-7)
+
+
+def test_one_probe_at_a_time(tiny):
+    model = tiny.make("Llama")
+    with (
+        observe(model, attention=[tiny.Calls()]),
+        pytest.raises(ClearheadError, match="already being probed"),
+        observe(tiny.make("GPT-2"), attention=[tiny.Calls()]),
+    ):
+        pass
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_probe_by_itself_says_what_to_do(tiny):
+    model = tiny.make("Llama")
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ClearheadError, match="only inside"):
+        model(tiny.windows(1)[0][None])
+
+
+def test_models_that_cannot_be_observed(tiny):
+    bloom = BloomForCausalLM(BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=11))
+    original = bloom.config._attn_implementation
+    with (
+        pytest.raises(ClearheadError, match="does not use transformers' AttentionInterface"),
+        observe(bloom, attention=[tiny.Calls()], hidden=[tiny.Calls()]),
+    ):
+        pass
+    assert bloom.config._attn_implementation == original
+    assert not any(module._forward_hooks for module in bloom.modules())
+    t5 = T5ForConditionalGeneration(
+        T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
+    )
+    with pytest.raises(ClearheadError, match="encoder-decoder"), observe(t5):
+        pass

@@ -1,0 +1,73 @@
+"""The pages for users: what they link to is there, and what they tell a reader to run, runs."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import VERBS, options
+from clearhead.cli import train as train_verb
+from clearhead.experiments.configs import EvaluateConfig, masked_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "results/README.md"])
+# Words of a pattern for the reader to fill in, not of a command.
+PATTERN = ("[", "…")
+
+
+def _blocks(text):
+    """The lines of code blocks, fenced or indented."""
+    fenced = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.strip()
+
+
+def _commands(page):
+    """The words of every whole `clearhead VERB …` in the code blocks of a page."""
+    text = re.sub(r"\\\n", " ", page.read_text("utf-8"))
+    for line in _blocks(text):
+        if line.startswith("clearhead ") and not any(mark in line for mark in PATTERN):
+            yield shlex.split(line, comments=True)[1:]
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{page.stem}: {' '.join(words)[:60]}")
+    for page in PAGES
+    for words in _commands(page)
+    if words != ["--version"]
+]
+
+
+def test_the_pages_have_commands():
+    assert len(COMMANDS) > 10
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_of_the_pages_is_understood(words):
+    verb, *rest = words
+    module = importlib.import_module(VERBS[verb][0])
+    kind = EvaluateConfig if verb == "eval" else module.Command
+    default = None
+    if verb == "train" and "mlm" in rest:
+        default = train_verb.Command(objective="mlm", train=masked_recipe())
+    options.parse(kind, rest, verb=verb, description="", default=default)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_first_program_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})
+    assert (tmp_path / "my-model/model.safetensors").exists()
+    assert capsys.readouterr().out.startswith("tensor([[")
