@@ -1,6 +1,7 @@
 """clearhead convert, from folder to folder."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
         maps = model(torch.stack(windows), output_attentions=True).attentions
     null = [1 - weights.sum(-1)[:, :, 1:].mean((0, 2)) for weights in maps]
     # A sink in the first layer changes nothing that the first layer's heads compare.
-    wanted = torch.tensor(record["first_token_shares"][0], dtype=torch.float32)
+    wanted = torch.tensor([each["value"] for each in record["shares"] if each["layer"] == 0])
     assert torch.allclose(null[0], wanted, atol=1e-4)
     assert float(wanted.min()) > 0.01
     assert len(record["measures"]) == 3
@@ -199,3 +200,19 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2].joinpath("docs", "repair.md").read_text("utf-8")
+    commands = [line for line in page.split("```")[1].splitlines() if line]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        name, *words = command.split()
+        assert name == "clearhead"
+        places = {"MODEL": str(llama), "TEXT": str(text)}
+        assert _call(*(places.get(word, word) for word in words)) == 0, command
+    granite, sink = (AutoModelForCausalLM.from_pretrained(name) for name in ("granite", "sink"))
+    assert type(granite) is GraniteSWAForCausalLM
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(granite(ids).logits, sink(ids).logits, atol=1e-5)

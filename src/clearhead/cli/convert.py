@@ -49,7 +49,8 @@ def run(words: list[str]) -> int:
         "with --to on other mechanisms, saying how far it is from the first.",
         examples=(
             "./SmolLM2-135M ./smollm2-clearhead",
-            "./SmolLM2-135M ./gated --to gated --text book.txt",
+            "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
+            "runs/train/final ./as-llama",
         ),
         presets=True,
     )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.models.inspection import evaluating
+from clearhead.models.inspection import batches, evaluating
 
 ROWS = 64  # tokens whose distributions are held at once
 
@@ -44,12 +44,14 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
     Args:
         windows: int64 [length] each.
         inputs: what else `after` takes, such as an attention_mask.
+
+    Raises:
+        ClearheadError: no windows, of different lengths, or with tokens unknown to the model.
     """
     tokens, losses, divergence = 0, [0.0, 0.0], 0.0
     largest = squared = length = 0.0
     with evaluating(before), evaluating(after):
-        for ids_T in windows:
-            ids_BT = ids_T[None].to(before.device)
+        for ids_BT in batches(before, windows, 1):
             logits = before(input_ids=ids_BT, use_cache=False).logits[0].float()
             other = after(input_ids=ids_BT, use_cache=False, **inputs).logits[0].float()
             parts = zip(logits[:-1].split(ROWS), other[:-1].split(ROWS), strict=True)
@@ -63,7 +65,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
                 largest = max(largest, float(apart_RV.abs().max()))
                 squared += float(apart_RV.square().sum(dtype=torch.float64))
                 length += float(one_RV.square().sum(dtype=torch.float64))
-            tokens += len(ids_T) - 1
+            tokens += ids_BT.shape[1] - 1
     first, second = (math.exp(loss / tokens) for loss in losses)
     return Distance(
         tokens=tokens,

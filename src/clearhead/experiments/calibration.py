@@ -9,12 +9,10 @@ from torch import Tensor
 
 from clearhead.data.config import DataConfig
 from clearhead.data.sources import find
-from clearhead.diagnose.interface import probing
-from clearhead.diagnose.weights import AttentionCall
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.inspection import batches, evaluating
 from clearhead.nn.sink import NOTHING
+from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 
 _CHARACTERS = 16  # of a document that are read for each token asked for
@@ -77,6 +75,18 @@ class _Rows:
             for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
                 rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
 
+    def mean_share(self, layer: int) -> Tensor:
+        """The first token's mean weight in each head, [H]."""
+        return torch.cat(self.shares[layer], 1).mean(1)
+
+    def measures(self) -> list[dict[str, Any]]:
+        """The mean weights by layer and head."""
+        return [
+            {"metric": "first_token_share", "value": value, "layer": layer, "head": head}
+            for layer in range(len(self.shares))
+            for head, value in enumerate(self.mean_share(layer).tolist())
+        ]
+
 
 def check_sinks(model: ClearheadForCausalLM) -> None:
     """Raise a ClearheadError for a layer without a learned sink, or V1's maps.
@@ -98,7 +108,7 @@ def check_sinks(model: ClearheadForCausalLM) -> None:
 
 def calibrate(
     model: ClearheadForCausalLM, windows: Iterable[Tensor], *, without_first: bool
-) -> list[Tensor]:
+) -> list[dict[str, Any]]:
     """Give each learned sink the logit at which its mean weight is the first token's; no training.
 
     Args:
@@ -107,7 +117,7 @@ def calibrate(
             place; else the sink is beside it.
 
     Returns:
-        The first tokens' mean weights that were found, float64 [H] of each layer.
+        The first tokens' mean weights that were found, measures "first_token_share".
 
     Raises:
         ClearheadError: as `check_sinks`.
@@ -117,13 +127,9 @@ def calibrate(
     for attention in layers:
         torch.nn.init.constant_(attention.normalizer.logit, NOTHING)
     rows = _Rows(len(layers), without_first=without_first)
-    with evaluating(model), probing(model, rows.observe):
-        for ids_BT in batches(model, windows, 1):
-            model(input_ids=ids_BT, use_cache=False)
-    shares = list[Tensor]()
-    for attention, first, total in zip(layers, rows.shares, rows.totals, strict=True):
-        shares.append(torch.cat(first, 1).mean(1))
-        logits = _balanced(torch.cat(total, 1), shares[-1])
+    shares = measure(model, windows, batch_size=1, attention=[rows])
+    for layer, attention in enumerate(layers):
+        logits = _balanced(torch.cat(rows.totals[layer], 1), rows.mean_share(layer))
         with torch.no_grad():
             attention.normalizer.logit.copy_(logits)
     return shares

@@ -93,7 +93,7 @@ def to_other_mechanisms(
     if calibrating:
         check_sinks(made)
     relative = measure("start")
-    shares = None
+    shares = list[dict[str, Any]]()
     if calibrating:
         calibrate(made, calibrating, without_first=True)
         hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
@@ -125,7 +125,7 @@ def to_other_mechanisms(
             "calibration": calibration,
             "length": length,
             "windows": len(windows),
-            **({} if shares is None else {"first_token_shares": [s.tolist() for s in shares]}),
+            "shares": shares,
         },
     )
 
