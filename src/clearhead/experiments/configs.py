@@ -122,7 +122,7 @@ class CompareConfig:
 
     @cached_property
     def documents(self) -> str:
-        """Documents of a validation window: "apart" if all training separates them, or "together"."""
+        """Documents of a validation window: "apart" if all training does so, else "together"."""
         apart = all(arm.train.document_masks for arm in self.arms)
         return "apart" if apart else "together"
 
