@@ -44,6 +44,7 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
     assert _call("convert", run, there) == 0
     told = capsys.readouterr().out
     assert f"ClearheadForCausalLM → {kind.__name__}, with equal logits: {there}" in told
+    assert json.loads(Path(there, "conversion.json").read_text("utf-8"))["relative"] < 2e-6
     theirs = AutoModelForCausalLM.from_pretrained(there)
     ours = AutoModelForCausalLM.from_pretrained(f"{run}/final")
     assert type(theirs) is kind

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.models.conversion import converted, imported, tolerance
+from clearhead.models.conversion import converted, imported, logit_difference, tolerance
 from clearhead.models.inspection import within_memory
 from clearhead.models.starts import started, target
 from clearhead.nn.sink import NOTHING, Sink
@@ -31,7 +31,8 @@ class Conversion:
 def to_the_other_format(model: Any, name: str) -> Conversion:
     """The same function in the other library's format."""
     made = converted(model)
-    return Conversion(model=made, record=_record(name, model, made))
+    record = _record(name, model, made)
+    return Conversion(model=made, record={**record, "relative": logit_difference(model, made)})
 
 
 def to_other_mechanisms(
