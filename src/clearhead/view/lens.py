@@ -68,13 +68,15 @@ def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
     def left(module: nn.Module, arguments: Any, result: Any) -> None:
         output.append(result[0] if isinstance(result, tuple) else result)
 
-    def entered(module: nn.Module, arguments: Any) -> None:
-        if output and arguments and arguments[0] is output[-1]:
+    def normed(module: nn.Module, arguments: Any, result: Any) -> None:
+        given = bool(output and arguments) and arguments[0] is output[-1]
+        # A pooler is given it, too, and makes one vector of it.
+        if given and isinstance(result, Tensor) and result.shape == output[-1].shape:
             norms.append(module)
 
     handles = [last.register_forward_hook(left)]
     handles += [
-        module.register_forward_pre_hook(entered)
+        module.register_forward_hook(normed)
         for module in backbone(model).modules()
         if module not in inside
     ]
