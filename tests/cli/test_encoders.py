@@ -218,6 +218,17 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
     assert records.values(name, "accuracy") == expected.values(name, "accuracy")
 
 
+def test_validation_files_have_splits_of_their_own():
+    for files, splits in (
+        (("a/dev.jsonl",), ["validation"]),
+        (("dev.jsonl", "test.jsonl.gz"), ["dev", "test"]),
+        (("a/dev.jsonl", "b/dev.jsonl"), ["validation", "validation 1"]),
+        (("dev.jsonl", "other/train.jsonl"), ["validation", "validation 1"]),
+    ):
+        job = FinetuneJob(model="m", train_file="train.jsonl", validation_file=files)
+        assert [split for split, _ in job.resolved().validation] == splits
+
+
 def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
     model = _checkpoint(tmp_path, "learned", tokenizer)
     bert = _checkpoint(tmp_path, "bert", tokenizer)

@@ -3,6 +3,8 @@
 from itertools import product
 from typing import Any
 
+import torch
+
 from clearhead import ClearheadConfig, ClearheadError
 from clearhead.nn import REGISTRY
 
@@ -45,3 +47,12 @@ def attentions() -> list[dict[str, str]]:
     points = product(*map(REGISTRY.names, ATTENTION))
     found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
     return [point for point in found if config(**point) is not None]
+
+
+def stir(model: Any) -> None:
+    """Move what a shaped block starts with away from it: else it would be the identity."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
+            if gain or (name.endswith("q_proj.weight") and not p.any()):
+                p += 0.3 * torch.randn_like(p)

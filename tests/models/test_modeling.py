@@ -14,6 +14,8 @@ from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS as ALL
 from clearhead.nn.protocols import QueryGroup
 
+from . import space
+
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 SHAPE = {
@@ -29,17 +31,8 @@ SHAPE = {
 def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
     # A wide initialisation, so that attention is far from uniform.
     model = ClearheadForCausalLM(preset(name, **SHAPE, initializer_range=0.3, **overrides))
-    stir(model)
+    space.stir(model)
     return model.eval()
-
-
-def stir(model: ClearheadForCausalLM) -> None:
-    """Move what a shaped block starts with away from it: else it would be the identity."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
-            if gain or (name.endswith("q_proj.weight") and not p.any()):
-                p += 0.3 * torch.randn_like(p)
 
 
 def _ids(batch: int = 2, length: int = 13) -> Tensor:
@@ -216,28 +209,6 @@ def test_the_loss_has_the_second_derivatives_of_the_logits_loss():
     plain = curvature(torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()))
     for a, b in zip(fast, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["transformer", "softmax1", "sink", "coca", "alibi"])
-def test_attentions_have_the_gradient_by_which_the_output_is_attributed_to_them(name):
-    model, ids = _model(name, num_key_value_heads=2), _ids()
-    model.set_attn_implementation("eager")
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    out = model(ids, attention_mask=mask, output_attentions=True)
-    for matrix in out.attentions:
-        matrix.retain_grad()
-    out.logits[:, -1].sum().backward()
-    last = model.model.layers[-1].self_attn
-    with_weights = [p.grad.clone() for p in last.parameters()]
-    assert all((matrix.grad != 0).any() for matrix in out.attentions)
-    # The last token's own logits: no earlier row of the last layer's maps reaches them.
-    assert (out.attentions[-1].grad[:, :, :-1] == 0).all()
-    model.zero_grad()
-    model.set_attn_implementation("sdpa")
-    model(ids, attention_mask=mask).logits[:, -1].sum().backward()
-    for a, b in zip(with_weights, last.parameters(), strict=True):
-        torch.testing.assert_close(a, b.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,11 @@ def test_a_damaged_manifest_is_named_and_a_missing_one_is_of_an_older_model(mode
     (model / manifest.FILE).unlink()
     manifest.verify_model(model)
     manifest.verify_model(model.parent / "none")
+
+
+@pytest.mark.parametrize("put", [lambda path: path.mkdir(), lambda path: path.symlink_to(path)])
+def test_something_else_in_a_manifests_place_is_no_missing_manifest(model, put):
+    (model / manifest.FILE).unlink()
+    put(model / manifest.FILE)
+    with pytest.raises(ClearheadError, match=r"manifest\.json is missing, cut short"):
+        manifest.verify_model(model)

@@ -13,7 +13,7 @@ from clearhead.cli.names import short_names
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.metavars import Model, Pair, Size
+from clearhead.metavars import Model, Pair, Size, Text
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say
 
@@ -33,7 +33,7 @@ class Command(OpensModels):
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
-    text: str = TEXT
+    text: Text = TEXT
     """Text to read, or a file of it."""
     output: Path = Path("runs/view.html")
     """The page."""

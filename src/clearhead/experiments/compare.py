@@ -1,4 +1,4 @@
-"""The main job: the same tokens, in the same order, to every arm; then the same questions."""
+"""A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
 import hashlib
 import json
@@ -155,7 +155,7 @@ def _check_optimizer(job: _Job) -> None:
 
 
 def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
-    """Train one model, or go on with it; then ask it everything. Yields its records."""
+    """Train one model, or resume it, then measure it. Yields its records."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()

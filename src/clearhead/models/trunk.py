@@ -25,7 +25,6 @@ from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
-from clearhead.ops.groups import repeat
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -108,9 +107,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values: a transformers Cache.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
-                multiply the values: for differential attention the signed difference. With one map
-                a head and no shaping the output's gradient passes through them, for attribution
-                (`attentions[i].retain_grad()`).
+                multiply the values: for differential attention the signed difference. The output's
+                gradient passes through them, for attribution (`attentions[i].retain_grad()`).
             return_dict: False for a tuple.
 
         Raises:
@@ -161,6 +159,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "attend": attend,
             "cache": past_key_values,
             "past": past,
+            "matrices": maps,
             "visibility": Visibility(causal, None, key_mask, document_ids),
         }
         hidden = [x]
@@ -228,8 +227,6 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 first = k.shape[2] - q.shape[2]
                 matrix = module.effective_weights(weights, lambdas, alone, first)
                 maps.append(matrix.to(q.dtype))
-                if matrix is weights:  # the output is made of it, so that its gradient is known
-                    return maps[-1] @ repeat(v, q.shape[1])
                 return oracles.attend(q, k, v, **options).to(v.dtype)
 
             return recording

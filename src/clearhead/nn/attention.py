@@ -82,6 +82,7 @@ class Attention(nn.Module):
         cache: Any = None,
         past: int = 0,
         visibility: Visibility = Visibility(),  # noqa: B008 (a frozen value)
+        matrices: list[Tensor] | None = None,
     ) -> Tensor:
         """[B, T, C] → [B, T, C].
 
@@ -90,6 +91,8 @@ class Attention(nn.Module):
             attend: what computes the maps.
             cache: a transformers Cache of `past` tokens; S = past + T.
             visibility: of all S keys, whatever the layer's own window.
+            matrices: where `attend` puts the layer's matrix, `effective_weights`, which the
+                output's gradient then passes through.
         """
         q = self.q_norm(_heads(self.q_proj(x_BTC), self.heads))
         k = self.k_norm(_heads(self.k_proj(x_BTC), self.groups))
@@ -124,6 +127,9 @@ class Attention(nn.Module):
 
         running = past == 0 and self._runs(first, visibility.settled(q.shape[2], k.shape[2]))
         o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(make, running))
+        if matrices is not None and torch.is_grad_enabled():
+            product = self._product(matrices[-1], v).to(o_BTC.dtype)
+            o_BTC = o_BTC.detach() + (product - product.detach())
 
         def own() -> Tensor:
             value = _heads(own_BTC, self.value_heads)
@@ -155,6 +161,13 @@ class Attention(nn.Module):
         return self.shaping.effective_weights(
             weights, own, lambda: self.maps.effective_weights(alone(), lambdas)
         )
+
+    def _product(self, matrix_BHTS: Tensor, v_BGSD: Tensor) -> Tensor:
+        """The heads' outputs again, [B, T, width], by the matrix that multiplies the values."""
+        heads = matrix_BHTS.shape[1]
+        v = sharing.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
+        v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
+        return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
 
     def _runs(self, group: QueryGroup, visibility: Visibility) -> bool:
         """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""

@@ -140,6 +140,9 @@ class Maps(Protocol):
     def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
         """The matrix that multiplies the values, from the maps in the order `attend` gets them."""
 
+    def finish(self, o_BHTD: Tensor) -> Tensor:
+        """The heads' outputs, from that matrix times the values."""
+
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
         """Row sums of that matrix, [B, heads, T, 1], from the maps', in the queries' order.
 

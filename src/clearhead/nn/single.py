@@ -38,6 +38,9 @@ class Single(nn.Module):
     def effective_weights(self, weights_BHTS: Tensor, lambdas: None) -> Tensor:
         return weights_BHTS
 
+    def finish(self, o_BHTD: Tensor) -> Tensor:
+        return o_BHTD
+
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: None) -> Tensor | None:
         return row_sum_BHT1
 

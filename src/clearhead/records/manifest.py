@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def verify_model(folder: Path) -> None:
         ClearheadError: as `verify`.
     """
     for name in (FILE, CHECKPOINT_FILE):
-        if (folder / name).is_file():
+        if os.path.lexists(folder / name):
             advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"
             verify(folder, name=name, advice=advice)
 
