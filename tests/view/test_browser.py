@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.view import Observation, observe_text, render
+from clearhead.view.live import LiveServer
 
 pytestmark = pytest.mark.browser
 HOSTILE = (
@@ -135,15 +137,66 @@ def use(chromium: str, folder: Path, width: int, *flags: str, layers: int = 3) -
     driver = folder / "driver.html"
     text = DRIVER.replace("WIDTH", str(width)).replace("LAYERS", str(layers))
     driver.write_text(text, encoding="utf-8")
+    seen = dumped(chromium, folder, driver.as_uri(), *flags)
+    assert "error" not in seen, seen
+    return seen
+
+
+def dumped(chromium: str, folder: Path, url: str, *flags: str) -> Any:
+    """What the script on a page says that it saw."""
     profile = f"--user-data-dir={folder / 'profile'}"
-    command = [chromium, *FLAGS, profile, *flags, "--dump-dom", driver.as_uri()]
+    command = [chromium, *FLAGS, profile, *flags, "--dump-dom", url]
     done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     dom = done.stdout.decode("utf-8", errors="replace")
     found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
     assert found is not None, "the page was never ready"
-    seen = json.loads(html.unescape(found.group(1)))
-    assert "error" not in seen, seen
-    return seen
+    return json.loads(html.unescape(found.group(1)))
+
+
+TYPIST = """<script>
+addEventListener("load", async () => {
+  const { dataset } = document.documentElement;
+  const say = (words) => {
+    const out = document.body.appendChild(document.createElement("pre"));
+    out.id = "seen";
+    out.textContent = JSON.stringify(words);
+  };
+  const type = async (text) => {
+    document.getElementById("typed").value = text;
+    document.getElementById("live").requestSubmit();
+    const state = document.getElementById("state");
+    while (state.textContent === "reading…") await new Promise((done) => setTimeout(done, 50));
+    return [state.textContent, [...document.querySelectorAll(".token")].map((e) => e.textContent)];
+  };
+  while (!dataset.ready) await new Promise((done) => setTimeout(done, 50));
+  say([await type("the hat sat"), await type("")]);
+});
+</script></body>"""
+
+
+def test_a_live_page_reads_what_is_typed(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
+) -> None:
+    model = make("Llama")
+
+    def observe(text: str) -> list[Observation]:
+        return [observe_text(model, tokenizer, text, name="tiny")]
+
+    with LiveServer(observe, title="tiny", text=words) as server:
+        # The page's policy lets no script of a test run.
+        page = re.sub(r"<meta http-equiv[^>]*>", "", server.page.decode())
+        server.page = page.replace("</body>", TYPIST).encode()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            (state, tokens), (refusal, same) = dumped(chromium, tmp_path, server.url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert state == ""
+    assert tokens == ["<|begin|>", "the", " hat", " sat"]
+    assert refusal == "the text is 1 token for tiny: give at least 2"
+    assert same == tokens
 
 
 def write(folder: Path, *observations: Observation, title: str = "A page") -> None:

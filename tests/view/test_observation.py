@@ -156,7 +156,7 @@ def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words)
 
 def test_a_long_text_is_cut_and_heads_are_chosen(make, tokenizer, words, monkeypatch):
     monkeypatch.setattr(trace, "WEIGHTS", 5_000)
-    monkeypatch.setattr(observation, "WEIGHTS", 5_000)
+    monkeypatch.setattr(observation, "CHOSEN", 5_000)
     model = make("Llama")
     found = observe_text(model, tokenizer, words * 9, name="x", longest=50)
     length = len(found.model["tokens"])

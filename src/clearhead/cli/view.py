@@ -80,10 +80,11 @@ def run(words: list[str]) -> int:
     models = [_loaded(source, command) for source in command.models]
 
     def observe(text: str) -> list[Any]:
-        return [
-            observe_text(model, tokenizer, text, name=name, longest=command.tokens)
-            for name, (model, tokenizer) in zip(names, models, strict=True)
-        ]
+        found = []
+        for name, (model, tokenizer) in zip(names, models, strict=True):
+            say(f"{name} reads the text")
+            found.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
+        return found
 
     title = " and ".join(names)
     if command.live:

@@ -35,17 +35,17 @@ class Lens:
 
     def read(self, layer: int, x_TC: Tensor) -> None:
         """Add the predictions after one layer."""
-        found = [
-            self.head(self.norm(rows)).float().softmax(-1).topk(BEST) for rows in x_TC.split(_ROWS)
-        ]
-        self.shares[layer] = torch.cat([top.values for top in found]).cpu()
-        self.tokens[layer] = torch.cat([top.indices for top in found]).cpu()
+        found = [_best(self.head(self.norm(rows))) for rows in x_TC.split(_ROWS)]
+        self.shares[layer] = torch.cat([shares for shares, _ in found]).cpu()
+        self.tokens[layer] = torch.cat([tokens for _, tokens in found]).cpu()
 
     def agrees(self, logits_TV: Tensor) -> bool:
         """True if after the last layer it predicts what the model itself does."""
-        last = max(self.shares)
-        own = logits_TV.float().softmax(-1).topk(self.shares[last].shape[-1]).values.cpu()
-        return bool(((own - self.shares[last]).abs() < _CLOSE).all())
+        found = self.shares[max(self.shares)].split(_ROWS)
+        return all(
+            bool(((_best(rows)[0].cpu() - shares).abs() < _CLOSE).all())
+            for rows, shares in zip(logits_TV.split(_ROWS), found, strict=True)
+        )
 
 
 def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
@@ -68,13 +68,15 @@ def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
     def left(module: nn.Module, arguments: Any, result: Any) -> None:
         output.append(result[0] if isinstance(result, tuple) else result)
 
-    def entered(module: nn.Module, arguments: Any) -> None:
-        if output and arguments and arguments[0] is output[-1]:
+    def normed(module: nn.Module, arguments: Any, result: Any) -> None:
+        given = bool(output and arguments) and arguments[0] is output[-1]
+        # A pooler is given it, too, and makes one vector of it.
+        if given and isinstance(result, Tensor) and result.shape == output[-1].shape:
             norms.append(module)
 
     handles = [last.register_forward_hook(left)]
     handles += [
-        module.register_forward_pre_hook(entered)
+        module.register_forward_hook(normed)
         for module in backbone(model).modules()
         if module not in inside
     ]
@@ -84,6 +86,13 @@ def find_lens(model: Any, ids_BT: Tensor) -> Lens | None:
         for handle in handles:
             handle.remove()
     return Lens(norms[0] if norms else nn.Identity(), head)
+
+
+def _best(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """The BEST largest probabilities of each row, and their tokens."""
+    logits = logits_TV.float()
+    top = logits.topk(BEST)
+    return torch.exp(top.values - logits.logsumexp(-1, keepdim=True)), top.indices
 
 
 def surprises(logits_TV: Tensor, ids_T: Tensor) -> Tensor:

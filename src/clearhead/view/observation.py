@@ -25,6 +25,7 @@ from clearhead.view.trace import WEIGHTS, AttentionTrace, HiddenTrace
 
 BYTES = 3_000_000  # of one model on the page, at most
 LONGEST = 2048  # tokens
+CHOSEN = 3 * WEIGHTS  # held where heads are chosen
 _LESS_MEMORY = "give a shorter --text or a smaller --tokens; nothing was written"
 
 
@@ -93,7 +94,8 @@ def _observed(
     order = by_extremes([values for maps in statistics.values() for values in maps.values()])
     if trace.full:
         each = trace.weights_of_map * max(map(len, trace.names.values()))
-        trace = AttentionTrace(ids_BT.shape[1], set(order[: max(1, WEIGHTS // each)]))
+        # Long maps are compressed better than short ones: `_packed` stops at `BYTES`.
+        trace = AttentionTrace(ids_BT.shape[1], set(order[: max(1, CHOSEN // each)]))
         with observe(model, attention=[ByTile(weights=[trace])]):
             run_backbone(model, ids_BT)
     data: dict[str, Any] = {

@@ -100,13 +100,14 @@ class ModelView {
     else this.mapPanel.mark();
     this.hidden.mark();
     this.lens.draw();
-    this.text.tokens[this.token].scrollIntoView({ block: "nearest" });
+    this.text.reveal();
     this.page.drawn(began);
   }
   async start() {
     await Promise.all([this.drawHead(), this.hidden.load(), this.lens.load()]);
     this.hidden.draw();
     this.lens.draw();
+    this.text.reveal();
   }
 }
 

@@ -33,6 +33,14 @@ class TextPanel {
       view.chooseToken(place);
     });
   }
+  // Scroll the text, and not the page, to the chosen token.
+  reveal() {
+    const { offsetTop, offsetHeight } = this.tokens[this.view.token];
+    const { scrollTop, clientHeight } = this.body;
+    if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
+      this.body.scrollTop = offsetTop - clientHeight / 2;
+    }
+  }
   // The token in the next line that is nearest to being straight above or below.
   near(direction) {
     const here = this.tokens[this.view.token].getBoundingClientRect();
