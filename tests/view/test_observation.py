@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.view import observation, observe_text, trace
@@ -197,3 +197,6 @@ def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, wor
         observe_text(make("Llama"), tokenizer, "", name="x")
     with pytest.raises(ClearheadError, match=r"64 learned positions.*give --tokens 64"):
         observe_text(make("GPT-2"), tokenizer, words * 9, name="x")
+    bloom = BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=300))
+    with pytest.raises(ClearheadError, match="its attention cannot be observed"):
+        observe_text(bloom.eval(), tokenizer, words, name="x")

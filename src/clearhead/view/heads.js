@@ -38,7 +38,10 @@ class HeadGrid {
       const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
       if (!step) return;
       event.preventDefault();
-      view.chooseHead(view.layer + step[0], view.head + step[1]);
+      let layer = view.layer + step[0];
+      while (view.layers[layer] === 0) layer += step[0]; // layers without attention
+      const most = Math.max(0, (view.layers[layer] ?? 0) - 1);
+      view.chooseHead(layer, step[0] ? Math.min(view.head, most) : view.head + step[1]);
     });
   }
   words(layer, head) {
