@@ -1,4 +1,4 @@
-"""How soon the viewer's page is there, and answers a click, in headless Chromium."""
+"""First paint and click times of the viewer's page, in headless Chromium."""
 
 import json
 import os

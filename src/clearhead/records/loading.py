@@ -194,7 +194,7 @@ def _measures_of_scheme(line: Line) -> Iterator[Measure]:
 
 
 def _measures_of_cell(line: Line) -> Iterator[Measure]:
-    """What a cell headlines, and its documents' perplexities."""
+    """Headline metrics of a cell, and perplexities of its documents."""
     if not all(isinstance(line[key], dict) for key in ("at", "result", "options", "made")):
         raise ValueError("at, result, options and made of a cell are objects")
     if not isinstance(line["headlines"], list | tuple) or not isinstance(line["task"], str):

@@ -35,17 +35,17 @@ VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transfo
 
 
 def is_finished(output: Path) -> bool:
-    """Whether the run in `output` has done all its steps and saved its final model."""
+    """True if the run in `output` has done all its steps and saved its final model."""
     return (output / FINAL).is_dir()
 
 
 def holds_run(output: Path) -> bool:
-    """Whether a run was begun in `output`: one killed before that left nothing to go on with."""
+    """True if a run was begun in `output`: one killed before that left nothing to go on with."""
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
 
 
 def read_record(output: Path) -> dict[str, Any]:
-    """What the run.json in `output` says.
+    """Read the run.json in `output`.
 
     Raises:
         ClearheadError: where it is missing or damaged.

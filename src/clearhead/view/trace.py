@@ -1,4 +1,4 @@
-"""What a model does while it reads one text: attention maps, and hidden states token by token."""
+"""Trace of a model reading one text: attention maps, and hidden states by token."""
 
 from collections.abc import Collection
 from typing import Any
