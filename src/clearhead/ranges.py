@@ -48,7 +48,9 @@ def check(settings: Any, place: str = "") -> None:
         if is_dataclass(value):
             check(value, f"{place}{name}.")
         elif not _fits(value, hint, None):
-            raise ClearheadError(f"{place}{name} is {_short(value)}: give {_wanted(hint)}")
+            wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
+            wanted = _WANTED[int] if wide else _wanted(hint)
+            raise ClearheadError(f"{place}{name} is {_short(value)}: give {wanted}")
 
 
 def _hints(settings: Any) -> dict[str, Any]:
@@ -81,6 +83,10 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         return False
     finite = abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value)
     return finite and (within is None or within.holds(value))
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _wanted(hint: Any) -> str:

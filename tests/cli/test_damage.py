@@ -1,6 +1,7 @@
 """Finished runs that were damaged, folders in use, full disks: one line, and nothing is lost."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -104,7 +105,9 @@ def test_damaged_records_of_a_run_are_named_and_never_copied(output, compared, c
     source, copied = output / RUN / "records.jsonl", output / "records.jsonl"
     good = copied.read_bytes()
     source.write_bytes(damage(source.read_bytes()))
-    assert str(source) in _refusal(capsys, *compared(output))
+    said = _refusal(capsys, *compared(output))
+    assert str(source) in said
+    assert "delete it to have the trained model measured again" in said
     assert copied.read_bytes() == good
     source.unlink()
     assert _call(*compared(output)) == 0  # measured again, not trained again
@@ -158,6 +161,20 @@ def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, t
     older = final / "manifest.json"
     older.unlink()
     assert _call("generate", output / RUN, "a", "--tokens", "1") == 0
+
+
+@pytest.mark.parametrize("verb", ["eval", "quantize", "report", "page"])
+def test_a_pipe_is_neither_read_for_ever_nor_replaced(output, text_words, tmp_path, capsys, verb):
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    words = {
+        "eval": ("eval", output / RUN, *text_words, "--records", pipe),
+        "quantize": ("quantize", output / RUN, *text_words, "--records", pipe),
+        "report": ("report", pipe),
+        "page": ("report", output / "records.jsonl", "--output", pipe),
+    }
+    assert f"{pipe}: not a regular file" in _refusal(capsys, *words[verb])
+    assert pipe.is_fifo()
 
 
 def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(

@@ -190,8 +190,12 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
             os.kill(os.getpid(), signal.SIGINT)
         said.append(line)
 
-    with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
-        run_finetune(job, say=stop)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
+            run_finetune(job, say=stop)
+    finally:
+        signal.signal(signal.SIGINT, ours)
     assert getattr(stopped.value, "code", 130) == 130
     left = sorted(path.name for path in job.output.iterdir())
     assert left == ["records.jsonl", "seed0", "seed1-training"]

@@ -15,6 +15,7 @@ from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
 from clearhead.experiments.deployment import not_smaller
 from clearhead.quantize import measure
+from clearhead.records import manifest
 from clearhead.report import load
 
 
@@ -269,6 +270,8 @@ class TestDeployment:
         suffixes = {path.suffix for path in out.iterdir()}
         assert suffixes <= {".json", ".safetensors", ".py", ".jinja"}  # nothing pickled
         assert "Int8Tensor" in _header(out / "model.safetensors")
+        sealed = manifest.verify(out, advice="")["files"]
+        assert {"model.safetensors", "quantization.json"} <= sealed.keys()
 
         # It generates, and is not quantised again.
         assert _call("generate", str(out), "attention", "--tokens", "3") == 0

@@ -32,8 +32,8 @@ class Command(OpensModels, DiagnoseConfig):
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html."""
-    size: Size = "tiny"
-    """Size of an init: preset, such as tiny or small."""
+    size: Size | None = None
+    """Size of an init: preset, such as small; tiny where none is given."""
     set: tuple[Pair, ...] = ()
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -88,7 +88,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, "Corpus"]:
         torch.manual_seed(0)
         return untrained(
             source.removeprefix("init:"),
-            command.size,
+            "tiny" if command.size is None else command.size,
             overrides(command.set),
             command.data,
             trust_remote_code=command.trust_remote_code,
@@ -111,7 +111,7 @@ def _refuse_idle(command: Command) -> None:
     presets = [name for name in fresh if is_preset(name)]
     if not presets:
         refuse_tokenizer(command.data)
-        if command.size != Command.size:
+        if command.size is not None:
             raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
     elif len(presets) < len(command.models) and command.data.tokenizer is not None:
         refuse_tokenizer(command.data)

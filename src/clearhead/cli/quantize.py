@@ -109,6 +109,7 @@ def _deploy(command: Command) -> int:
     from clearhead.models.inspection import within_memory
     from clearhead.models.loading import resolved
     from clearhead.quantize.deploy import deploy
+    from clearhead.records import manifest
     from clearhead.records.files import write_json
 
     idle = _given(command, "scheme", "choices", "questions", "records", "page", "title")
@@ -132,6 +133,7 @@ def _deploy(command: Command) -> int:
     read = quantization.texts(corpus, length=command.length, tokens=command.tokens, schemes=())
     found = deployment.figures(made, command.output, read.windows, progress=say)
     write_json(command.output / deployment.FIGURES, {"form": command.deploy, "of": path, **found})
+    manifest.seal(command.output)
     title = escape(f"{path}, {command.deploy}")
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "bfloat16", command.deploy, "ratio"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from clearhead.errors import ClearheadError
+from clearhead.records.files import SAVE, require_regular
 
 TEXT = (".txt", ".md", ".py")
 JSON_LINES = (".jsonl",)
@@ -167,12 +168,6 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which may never end and cannot be read twice."""
-    if path.exists() and not path.is_file():
-        raise ClearheadError(f"{path}: not a regular file: save what it gives, and name that")
-
-
 def has_checksums(path: Path, text_field: str) -> bool:
     """Whether damage would be noticed: a .parquet file's pages may carry checksums, or none.
 
@@ -198,7 +193,7 @@ def has_checksums(path: Path, text_field: str) -> bool:
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[str]:
-    _check_regular(path)
+    require_regular(path, SAVE)
     try:
         import pyarrow
         import pyarrow.parquet
@@ -233,7 +228,7 @@ def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:
 
 
 def _open(path: Path) -> IO[bytes]:
-    _check_regular(path)
+    require_regular(path, SAVE)
     if path.name.lower().endswith(".gz"):
         return cast(IO[bytes], gzip.open(path, "rb"))
     return open(path, "rb")

@@ -228,16 +228,17 @@ def _intact(path: Path) -> dict[str, Any]:
     Raises:
         ClearheadError: naming the file, where it is not what was written whole.
     """
+    advice = "restore it, or delete it to have the trained model measured again"
+    try:
+        runs = load(path).runs
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}: {advice}") from error
     content = path.read_bytes()
-    runs = load(path).runs
     whole = len(runs) == 1 and content.endswith(b"\n")
     if whole and SEAL in runs[0].header:  # records of before have none
         whole = runs[0].header[SEAL] == _sha256(content.partition(b"\n")[2])
     if not whole:
-        raise ClearheadError(
-            f"{path} is damaged, cut short or changed: restore it, or delete it to have the "
-            "trained model measured again"
-        )
+        raise ClearheadError(f"{path} is damaged, cut short or changed: {advice}")
     return runs[0].header
 
 

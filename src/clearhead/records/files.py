@@ -12,6 +12,7 @@ from typing import Any
 from clearhead.errors import ClearheadError
 
 _PREFIX = ".writing-"
+SAVE = "save what it gives, and name that"  # of a pipe that would be read
 # Rust libraries (safetensors, tokenizers) report a refusal of the system as an exception of theirs.
 _RUST_ERROR = re.compile(r"([^:]+) \(os error \d+\)")
 
@@ -32,6 +33,16 @@ def writing(target: Path, advice: str) -> Iterator[None]:
         if refused is None:
             raise
         raise ClearheadError(f"cannot write {target} ({refused}): {advice}") from error
+
+
+def require_regular(path: Path, advice: str = "name a file") -> None:
+    """Refuse a pipe or a device: it may never end, and a whole new file would take its place.
+
+    Raises:
+        ClearheadError: with `advice`; a file, a folder and nothing at all pass.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ClearheadError(f"{path}: not a regular file: {advice}")
 
 
 def require_new(target: Path) -> None:
@@ -72,11 +83,12 @@ def publish_folder(
 def write_text(path: Path, text: str, advice: str = "make room or choose another place") -> None:
     """Replace `path` by a file with `text`; at no moment is it missing or half written.
 
-    Its folder is made where it is missing.
+    Its folder is made where it is missing; a pipe or a device is refused.
 
     Raises:
         ClearheadError: as `writing`.
     """
+    require_regular(path)
     # With the process's number: two that write one file never share the unfinished copy.
     temporary = path.with_name(f"{_PREFIX}{os.getpid()}-{path.name}")
     with writing(path, advice):

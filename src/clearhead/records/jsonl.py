@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import writing
+from clearhead.records.files import SAVE, require_regular, writing
 from clearhead.terminal import say
 
 Record = dict[str, Any]
@@ -160,6 +160,7 @@ class _Line(NamedTuple):
 
 def _lines(path: Path) -> Iterator[_Line]:
     """Every line but blank ones and a last one torn by an interruption."""
+    require_regular(path, SAVE)
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
+from clearhead.records.files import require_regular
 
 _OWNER = "owner.json"
 _MACHINE = ("host", "machine")
@@ -71,6 +72,7 @@ def hold_file(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    require_regular(path)
     with _hold(path, path.with_name(f".{path.name}.lock")):
         yield
 
