@@ -11,13 +11,15 @@ function paint(canvas, map, widest = WIDEST) {
   const pixels = new Uint32Array(image.data.buffer);
   const colours = table(map.steps);
   const { levels, length, steps } = map;
-  for (let y = 0; y < side; y++) {
-    for (let x = 0; x < (map.causal ? y + 1 : side); x++) {
+  for (let x = 0; x < side; x++) {
+    const lastKey = Math.min(length, (x + 1) * fold);
+    for (let y = map.causal ? x : 0; y < side; y++) {
+      const lastQuery = Math.min(length, (y + 1) * fold);
       let strongest = 0;
-      for (let i = y * fold; i < Math.min(length, (y + 1) * fold); i++) {
-        for (let j = x * fold; j < Math.min(length, (x + 1) * fold); j++) {
-          const level = levels[i * length + j];
-          if (Math.abs(level) > Math.abs(strongest)) strongest = level;
+      for (let key = x * fold; key < lastKey; key++) {
+        for (let query = y * fold; query < lastQuery; query++) {
+          const level = levels[key * length + query];
+          if (level * level > strongest * strongest) strongest = level;
         }
       }
       pixels[y * side + x] = colours[strongest + steps];
@@ -106,7 +108,7 @@ class MapPanel {
   hover(event, square, map, name) {
     const [query, key] = this.place(event, square, map);
     const { tokens } = this.view.model;
-    const weight = map.value(map.levels[query * map.length + key]);
+    const weight = map.value(map.at(query, key));
     this.view.say(`${visible(tokens[query])} (${query}) reads ${visible(tokens[key])} (${key}): ${shown(weight)}, ${name}`);
   }
 }

@@ -63,10 +63,10 @@ class TextPanel {
       let [name, part, under] = ["positive", 0, 0];
       if (surprise) [name, part] = ["other", (surprise[i] ?? 0) / top];
       else if (map) {
-        const level = map.levels[view.token * map.length + i];
+        const level = map.at(view.token, i);
         name = level < 0 ? "negative" : "positive";
         part = Math.abs(level) / map.steps;
-        under = map.levels[i * map.length + view.token] / map.steps;
+        under = map.at(i, view.token) / map.steps;
       }
       const { style } = span;
       const rgb = part > 0 ? ramp(name, part) : null;
@@ -93,8 +93,8 @@ class TextPanel {
       parts.push(make("p", { className: "legend" }, `Surprise ${shown(bits)} bits: the model gave it ${shown(100 * 2 ** -bits)} %.`));
     }
     if (map) {
-      const row = Array.from({ length: map.length }, (_, j) => [j, map.levels[i * map.length + j]]);
-      const column = Array.from({ length: map.length }, (_, j) => [j, map.levels[j * map.length + i]]);
+      const row = Array.from({ length: map.length }, (_, j) => [j, map.at(i, j)]);
+      const column = Array.from({ length: map.length }, (_, j) => [j, map.at(j, i)]);
       if (map.nulls) row.push([null, map.nulls[i]]);
       parts.push(make("div", { className: "pair" }, this.bars("Reads", row, map), this.bars("Is read by", column, map)));
     }

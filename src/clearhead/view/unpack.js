@@ -2,26 +2,28 @@
 // Numbers from the page's packed text: see packing.py.
 
 async function inflate(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return (await new Response(stream).arrayBuffer());
 }
 
-// One map: levels[query * T + key] around 0, and nulls[query]; value(level) is the weight.
+// One map: levels[key * T + query] around 0, and nulls[query]; value(level) is the weight.
 async function unpackMap(packed, chunk, length, causal) {
   const bytes = new Uint8Array(await inflate(chunk));
   const levels = new Int8Array(length * length);
   let at = 0;
   for (let key = 0; key < length; key++) {
     for (let query = causal ? key : 0; query < length; query++) {
-      levels[query * length + key] = bytes[at++] - packed.centre;
+      levels[key * length + query] = bytes[at++] - packed.centre;
     }
   }
   const nulls = packed.null ? Int8Array.from(bytes.subarray(at), (n) => n - packed.centre) : null;
   const { peak, steps } = packed;
   return {
     levels, nulls, steps, length, causal,
-    signed: packed.centre > 0,
+    at: (query, key) => levels[key * length + query],
     value: (level) => peak * Math.sign(level) * (level / steps) ** 2,
   };
 }
