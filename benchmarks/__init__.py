@@ -26,6 +26,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "sliding": ("evaluation", "sliding_windows"),
     "start": ("start", "start"),
     "demo": ("demo", "demo"),
+    "view": ("view", "view"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What looking costs: the whole diagnosis against the plain forward pass of the same model."""
+"""Cost of a whole diagnosis against the plain forward pass of the same model."""
 
 import platform
 from collections.abc import Iterator

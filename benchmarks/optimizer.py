@@ -65,7 +65,7 @@ def orthoadam(rounds: int) -> Iterator[Ratio]:
 
 
 def _both_sides(model: nn.Module, rotation: Any) -> torch.optim.Optimizer:
-    """What costs most, and what the peer does; columns alone, the default, cost half of it."""
+    """The dearest form, which the peer has too; columns alone, the default, cost half of it."""
     config = TrainConfig(
         learning_rate=1e-4, optimizer="orthoadam", rotation=rotation, rotation_sides="both"
     )
@@ -73,7 +73,7 @@ def _both_sides(model: nn.Module, rotation: Any) -> torch.optim.Optimizer:
 
 
 class DenseOrthoAdam(torch.optim.Optimizer):
-    """How others write it: dense products, parameter by parameter, in Python. A peer to time.
+    """The usual form, a peer to time: dense products, parameter by parameter, in Python.
 
     It rotates the axes that ours does: all but the vocabulary's.
     """

@@ -1,4 +1,4 @@
-"""How soon a verb answers: the CPU time of its help."""
+"""CPU time of every verb's help."""
 
 import os
 import resource

@@ -16,6 +16,7 @@ def _called(metavar: str) -> PrimitiveConstructorSpec[str]:
 
 
 Benchmark = Annotated[str, _called("BENCHMARK")]
+Change = Annotated[str, _called("PRESET|KEY=VALUE")]
 Experiment = Annotated[str, _called("EXPERIMENT")]
 Field = Annotated[str, _called("FIELD")]
 File = Annotated[str, _called("FILE")]

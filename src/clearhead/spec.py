@@ -151,6 +151,10 @@ class Declaration:
         heads, query_heads: of maps: how many heads come out, and how many queries a token has, each
             making one map.
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
+        adopt: makes an attention layer's weights go on under this mechanism where the axis had its
+            default, as the same function where there is one: `adopt(weights, before, after)`, by
+            name within the layer's attention, and the specs before and after. None where a new
+            mechanism starts as its paper says, beside weights as they are.
     """
 
     axis: str
@@ -165,6 +169,7 @@ class Declaration:
     query_heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
+    adopt: Callable[[dict[str, Any], LayerSpec, LayerSpec], dict[str, Any]] | None = None
 
 
 class Registry:

@@ -1,4 +1,4 @@
-"""What a record says of the software that made it."""
+"""Versions of the software that made a record."""
 
 import platform
 

@@ -204,6 +204,21 @@ def test_a_finished_run_that_lacks_weights_is_not_measured(words, tmp_path, caps
     assert not (run / "records.jsonl").exists()
 
 
+def test_a_folder_from_before_a_setting_goes_on_with_its_default_alone(words, tmp_path, capsys):
+    words = ["transformer", *words]
+    assert _call(*words) == 0
+    records = tmp_path / "out/transformer-seed0/records.jsonl"
+    header, rest = records.read_text().split("\n", 1)
+    older = json.loads(header)
+    del older["model"]["sliding_window"], older["model"]["epilogue"], older["train"]["ramp"]
+    records.write_text(json.dumps(older) + "\n" + rest)
+    capsys.readouterr()
+    assert _call(*words) == 0
+    assert "transformer, seed 0: already done" in capsys.readouterr().err
+    assert _call(*words, "--set", "sliding_window=8") == 2
+    assert "other settings (model: sliding_window)" in capsys.readouterr().err
+
+
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):
     arms = ["transformer", "softmax1", "--vary", "train.optimizer=adamw,orthoadam"]
     shape = ["--set", "num_hidden_layers=1", "--set", "hidden_size=48"]

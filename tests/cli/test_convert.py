@@ -1,5 +1,8 @@
 """clearhead convert, from folder to folder."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +17,8 @@ from transformers import (
 
 from clearhead import ClearheadForCausalLM
 from clearhead.cli import main
+from clearhead.data import tokenizer as tokenizers
+from clearhead.experiments.calibration import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
 
@@ -39,6 +44,7 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
     assert _call("convert", run, there) == 0
     told = capsys.readouterr().out
     assert f"ClearheadForCausalLM → {kind.__name__}, with equal logits: {there}" in told
+    assert json.loads(Path(there, "conversion.json").read_text("utf-8"))["relative"] < 2e-6
     theirs = AutoModelForCausalLM.from_pretrained(there)
     ours = AutoModelForCausalLM.from_pretrained(f"{run}/final")
     assert type(theirs) is kind
@@ -84,6 +90,100 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, text):
+    """A folder of a tiny Llama with random weights, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=36,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    lines = (path.read_text("utf-8") for path in text.iterdir())
+    tokenizers.train(lines, 300).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("words", [["differential-v2"], ["gated", "maps=differential-v2"]])
+def test_a_llama_on_other_mechanisms_is_the_same_function(words, llama, tmp_path, capsys):
+    made = tmp_path / "made"
+    assert _call("convert", str(llama), str(made), "--to", *words) == 0
+    assert f"LlamaForCausalLM → ClearheadForCausalLM, with equal logits: {made}" in (
+        capsys.readouterr().out
+    )
+    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
+    assert ours.config.maps == "differential-v2"
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=1e-4)
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert record["same_function"]
+    assert record["measures"][0]["divergence"] < 1e-6
+    assert {"command", "versions", "date"} <= record.keys()
+
+
+def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    words = ("--text", str(text), "--length", "32", "--windows", "3")
+    assert _call("convert", str(llama), str(made), "--to", "softmax1", *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "another function" in said
+    assert "(93 tokens of" in said
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert not record["same_function"]
+    (measure,) = record["measures"]
+    assert measure["divergence"] > 1e-4
+    assert f"KL {measure['divergence']:.4f}" in said
+    assert f"{measure['perplexity_before']:.2f} → {measure['perplexity']:.2f}" in said
+
+
+def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
+    assert _call("convert", str(llama), str(made), "--to", "sink", *words) == 0
+    assert "calibrated beside the first token" in capsys.readouterr().out
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    model = AutoModelForCausalLM.from_pretrained(made, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    windows = sample(str(text), tokenizer, length=24, count=8)[::2]
+    with torch.no_grad():
+        maps = model(torch.stack(windows), output_attentions=True).attentions
+    null = [1 - weights.sum(-1)[:, :, 1:].mean((0, 2)) for weights in maps]
+    # A sink in the first layer changes nothing that the first layer's heads compare.
+    wanted = torch.tensor([each["value"] for each in record["shares"] if each["layer"] == 0])
+    assert torch.allclose(null[0], wanted, atol=1e-4)
+    assert float(wanted.min()) > 0.01
+    assert len(record["measures"]) == 3
+
+
+def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    for words, said in (
+        (("--calibrate", str(text)), "--calibrate, --length would have no effect without --to"),
+        (("--to", "gated", "sink"), "the presets gated and sink: give one"),
+        (("--to", "gated", "--calibrate", str(text)), "has normalizer='softmax': give --to sink"),
+        (("--to", "gated", "--sink-logit", "0"), "no effect without --to sink"),
+        (("--to", "sink", "--calibrate", str(text), "--sink-logit", "0"), "give one"),
+        (("--to", "differential"), "num_attention_heads=9 is odd"),
+        (("--to", "hidden_size=12"), "hidden_size is a size"),
+        (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
+    ):
+        assert _call("convert", str(llama), str(made), *words, "--length", "16") == 2
+        assert said in _error(capsys)
+    short = tmp_path / "short.txt"
+    short.write_text("attention noise sink", "utf-8")
+    assert _call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
+    assert "two windows of 64 are needed: give more text, or a smaller --length" in _error(capsys)
+    assert not made.exists()
+
+
 def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     made, folder = tmp_path / "made", tmp_path / "bits"
     folder.mkdir()
@@ -101,3 +201,19 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2].joinpath("docs", "repair.md").read_text("utf-8")
+    commands = [line for line in page.split("```")[1].splitlines() if line]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        name, *words = command.split()
+        assert name == "clearhead"
+        places = {"MODEL": str(llama), "TEXT": str(text)}
+        assert _call(*(places.get(word, word) for word in words)) == 0, command
+    granite, sink = (AutoModelForCausalLM.from_pretrained(name) for name in ("granite", "sink"))
+    assert type(granite) is GraniteSWAForCausalLM
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(granite(ids).logits, sink(ids).logits, atol=1e-5)

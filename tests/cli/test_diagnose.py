@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.cli import diagnose as verb
 from clearhead.cli import main
+from clearhead.cli.names import short_names
 from clearhead.data import DataConfig, prepare
 
 VOCABULARY = 300
@@ -181,6 +181,6 @@ def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys
 
 
 def test_names_are_short_and_different():
-    assert verb._names(("runs/a/final",)) == ["a"]
-    assert verb._names(("x/a", "init:x/a")) == ["a", "init:a"]
-    assert verb._names(("x/a", "y/a")) == ["x/a", "y/a"]
+    assert short_names(("runs/a/final",)) == ["a"]
+    assert short_names(("x/a", "init:x/a")) == ["a", "init:a"]
+    assert short_names(("x/a", "y/a")) == ["x/a", "y/a"]

@@ -190,8 +190,12 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
             os.kill(os.getpid(), signal.SIGINT)
         said.append(line)
 
-    with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
-        run_finetune(job, say=stop)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with pytest.raises((InterruptedRun, KeyboardInterrupt)) as stopped:
+            run_finetune(job, say=stop)
+    finally:
+        signal.signal(signal.SIGINT, ours)
     assert getattr(stopped.value, "code", 130) == 130
     left = sorted(path.name for path in job.output.iterdir())
     assert left == ["records.jsonl", "seed0", "seed1-training"]
@@ -216,6 +220,17 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
         assert [line["loss"] for line in run.steps] == [line["loss"] for line in other.steps]
     (name,) = records.arms()
     assert records.values(name, "accuracy") == expected.values(name, "accuracy")
+
+
+def test_validation_files_have_splits_of_their_own():
+    for files, splits in (
+        (("a/dev.jsonl",), ["validation"]),
+        (("dev.jsonl", "test.jsonl.gz"), ["dev", "test"]),
+        (("a/dev.jsonl", "b/dev.jsonl"), ["validation", "validation 1"]),
+        (("dev.jsonl", "other/train.jsonl"), ["validation", "validation 1"]),
+    ):
+        job = FinetuneJob(model="m", train_file="train.jsonl", validation_file=files)
+        assert [split for split, _ in job.resolved().validation] == splits
 
 
 def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):

@@ -231,11 +231,12 @@ def test_tasks_of_the_harness(trained, tmp_path, capsys):
     without = [word for word in words if word not in ("--records", str(records))]
     assert _call(*without, "asked", "lost", "choices") == 2
     out = " ".join(capsys.readouterr().out.split())
-    assert "none, task asked, version 1.0, shots 0" in out
+    assert "asked, acc" in out
+    assert "none, version 1.0, shots 0" in out
     assert "±" in out
     page = tmp_path / "page.html"
     assert _call("report", str(records), "--output", str(page)) == 0
-    assert "task asked, version 1.0" in page.read_text("utf-8")
+    assert "Evaluation: asked" in page.read_text("utf-8")
 
 
 def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):

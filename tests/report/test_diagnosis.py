@@ -129,6 +129,14 @@ def test_many_models_are_told_apart(tmp_path):
     assert own_legends.count(True) == 6 * 3, "a spectrum and two curves by position each"
 
 
+def test_a_terminal_shows_a_few_models_at_a_time(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
+    text = printed(page_of(load(path)), 100)
+    assert text.count("three numbers") == 2
+    assert all(f"model {n}" in text for n in range(6))
+
+
 def test_seeds_of_one_model_have_a_spread(tmp_path):
     path = tmp_path / "seeds.jsonl"
     lines = [line for seed in range(3) for line in records_of(f"a-seed{seed}")]

@@ -11,7 +11,7 @@ from clearhead import ClearheadError
 from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
-from clearhead.report.evaluation import best, scaling_name, setting, table, tables
+from clearhead.report.evaluation import best, scaling_name, setting, tables
 
 from .conftest import own, payload, shown
 
@@ -222,15 +222,18 @@ def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
     assert passkey.cells[1][0][0].text == "0.600 [0.10, 0.90]"
 
 
-def test_a_cell_without_a_number_is_a_dash(path):
+def test_a_number_that_was_not_found_is_named_and_one_not_asked_for_a_dash(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    del lines[1]["result"]["accuracy"]
-    pivot = table(parse(lines), "passkey", "accuracy", by_depth=True)
-    assert pivot is not None
-    assert [len(cell) for cell in pivot.cells[0]] == [1, 1]  # of the other seed
-    pivot = table(parse(lines[:9]), "passkey", "accuracy", by_depth=True)
-    assert pivot is not None
-    assert sorted(len(cell) for row in pivot.cells for cell in row) == [0, 1, 1, 1]
+    one = [line for line in lines if line["run"] == "a0"]
+    del one[1]["result"]["accuracy"]
+    passkey, _ = tables(parse(one), "a0")
+    assert [[entry.text for entry in cell] for cell in passkey.cells[0]] == [
+        ["none"],
+        ["0.200 [0.10, 0.90]"],
+    ]
+    passkey, _ = tables(parse([one[0], *one[2:]]), "a0")
+    dashes = [len(cell) for row in passkey.cells for cell in row]
+    assert sorted(dashes) == [0, 1, 1, 1]
 
 
 def test_names():

@@ -15,6 +15,7 @@ VERBS = {
     "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
     "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
+    "view": ("clearhead.cli.view", "attention of one text, on a page to click through"),
     "generate": ("clearhead.cli.generate", "continue a text"),
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),

@@ -1,13 +1,15 @@
-"""clearhead convert: a model of transformers as a clearhead model, and back."""
+"""clearhead convert: a model in another library's format, or on other mechanisms."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import parse
+from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
-from clearhead.metavars import Model
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Change, Model, Source
+from clearhead.ranges import Count, Length
 from clearhead.records import manifest
 from clearhead.terminal import show
 
@@ -18,10 +20,24 @@ class Command(OpensModels):
 
     model: Positional[Model]
     """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
-    clearhead model that is a Llama, Mistral, Qwen3, DiffLlama or GraniteSWA: a folder or a hub
-    name."""
+    clearhead model: a folder or a hub name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
+    to: tuple[Change, ...] = ()
+    """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
+    normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    calibrate: Source | None = None
+    """Give learned sinks the logits at which they take what the first token takes in this text:
+    a file, a folder, or another source of --data.data."""
+    sink_logit: float | None = None
+    """First logit of learned sinks; −40 where not given, which no row notices; 0 is softmax-1."""
+    text: Source | None = None
+    """Text on which the distance of both models is measured; where not given, windows of
+    --calibrate that did not calibrate, or else random tokens."""
+    length: Length = 512
+    """Tokens in a window."""
+    windows: Count = 8
+    """Number of windows that calibrate, and of windows that measure."""
 
 
 def run(words: list[str]) -> int:
@@ -29,20 +45,64 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="convert",
-        description="Write a model in the other format, once both have given the same logits.",
-        examples=("./SmolLM2-135M ./smollm2-clearhead", "runs/train/final ./as-llama"),
+        description="Write a model in the other format, once both have given the same logits; or "
+        "with --to on other mechanisms, saying how far it is from the first.",
+        examples=(
+            "./SmolLM2-135M ./smollm2-clearhead",
+            "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
+            "runs/train/final ./as-llama",
+        ),
+        presets=True,
     )
     from clearhead.experiments.checkpoints import load_model
-    from clearhead.models.conversion import converted, require_convertible
-    from clearhead.records.files import publish_folder, require_new
+    from clearhead.experiments.converting import RECORD, to_other_mechanisms, to_the_other_format
+    from clearhead.models.conversion import require_convertible
+    from clearhead.records.files import publish_folder, require_new, write_json
     from clearhead.train.checkpoint import save_pretrained
 
+    presets = [word for word in command.to if "=" not in word]
+    if len(presets) > 1:
+        raise ClearheadError(f"--to has the presets {' and '.join(presets)}: give one, and axes")
+    idle = [f"--{key.replace('_', '-')}" for key in _MEASURES if _given(command, key)]
+    if idle and not command.to:
+        raise ClearheadError(f"{', '.join(idle)} would have no effect without --to")
+    if command.calibrate is not None and command.sink_logit is not None:
+        raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
+    settings = overrides([word for word in command.to if "=" in word])
     require_new(command.output)
     require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
-    made = converted(model)
+    if not command.to:
+        found = to_the_other_format(model, command.model)
+    else:
+        found = to_other_mechanisms(
+            model,
+            tokenizer,
+            command.model,
+            preset=presets[0] if presets else None,
+            settings=settings,
+            sink_logit=command.sink_logit,
+            calibration=command.calibrate,
+            text=command.text,
+            length=command.length,
+            count=command.windows,
+        )
     with publish_folder(command.output) as folder:
-        save_pretrained(made, tokenizer, folder)
+        save_pretrained(found.model, tokenizer, folder)
+        write_json(folder / RECORD, found.record)
         manifest.seal(folder)
-    show(f"{type(model).__name__} → {type(made).__name__}, with equal logits: {command.output}")
+    for line in found.lines:
+        show(line)
+    same = found.record.get("same_function", True)
+    show(
+        f"{type(model).__name__} → {type(found.model).__name__}, "
+        f"{'with equal logits' if same else 'another function'}: {command.output}"
+    )
     return 0
+
+
+_MEASURES = ("calibrate", "sink_logit", "text", "length", "windows")
+
+
+def _given(command: Command, key: str) -> bool:
+    return getattr(command, key) != getattr(Command, key)

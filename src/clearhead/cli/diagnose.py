@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from clearhead.cli.names import short_names
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
@@ -65,7 +66,7 @@ def run(words: list[str]) -> int:
     from clearhead.records.loading import as_line
 
     records: list[dict[str, Any]] = []
-    for source, name in zip(command.models, _names(command.models), strict=True):
+    for source, name in zip(command.models, short_names(command.models), strict=True):
         with within_memory(LESS_MEMORY):
             model, corpus = _loaded(source, command)
         say(f"{name}: {command.windows} windows")
@@ -114,20 +115,6 @@ def _refuse_idle(command: Command) -> None:
             raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
     elif len(presets) < len(command.models) and command.data.tokenizer is not None:
         refuse_tokenizer(command.data)
-
-
-def _names(sources: tuple[str, ...]) -> list[str]:
-    """Short and different: the run's folder rather than its "final"."""
-    short = []
-    for source in sources:
-        path = Path(source.removeprefix("init:"))
-        parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
-        short.append(("init:" if source.startswith("init:") else "") + parts[-1])
-    if len(set(short)) == len(short):
-        return short
-    if len(set(sources)) == len(sources):
-        return list(sources)
-    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")
 
 
 def _progress(name: str, command: Command) -> Callable[[int], None]:

@@ -1,4 +1,4 @@
-"""What several verbs share: parsing into a dataclass, and KEY=VALUE overrides."""
+"""Parsing of a command line into a dataclass, and of KEY=VALUE overrides; for all verbs."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ PRESETS = (
 
 @_RULES.primitive_rule
 def _list(info: Any) -> Any:
-    """How tyro reads lists: commas part numbers as spaces do; in texts they may be text."""
+    """Lists for tyro: commas separate numbers as spaces do; in texts they belong to the text."""
     kind, *rest = get_args(info.type) or (None,)
     if get_origin(info.type) is not tuple or rest != [...]:
         return None
@@ -53,7 +53,7 @@ def _list(info: Any) -> Any:
 
 @_RULES.primitive_rule
 def _optional(info: Any) -> Any:
-    """How tyro reads what may be None: the word None still says so, and help shows the other."""
+    """Optional values for tyro: the word None still means None; help names the other type only."""
     kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
     if get_origin(info.type) not in (Union, UnionType) or len(kinds) != 1:
         return None
@@ -79,7 +79,7 @@ def _optional(info: Any) -> Any:
 
 @_RULES.primitive_rule
 def _path(info: Any) -> Any:
-    """How tyro reads paths: an empty one would be the current folder, which nobody meant."""
+    """Paths for tyro, which refuse an empty word: Path("") would be the current folder."""
     if info.type is not Path:
         return None
 
@@ -153,7 +153,7 @@ def _block(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _one_line(box: str) -> str:
-    """What tyro says in the first part of a box, and the options that its other parts propose."""
+    """The first part of tyro's box as one line, with the options that its other parts propose."""
     lines = [line.strip("│ ") for line in box.splitlines() if line[:1] not in ("╭", "╰")]
     parts = re.split("^[─-]{3,}$", "\n".join(lines), flags=re.MULTILINE)
     # Where the output's encoding has no boxes, the title is a part of its own.
@@ -165,7 +165,7 @@ def _one_line(box: str) -> str:
 
 
 def _gathered(words: list[str], flag: str) -> list[str]:
-    """What follows each `flag` behind one, last: of several tyro would take the last, unsaid."""
+    """The words with all values of `flag` behind one flag; of several flags tyro takes the last."""
     others, pairs = list[str](), list[str]()
     inside = False
     for word in words:
@@ -216,7 +216,7 @@ def _value(text: str) -> Any:
 
 
 def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:
-    """How tyro reads a field by `read`."""
+    """A field for tyro that `read` parses."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=metavar,

@@ -41,7 +41,7 @@ class Command(OpensModels):
     """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
     HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
     questions: Count = 200
-    """How many of the questions to ask: the first ones of the file."""
+    """Number of questions to ask: the first ones of the file."""
     records: Path | None = None
     """File to add the results to; the page then shows all that it holds."""
     page: Path | None = None

@@ -87,7 +87,7 @@ class Batches:
         return self.batch_size * self.sequence_length
 
     def epoch(self, step: int) -> float:
-        """How many times the windows of the split were visited before `step`, on average."""
+        """Mean number of visits to each window of the split before `step`."""
         return step * self.batch_size / sum(self._windows)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -183,7 +183,7 @@ class Batches:
 
 
 def told_apart(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a model takes so that no token sees another document than its own.
+    """Model arguments by which no token sees another document than its own.
 
     Args:
         ids_BT: the windows, int64.

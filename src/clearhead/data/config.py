@@ -1,4 +1,4 @@
-"""What text to learn from and how it becomes tokens."""
+"""Training text, and its conversion to tokens."""
 
 import os
 from dataclasses import dataclass

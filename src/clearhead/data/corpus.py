@@ -73,5 +73,5 @@ class Corpus:
         return self._streams[choose("split", name, SPLITS)]
 
     def describe(self) -> dict[str, Any]:
-        """What the corpus is, ready for JSON: sources, documents and tokens by split, hashes."""
+        """Description of the corpus for JSON: sources, documents and tokens by split, hashes."""
         return copy.deepcopy(self._description) | {"fingerprint": self.fingerprint}

@@ -20,7 +20,7 @@ PREFIX = "hf:"
 
 
 def is_hub(spec: str) -> bool:
-    """Whether a spec names a data set of the hub."""
+    """True if a spec names a data set of the hub."""
     return spec.startswith(PREFIX)
 
 

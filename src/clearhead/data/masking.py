@@ -60,7 +60,7 @@ class Masking:
         self._ordinary = np.setdiff1d(known, self._special)
 
     def __call__(self, ids_BT: np.ndarray, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """What is shown, and the labels: −100 but where a token is hidden; int64 [B, T] both.
+        """Masked inputs, and the labels: −100 but where a token is hidden; int64 [B, T] both.
 
         `label` determines what is drawn, in every NumPy alike: it uses raw Philox output only.
         """

@@ -261,7 +261,7 @@ def _open(
 
 
 def _packing(sources: tuple[Source, ...], tokenizer: Any) -> str:
-    """How documents became one stream, in words for a report."""
+    """Packing of documents into one stream, in words for a report."""
     marks = {"begin": tokenizer.bos_token_id, "end": tokenizer.eos_token_id}
     begin, end = (one is not None for one in marks.values())
     rule = f"each document is {'BEGIN + ' * begin}tokens{' + END' * end}, end to end"

@@ -53,7 +53,7 @@ def ending(path: Path) -> str:
 
 
 def readable(path: Path) -> bool:
-    """Whether some reader here takes the file, judged by its name."""
+    """True if some reader here takes the file, judged by its name."""
     gzipped_parquet = path.name.lower().endswith(".parquet.gz")
     return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
 
@@ -169,7 +169,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def has_checksums(path: Path, text_field: str) -> bool:
-    """Whether damage would be noticed: a .parquet file's pages may carry checksums, or none.
+    """True if damage would be noticed: a .parquet file's pages may carry checksums, or none.
 
     pyarrow verifies them but does not say whether there are any; a page's header does. It is a
     Thrift struct of fields 1 to 3, then the checksum as field 4 where there is one.

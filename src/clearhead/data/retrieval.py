@@ -1,4 +1,4 @@
-"""What is hidden in a text and asked for: passkeys, magic numbers of cities, pairs of words.
+"""Retrieval texts: passkeys, magic numbers of cities, pairs of words, hidden and asked for.
 
 Both the synthetic training text and the evaluations take their words from here. A tenth of all
 numbers, pairs and filler sentences, by a hash of their text, is held out: training text never has
@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """How a passkey is hidden and asked for.
+    """The wording of a passkey task: hiding place, key and question.
 
     Attributes:
         intro, filler, question: in this order, the filler any number of times, a line each.
@@ -121,7 +121,7 @@ class Fact:
 
 
 def held_out(text: str) -> bool:
-    """Whether a text is kept for evaluations: one in ten."""
+    """True if a text is kept for evaluations: one in ten."""
     return hashlib.sha256(text.encode()).digest()[0] < 26
 
 

@@ -56,7 +56,7 @@ class Source:
 
     @property
     def in_pieces(self) -> bool:
-        """Whether this is one text file, cut so that a part of it can be held out."""
+        """True if this is one text file, cut so that a part of it can be held out."""
         return any(file.alone and ending(file.path) in TEXT for file in self.files)
 
     def without_checksums(self) -> list[str]:

@@ -26,7 +26,7 @@ _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a spec asks for.
+    """Parse a spec.
 
     Attributes:
         task: passkey, needle, recall or backcopy.
@@ -45,7 +45,7 @@ class Recipe:
 
 
 def is_synthetic(spec: str) -> bool:
-    """Whether a spec names text that is made."""
+    """True if a spec names text that is made."""
     return spec.startswith(PREFIX)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a row holds, and how answers are judged.
+    """Fields of a row, and the metric for its answers.
 
     Attributes:
         name: for records and people.

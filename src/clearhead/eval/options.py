@@ -46,7 +46,7 @@ class ChoicesOptions:
     files: tuple[File, ...] = field(default=(), metadata=LISTED)
     """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
     limit: int | None = None
-    """How many items of each file, from its first; all where not given."""
+    """Number of items of each file, from its first; all where not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class HarnessOptions:
     shots: int | None = None
     """Examples before each question; the task's own number where not given."""
     limit: int | None = None
-    """How many items of each task, from its first; all where not given."""
+    """Number of items of each task, from its first; all where not given."""
     include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
 

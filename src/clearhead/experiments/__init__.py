@@ -1,1 +1,1 @@
-"""Whole jobs: comparisons and benchmarks. Everything below is wired together here."""
+"""Whole jobs: comparisons, evaluations, fine-tuning, diagnosis, quantisation."""

@@ -1,4 +1,4 @@
-"""What a comparison compares: presets, each with every combination of the settings varied."""
+"""Arms of a comparison: presets, each with every combination of the varied settings."""
 
 import hashlib
 import itertools
@@ -18,7 +18,7 @@ from clearhead.train import TrainConfig
 BETWEEN = " · "
 TRAIN = "train."
 OPTIMIZER = "train.optimizer"
-# Settings that say nothing about an arm, and what to use instead.
+# Settings that cannot be varied, and the reason or the alternative.
 _ELSEWHERE = {
     "train.seed": "give several seeds",
     "train.save_every": "no result depends on it",
@@ -29,13 +29,13 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One thing compared: a preset with changes."""
+    """A preset with changes, as one side of a comparison."""
 
     name: str
-    """What a reader sees, and the key of its records: softmax1 · orthoadam."""
+    """Name in tables, and key of the records: softmax1 · orthoadam."""
     preset: str
     changes: dict[str, Any]
-    """What was varied, {KEY: value}."""
+    """Varied settings, {KEY: value}."""
     model: dict[str, Any]
     """Keys of the configuration: those set for every arm, and those varied."""
     train: TrainConfig

@@ -1,4 +1,4 @@
-"""From a preset's name and a corpus to what a training run takes."""
+"""The configuration, model and batches of a training run, from a preset's name and a corpus."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -76,7 +76,7 @@ def masked_batches(corpus: Corpus, settings: TrainConfig, share: float = SHARE) 
 
 
 def objective_of(config: ClearheadConfig) -> str:
-    """What a model can learn: hidden tokens where it sees both sides, else the next."""
+    """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
     return "mlm" if config.direction == "bidirectional" else "next-token"
 
 

@@ -19,5 +19,5 @@ def load_model(
 
 
 def is_preset(name: str) -> bool:
-    """Whether an untrained model is a preset's, not one of a checkpoint's configuration."""
+    """True for a preset's name, False for a folder with a configuration."""
     return not Path(name).is_dir()

@@ -1,4 +1,4 @@
-"""The main job: the same tokens, in the same order, to every arm; then the same questions."""
+"""A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ from clearhead.train import (
     train,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
-from clearhead.train.folder import FINAL, read_record
+from clearhead.train.folder import FINAL, read_record, with_newer_settings
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
@@ -155,7 +155,7 @@ def _check_optimizer(job: _Job) -> None:
 
 
 def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
-    """Train one model, or go on with it; then ask it everything. Yields its records."""
+    """Train one model, or resume it, then measure it. Yields its records."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()
@@ -250,13 +250,16 @@ def _check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> No
     """Refuse a folder whose finished run was made with other settings."""
     wanted = json.loads(json.dumps(header))
     found = {"measure_every": 0, "documents": "together", **found}  # of older records
+    asked = {"config": found.get("train") or {}, "model": found.get("model") or {}}
+    asked = with_newer_settings(asked, {"config": wanted["train"], "model": wanted["model"]})
+    found |= {"train": asked["config"], "model": asked["model"]}
     settings = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every")
     for key in (*settings, "documents"):
-        if found.get(key) != wanted[key]:
-            different = key
-            if isinstance(wanted[key], dict) and isinstance(found.get(key), dict):
-                changed = [k for k in wanted[key] if found[key].get(k) != wanted[key][k]]
-                different = f"{key}: {', '.join(changed)}"
+        different = key if found.get(key) != wanted[key] else ""
+        if isinstance(wanted[key], dict):
+            changed = [name for name in wanted[key] if found[key].get(name) != wanted[key][name]]
+            different = f"{key}: {', '.join(changed)}" if changed else ""
+        if different:
             raise ClearheadError(
                 f"{path.parent} holds a run of other settings ({different}): "
                 "choose another output folder, or the settings of that run"

@@ -92,7 +92,7 @@ class CompareConfig:
 
     @cached_property
     def arms(self) -> tuple["Arm", ...]:
-        """What is compared, in order."""
+        """The arms of the comparison, in order."""
         from clearhead.experiments.arms import make_arms
 
         return make_arms(
@@ -106,7 +106,7 @@ class CompareConfig:
 
     @cached_property
     def objective(self) -> str:
-        """What every arm learns: "next-token", or "mlm" where all are bidirectional."""
+        """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
         from clearhead.experiments.building import objective_of
         from clearhead.models import preset
 
@@ -122,7 +122,7 @@ class CompareConfig:
 
     @cached_property
     def documents(self) -> str:
-        """How validation reads the documents of a window: "apart" where all training does."""
+        """Documents of a validation window: "apart" if all training does so, else "together"."""
         apart = all(arm.train.document_masks for arm in self.arms)
         return "apart" if apart else "together"
 

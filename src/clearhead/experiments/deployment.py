@@ -31,7 +31,7 @@ def figures(
     *,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What was gained and lost, ready for JSON.
+    """Size, speed and perplexity of both models, ready for JSON.
 
     A process of its own loads the folder and must go on from a prompt with the very tokens that
     this one's model finds. Then both models generate in turns, one text at a time, in one process.

@@ -26,10 +26,10 @@ class Scaling(NamedTuple):
 
 
 class Watcher:
-    """Told how a sweep goes; this one does nothing about it."""
+    """Callbacks of a sweep; these do nothing."""
 
     def started(self, cells: int, done: int) -> None:
-        """So many cells in all, of which so many are known already."""
+        """The sweep starts, with `cells` in all, `done` of them in the records already."""
 
     def cell(self, task: str, at: Mapping[str, Any]) -> None:
         """The next cell begins."""
@@ -38,7 +38,7 @@ class Watcher:
         """Windows or prompts of this cell were done."""
 
     def finished(self, line: Mapping[str, Any]) -> None:
-        """The cell is done, and its line kept."""
+        """The cell is done and its line is in the records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
 
 
 def model_name(name: str) -> str:
-    """What a checkpoint is called in records: its run's folder."""
+    """The name of a checkpoint in records: its run's folder."""
     path = Path(resolved(name))
     return path.parent.name if path.name == "final" and path.parent.name else path.name
 

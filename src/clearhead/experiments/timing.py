@@ -1,4 +1,4 @@
-"""Seconds of several sides in one process, which take turns on a shared machine."""
+"""Timing of several sides that take turns in one process, for a shared machine."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a model is called with, refused in one line where it does not fit."""
+"""Checks of a model's arguments, each refused in one line where it does not fit."""
 
 import inspect
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether numbers can be read at no cost: a GPU would be waited for, a compiler stopped."""
+    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

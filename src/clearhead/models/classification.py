@@ -99,7 +99,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             )
 
     def _place(self, attention_mask: Tensor | None, x_BTC: Tensor) -> Tensor:
-        """Which token of each row the head reads, int64 [B]."""
+        """Index of the token that the head reads in each row, int64 [B]."""
         batch, length = x_BTC.shape[:2]
         causal = self.config.direction == "causal"
         if attention_mask is None:
@@ -134,7 +134,7 @@ _ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForSequenceClassification.forward
 
 
 def _problem(config: ClearheadConfig) -> str:
-    """What the labels are; by default a number where there is one label, else a class."""
+    """Kind of labels; by default a number where there is one label, else a class."""
     found = config.problem_type or (REGRESSION if config.num_labels == 1 else CLASSES)
     if found not in (REGRESSION, CLASSES):
         raise ClearheadError(

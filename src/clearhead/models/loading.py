@@ -161,7 +161,7 @@ def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -
 
 
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
-    """What the checkpoint was saved as."""
+    """Kind of model that the checkpoint was saved as."""
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):

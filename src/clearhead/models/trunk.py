@@ -268,7 +268,7 @@ def _wanted(argument: bool | None, configured: bool | None) -> bool:
 def _key_mask(
     attention_mask: Tensor | None, batch: int, keys: int, in_chunks: bool
 ) -> Tensor | None:
-    """Which keys are no padding, bool [B, S]; None for all.
+    """Mask of keys that are no padding, bool [B, S]; None for all.
 
     `in_chunks`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
     """

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
+from clearhead.nn.adoption import Weights, with_doubled_output
 from clearhead.nn.costs import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
@@ -58,6 +59,19 @@ class DifferentialV2(nn.Module):
         return first - lambdas * second
 
 
+def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """Second queries (and their sinks) as the first, λ exactly ½, and W_O doubled."""
+    heads, weights = after.num_attention_heads, with_doubled_output(weights, after)
+    for name in ("q_proj.weight", "q_proj.bias", "normalizer.logit"):
+        if name in weights:
+            by_head = weights[name].unflatten(0, (heads, -1))
+            weights[name] = by_head.repeat_interleave(2, 0).flatten(0, 1)
+    weights["maps.lambda_proj.weight"] = weights["q_proj.weight"].new_zeros(
+        heads, after.hidden_size
+    )
+    return weights
+
+
 DECLARATION = Declaration(
     axis="maps",
     name="differential-v2",
@@ -66,4 +80,5 @@ DECLARATION = Declaration(
     build=DifferentialV2,
     query_heads=lambda layer: 2 * layer.num_attention_heads,
     flops=lambda layer, length: 2 * attention_flops(layer, length),
+    adopt=_adopt,
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.adoption import Weights, with_doubled_output
 from clearhead.nn.epilogues import NoEpilogue
 from clearhead.spec import Declaration, LayerSpec
 
@@ -23,6 +24,13 @@ class Gate(NoEpilogue):
         return o_BTC * torch.sigmoid(self.gate_proj(x_BTC))
 
 
+def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """Gates of exactly ½, and W_O doubled."""
+    weights = with_doubled_output(weights, after)
+    gate = weights["q_proj.weight"].new_zeros(after.width, after.hidden_size)
+    return {**weights, "epilogue.gate_proj.weight": gate}
+
+
 DECLARATION = Declaration(
     axis="epilogue",
     name="gate",
@@ -30,4 +38,5 @@ DECLARATION = Declaration(
     source="arXiv 2505.06708 (G1, elementwise)",
     build=Gate,
     flops=lambda layer, length: float(layer.width),
+    adopt=_adopt,
 )

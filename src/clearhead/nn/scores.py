@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
+from clearhead.nn.adoption import Weights
 from clearhead.nn.costs import numbers_per_group
 from clearhead.ops.coca import Form
 from clearhead.spec import Declaration, LayerSpec
@@ -48,6 +49,21 @@ def _refuses(layer: LayerSpec) -> str | None:
     return None
 
 
+def _adopt_half(*names: str) -> Any:
+    """The mean of each rotated pair of channels: another function, from trained weights."""
+
+    def adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+        halved = dict(weights)
+        for name in names:
+            for kind in ("weight", "bias"):
+                if (whole := weights.get(f"{name}.{kind}")) is not None:
+                    pairs = whole.unflatten(0, (-1, 2, after.head_dim // 2))
+                    halved[f"{name}.{kind}"] = pairs.mean(1).flatten(0, 1)
+        return halved
+
+    return adopt
+
+
 def _half(layer: LayerSpec) -> int:
     return layer.head_dim // 2
 
@@ -64,6 +80,7 @@ def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
         key_width=_half,
         flops=lambda layer, length: 3.0 * layer.head_dim * layer.num_attention_heads,
         cache=lambda layer: numbers_per_group(layer) // 2,
+        adopt=_adopt_half(*(("q_proj", "k_proj") if form == "strict" else ("k_proj",))),
     )
 
 

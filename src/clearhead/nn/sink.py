@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.adoption import Weights
 from clearhead.nn.offloading import with_own_parameters
 from clearhead.nn.softmax import Softmax
 from clearhead.spec import Declaration, LayerSpec
+
+# Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
+NOTHING = -40.0
 
 
 class Sink(Softmax):
@@ -27,10 +31,18 @@ class Sink(Softmax):
         return self.logit
 
 
+def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """Logits that no row notices, or that of the fixed sink in whose place they are."""
+    logit = 0.0 if before.normalizer == "softmax1" else NOTHING
+    like = weights["q_proj.weight"]
+    return {**weights, "normalizer.logit": like.new_full((after.num_attention_heads,), logit)}
+
+
 DECLARATION = Declaration(
     axis="normalizer",
     name="sink",
     summary="exp(s) / (exp(b) + Σ exp(s)), b learned for each head, from 0 (softmax-1)",
     source="arXiv 2410.17174, section 3.2, with gpt-oss's learned logit",
     build=Sink,
+    adopt=_adopt,
 )

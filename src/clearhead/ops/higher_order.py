@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def requested() -> bool:
-    """Whether a backward pass runs with create_graph=True, so that its results are differentiated.
+    """True if a backward pass runs with create_graph=True, so that its results are differentiated.
 
     False under torch.compile, which itself refuses to differentiate twice.
     """

@@ -19,7 +19,7 @@ LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
 
 class OptimizerConfig(Protocol):
-    """What `build_optimizer` reads; `clearhead.train.TrainConfig` has it all."""
+    """The settings that `build_optimizer` reads; `clearhead.train.TrainConfig` has them all."""
 
     @property
     def optimizer(self) -> str:
@@ -55,7 +55,7 @@ class OptimizerConfig(Protocol):
 
     @property
     def rotation_share(self) -> str | None:
-        """What has one of OrthoAdam's rotations: a parameter or a size; None is its default."""
+        """Owner of each of OrthoAdam's rotations, a parameter or a size; None is its default."""
 
     @property
     def adamw_patterns(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which parameters decay, and which options a parameter gets by its name."""
+"""Parameter groups: weight decay, and options by a parameter's name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -79,7 +79,7 @@ def named_groups(named: Iterable[Named], weight_decay: float) -> list[dict[str, 
 
 
 def matched(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of `patterns` matches the whole name, wrappers' prefixes aside."""
+    """True if one of `patterns` matches the whole name, wrappers' prefixes aside."""
     return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
 
 

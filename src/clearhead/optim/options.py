@@ -1,4 +1,4 @@
-"""What OrthoAdam is asked to do, checked, and which axes that means."""
+"""OrthoAdam's options: their check, and the axes that they rotate."""
 
 import math
 from collections.abc import Mapping

@@ -49,7 +49,7 @@ class Rotation(Protocol):
         """The same matrix on `device`."""
 
     def numel(self) -> int:
-        """How many numbers it holds."""
+        """Number of values."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def plain_name(name: str) -> str:
 
 
 def _keeps_an_axis(rotation: Rotation, size: int) -> bool:
-    """Whether one of a few unit vectors stays on an axis, as all do under signed permutations."""
+    """True if one of a few unit vectors stays on an axis, as all do under signed permutations."""
     probes = torch.zeros(min(size, 16), size)
     probes[range(len(probes)), torch.linspace(0, size - 1, len(probes)).long()] = 1.0
     return bool((rotation.apply(probes, -1).abs().amax(-1) > 1 - 1e-6).any())

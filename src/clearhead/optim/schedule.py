@@ -9,7 +9,7 @@ SCHEDULES = ("cosine", "linear", "constant", "triangle")
 
 
 class ScheduleConfig(Protocol):
-    """What `learning_rate` reads; `clearhead.train.TrainConfig` has it all."""
+    """The settings that `learning_rate` reads; `clearhead.train.TrainConfig` has them all."""
 
     @property
     def learning_rate(self) -> float:

@@ -76,7 +76,7 @@ def apply(
 
 
 def _plain(member: Member) -> bool:
-    """Whether PyTorch's AdamW can work on the parameter itself."""
+    """True if PyTorch's AdamW can work on the parameter itself."""
     return member.parameter.dtype == member.gradient.dtype == torch.float32
 
 
@@ -192,7 +192,7 @@ def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _unfit(names: Sequence[str], gradients: Sequence[torch.Tensor]) -> str:
-    """Which gradient float32 cannot hold or sum, and why."""
+    """Name of the gradient that float32 cannot hold or sum, and the reason."""
     for name, gradient in zip(names, gradients, strict=True):
         if not gradient.isfinite().all():
             return f"{name} is not finite"

@@ -1,4 +1,4 @@
-"""What few bits cost a model, simulated for any of transformers' causal language models.
+"""Simulated quantisation of any of transformers' causal language models.
 
 Only linear layers are quantised, or attention logits; embeddings, the output matrix, norms and
 hidden states keep their precision, as in the papers.

@@ -186,7 +186,7 @@ def continued_elsewhere(
 
 
 def _main() -> None:
-    """What the new process does: a request on standard input, tokens on standard output."""
+    """Body of the new process: a request on standard input, tokens on standard output."""
     from transformers import AutoModelForCausalLM
 
     import clearhead.models  # registers our model type  # noqa: F401

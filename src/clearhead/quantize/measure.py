@@ -1,4 +1,4 @@
-"""What a scheme costs: perplexity and accuracy with it, beside those of full precision."""
+"""Cost of a scheme: perplexity and accuracy with it, beside those of full precision."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What models are measured on.
+    """Texts on which models are measured.
 
     Attributes:
         windows: int64 [length] each, for perplexity.

@@ -58,7 +58,7 @@ class Logits:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What is simulated at once.
+    """A set of settings simulated together.
 
     `family` and `bits` are its place in a figure; bits is None where weights and activations
     differ in it.

@@ -207,7 +207,7 @@ def _ordered(steps: Sequence[Any]) -> set[int]:
 
 
 def _is_torn(end: bytes) -> bool:
-    """Whether what follows the last newline is the beginning of a record, or was never written."""
+    """True if what follows the last newline is the beginning of a record, or was never written."""
     return end[:1] in (b"{", b"\0") and _parse(end)[0] is None
 
 

@@ -194,14 +194,14 @@ def _measures_of_scheme(line: Line) -> Iterator[Measure]:
 
 
 def _measures_of_cell(line: Line) -> Iterator[Measure]:
-    """What a cell headlines, and its documents' perplexities."""
+    """Headline metrics of a cell, and perplexities of its documents."""
     if not all(isinstance(line[key], dict) for key in ("at", "result", "options", "made")):
         raise ValueError("at, result, options and made of a cell are objects")
     if not isinstance(line["headlines"], list | tuple) or not isinstance(line["task"], str):
         raise ValueError("a cell has a task, and headlines, a list")
     result = line["result"]
     at = {name: value for name, value in line["at"].items() if value is not None}
-    dimensions = {"task": line["task"], **at}
+    dimensions = {"task": line["task"], **at}  # a harness's task goes by its own name
     for headline in map(str, line["headlines"]):
         details: Line = {}
         if headline == "accuracy" and result.get("low") is not None:

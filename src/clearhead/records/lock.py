@@ -174,7 +174,7 @@ def _beside(place: Path) -> Path:
 
 
 def _is_dead(owner: dict[str, Any]) -> bool:
-    """Whether the process is known to have ended; one that cannot be seen from here never is."""
+    """True if the process is known to have ended; one that cannot be seen from here never is."""
     here = _host()
     same_machine = here["machine"] and all(owner.get(key) == here[key] for key in _MACHINE)
     if same_machine and owner.get("boot") != here["boot"]:
@@ -194,7 +194,7 @@ def _is_dead(owner: dict[str, Any]) -> bool:
 
 
 def _elsewhere(owner: dict[str, Any]) -> bool:
-    """Whether the process runs where this one cannot see it."""
+    """True if the process runs where this one cannot see it."""
     return any(owner.get(key) != value for key, value in _host().items())
 
 

@@ -48,7 +48,7 @@ class Measure:
         return self.details.get("reason") if self.value is None else None
 
     def matches(self, metric: str, dimensions: Line) -> bool:
-        """Whether it is of `metric` at these dimensions, whatever its others are."""
+        """True if it is of `metric` at these dimensions, whatever its others are."""
         return self.metric == metric and all(
             self.dimensions.get(name) == value for name, value in dimensions.items()
         )
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def trained_somewhere(self) -> bool:
-        """Whether the run was trained, and says on which device; some were only evaluated."""
+        """True if the run was trained and its device is recorded; some were only evaluated."""
         return bool(self.steps and self.header.get("device"))
 
     @property

@@ -104,7 +104,7 @@ def line(
 
 
 def has_bars(figure: "go.Figure") -> bool:
-    """Whether any line shows a spread."""
+    """True if any line shows a spread."""
     return any(trace.error_y.array is not None for trace in figure.data)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LINES = 5  # of what a page folds away
+ACROSS = 4  # models side by side in one table
 
 
 def to_console(page: Page) -> Iterator[Any]:
@@ -41,7 +42,7 @@ def to_console(page: Page) -> Iterator[Any]:
 
 
 def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]":
-    """A table, as several narrow ones where its columns have groups.
+    """A table, as several narrow ones where its columns have groups or are many models.
 
     Args:
         threshold: the largest p of a difference that holds among all that are shown.
@@ -49,7 +50,7 @@ def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]
     from rich.markup import escape
     from rich.table import Table
 
-    for group, places in pivot.groups().items():
+    for group, places in _parts(pivot):
         rows = [row for row in range(len(pivot.rows)) if any(pivot.cells[row][j] for j in places)]
         title = prefix + ", ".join(filter(None, (pivot.title, group)))
         table = Table(title=escape(title), title_justify="left", title_style="bold")
@@ -73,6 +74,14 @@ def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]
                 ),
             )
         yield table
+
+
+def _parts(pivot: Pivot) -> Iterator[tuple[str, list[int]]]:
+    """Groups of columns, and of models a few at a time."""
+    for group, places in pivot.groups().items():
+        size = len(places) if group or not pivot.columns[0].arm else ACROSS
+        for start in range(0, len(places), size):
+            yield group, places[start : start + size]
 
 
 def _name(row: Heading) -> str:

@@ -57,16 +57,15 @@ def tasks(records: Records) -> dict[str, list[str]]:
 
 
 def grid(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Grid:
-    """The measures of a task's metric that have a value."""
+    """The measures of a task's metric that have a value; a place has none where all lack one."""
     found: Grid = {}
     for arm in records.arms():
         for run in records.of(arm):
             for one in run.select(metric, task=task):
-                if one.value is None:
-                    continue
                 row = Row(arm=arm, setting=setting(one.dimensions, by_depth=by_depth))
-                by_length = found.setdefault(row, defaultdict(lambda: defaultdict(list)))
-                by_length[int(one.dimensions.get("length", 0))][run.seed].append(one)
+                by_seed = found.setdefault(row, {}).setdefault(one.dimensions.get("length", 0), {})
+                if one.value is not None:
+                    by_seed.setdefault(run.seed, []).append(one)
     return found
 
 
@@ -80,8 +79,8 @@ def table(
 
     def fill(row: Row, length: int) -> tuple[Entry, ...]:
         mine = cells[row].get(length)
-        if mine is None:
-            return ()
+        if not mine:
+            return () if mine is None else (Entry(text="none"),)
         theirs: Found = {}
         if row.arm != reference:
             theirs = cells.get(Row(arm=reference, setting=row.setting), {}).get(length, {})
@@ -147,7 +146,9 @@ def best(records: Records, task: str) -> str:
     spans: list[tuple[str, list[int], list[float]]] = []  # who, at which lengths, with what
     cells = grid(labelled, task, metric)
     for length in sorted({length for by_length in cells.values() for length in by_length}):
-        here = {row: _mean(by[length]) for row, by in cells.items() if length in by}
+        here = {row: _mean(by[length]) for row, by in cells.items() if by.get(length)}
+        if not here:
+            continue
         value = (min if lower else max)(here.values())
         winners = [row for row, mean in here.items() if mean == value]
         name = winners[0].name.removesuffix(f" · {PLAIN}")

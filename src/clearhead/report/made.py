@@ -1,4 +1,4 @@
-"""How the numbers of a page were made: facts of the runs' headers."""
+"""Provenance section of a page: facts of the runs' headers."""
 
 import json
 from collections.abc import Callable

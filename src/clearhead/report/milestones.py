@@ -1,4 +1,4 @@
-"""What was measured during training, against the loss that it came with.
+"""Measures taken during training, against the loss at that time.
 
 An optimizer that learns faster grows its outliers sooner: at equal steps it looks worse than at
 equal loss. So models are compared where they are equally good, pair by pair with the reference.

@@ -1,4 +1,4 @@
-"""What a page says in words: plain text built from the records, not yet escaped."""
+"""Sentences of a page: plain text built from the records, not yet escaped."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def enumerate_words(words: Sequence[str]) -> str:
 
 
 def record_name(label: str) -> str:
-    """What the records under one label are called on the page."""
+    """Name of the records under one label on the page."""
     return label[:1].upper() + label[1:] or "This run"
 
 
@@ -142,7 +142,7 @@ def _named(records: Records) -> str:
 
 
 def only_evaluated(records: Records) -> bool:
-    """Whether no run was trained in these records: `clearhead eval` takes models from anywhere."""
+    """True if no run was trained in these records: `clearhead eval` takes models from anywhere."""
     return not any(
         run.steps or any("task" not in one.dimensions for one in run.measures.values())
         for run in records.runs
@@ -150,7 +150,7 @@ def only_evaluated(records: Records) -> bool:
 
 
 def _same_data(records: Records) -> bool:
-    """Whether all runs describe the same data."""
+    """True if all runs describe the same data."""
     described = [run.header.get("data") for run in records.runs]
     return described[0] is not None and all(one == described[0] for one in described)
 
@@ -188,9 +188,10 @@ def _decided(records: Records, threshold: float) -> str:
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        length = " at the training length" if _at_trained(records) else ""
         return (
-            f"no difference to {reference} exceeds the spread of the seeds, which hides effects of "
-            f"up to {style.number(max(limits), 2)} in perplexity"
+            f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
+            f"which hides effects of up to {style.number(max(limits), 2)}"
         )
     return enumerate_words(parts)
 
@@ -222,7 +223,7 @@ def cost(records: Records, threshold: float) -> str:
 
 
 def warnings(records: Records) -> list[str]:
-    """What a reader must know before any number: few seeds, and models that have hardly learnt."""
+    """Warnings before any number: few seeds, and models that have hardly learnt."""
     found = []
     for label in records.labels():
         labelled = records.labelled(label)
@@ -258,7 +259,7 @@ def _hardly_learnt(run: Run) -> bool:
 
 
 def sinks(records: Records) -> str:
-    """How often the first token wins, in each set of records."""
+    """Share of queries that attend most to the first token, in each set of records."""
     sets_of = {one: sink(records.labelled(one)) for one in records.labels()}
     said = {label: text for label, text in sets_of.items() if text}
     if len(records.labels()) == 1:
@@ -267,7 +268,7 @@ def sinks(records: Records) -> str:
 
 
 def sink(records: Records) -> str:
-    """How often the first token wins, against chance."""
+    """Share of queries that attend most to the first token, against chance."""
     shares = means(records, "first_token_argmax_share", map="softmax")
     if not shares:
         return ""

@@ -113,7 +113,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which layer and head all attention maps show."""
+    """The layer and head that all attention maps show."""
 
     kind: ClassVar[str] = "choice"
     layers: tuple[int, ...]
@@ -161,7 +161,7 @@ def section(
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What stands under the verdict about one model or set of records: (text, its support)."""
+    """Statements under the verdict about one model or set of records: (text, its support)."""
 
     title: str
     paragraphs: tuple[tuple[str, str], ...]
@@ -186,12 +186,12 @@ class Page:
 
     @cached_property
     def looks(self) -> dict[str, style.Look]:
-        """How each arm is drawn in every figure and table."""
+        """Styles of the arms, the same in every figure and table."""
         return style.looks(self.records.arms())
 
     @property
     def key(self) -> bool:
-        """Whether arms are told apart once for all figures, instead of by a legend in each."""
+        """True if arms are told apart once for all figures, instead of by a legend in each."""
         return len(self.looks) > LEGEND
 
     def blocks(self) -> Iterator[Block]:
@@ -212,12 +212,12 @@ class Page:
 
     @cached_property
     def account(self) -> str:
-        """How many comparisons there are and hold, in words."""
+        """Numbers of comparisons made and upheld, in words."""
         return verdicts.account(self.differences)
 
     @cached_property
     def verdict(self) -> list[str]:
-        """What came out, in plain sentences."""
+        """Findings in plain sentences."""
         return self.judge(self.threshold)
 
 

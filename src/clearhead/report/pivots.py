@@ -226,7 +226,7 @@ def _values(measures: Found, scale: float) -> list[float]:
 
 
 def _error_of_one(measure: Measure) -> str:
-    """What is known of one number's error: a 95 % interval, or one standard error."""
+    """Error of one number: a 95 % interval, or one standard error."""
     if (interval := measure.details.get("interval")) is not None:
         return f" [{interval[0]:.2f}, {interval[1]:.2f}]"
     if (error := measure.details.get("stderr")) is not None:

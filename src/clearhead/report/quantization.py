@@ -98,12 +98,12 @@ def page(records: Records, title: str = "") -> Page:
 
 
 def kind_of(family: str) -> str:
-    """What a family quantises, in words."""
+    """The tensors that a family quantises, in words."""
     return KINDS.get(family.partition("-")[0], family)
 
 
 def scale_of(family: str) -> str:
-    """What shares a scale in a family, in words."""
+    """Granularity of a family's scales, in words."""
     kind, _, group = family.partition("w-group")
     if not kind and group:
         return f"a scale {group} inputs of a channel"
@@ -227,7 +227,7 @@ def _added(records: Records, arm: str) -> dict[str, float]:
 
 
 def _verdict(records: Records) -> list[str]:
-    """What the dearest and the cheapest scheme cost each model, in two sentences."""
+    """Costs of the dearest and the cheapest scheme for each model, in two sentences."""
     full = narrative.means(records, "perplexity")
     if not full:
         return ["No perplexity could be measured in full precision."]
@@ -250,7 +250,7 @@ def _extremes(records: Records) -> str:
 
 
 def remarks_on(run: Run) -> list[str]:
-    """What could not be measured and why, what was left out, and layers that nothing ran."""
+    """Notes: measurements that failed and why, items left out, and layers that nothing ran."""
     reasons: dict[str, list[str]] = {}
     unused: set[str] = set()
     for one in run.select("perplexity"):
@@ -278,7 +278,7 @@ def remarks_on(run: Run) -> list[str]:
 
 
 def _questions(run: Run) -> str:
-    """What was asked, and what guessing gives."""
+    """Questions asked, and the accuracy of guessing."""
     asked, file = run.header.get("questions") or 0, run.header.get("choices")
     return f"{asked:,} questions of {file}, chance {style.percent(run.header['chance'])}"
 

@@ -16,7 +16,7 @@ LEVEL = 0.05  # of every test, and the false discovery rate of a page
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What n seeds gave: `deviation` is the sample standard deviation, `interval` the 95 %
+    """Summary over n seeds: `deviation` is the sample standard deviation, `interval` the 95 %
     t-interval of the mean; both are None for a single seed."""
 
     n: int
@@ -35,7 +35,7 @@ class Component:
 
 
 class Verdict(StrEnum):
-    """What the seeds say about a difference to the baseline."""
+    """Verdict of the seeds on a difference to the baseline."""
 
     LOWER = "lower"
     HIGHER = "higher"

@@ -68,7 +68,7 @@ LIGHT_TO_DARK = dict((*_HUES, *SEQUENTIAL, *DIVERGING, PAPER, INK, MUTED, GRID))
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How one arm is drawn in every figure of a page."""
+    """Style of one arm in every figure of a page."""
 
     colour: str
     dark: str

@@ -20,13 +20,13 @@ def threshold_of(differences: Iterable[Difference]) -> float:
 
 
 def holds(difference: Difference, threshold: float) -> bool:
-    """Whether a difference is decided, and survives among all comparisons of its page."""
+    """True if a difference is decided, and survives among all comparisons of its page."""
     decided = difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
     return decided and difference.p is not None and difference.p <= threshold
 
 
 def account(differences: Iterable[Difference]) -> str:
-    """How many comparisons there are, and how many are decided alone and together."""
+    """Numbers of comparisons made, decided alone, and decided together."""
     found = [one for one in differences if one.p is not None]
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""Which parts of a block can go: arXiv 2311.01906, figures 3, 6 and 13.
+"""Blocks without some of their parts: arXiv 2311.01906, figures 3, 6 and 13.
 
 `paper` is CodeParrot's recipe (D.1), one seed as there; where it gives no rate (parallel, the
 variants of SAS) it is that of Pre-LN.
@@ -22,7 +22,7 @@ MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "meas
 
 
 def blocks(scale: str) -> Iterator[Trial]:
-    """Every block at the depths of a scale; where it is shallow, what SAS makes of its MLP too."""
+    """Every block at the depths of a scale; at the smaller depth also variants of SAS."""
     for layers, table in _tables(scale).items():
         yield table.trial("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
@@ -40,7 +40,7 @@ def blocks(scale: str) -> Iterator[Trial]:
 
 
 def _tables(scale: str) -> dict[int, Table]:
-    """Layers → what all arms of this depth share."""
+    """Layers → the table that all arms of this depth share."""
     if scale == "tiny":
         return {6: _table(6, 600_000, 300_000, width=128, batch=8)}
     if scale == "small":

@@ -21,19 +21,19 @@ VERBS: dict[str, tuple[type, str]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """One configuration to run, and what it leaves."""
+    """A configuration to run, and the records that it writes."""
 
     name: str
-    """For people, and of its log: rates/6-layers/sas-8e-3."""
+    """Name of the job and of its log: rates/6-layers/sas-8e-3."""
     config: Any
-    """Of a kind in `VERBS`."""
+    """A configuration of one of the `VERBS`."""
     records: Path
     """The records that it writes."""
     arm: str
     """The arm of these records, and below their label."""
     label: str
     model: Path | None = None
-    """The folder that it reads, where another job writes it."""
+    """Folder of the model that it reads, if another job writes it."""
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def from_json(text: str) -> Any:
 
 
 def command(config: Any) -> list[str]:
-    """The words of the command that does what `config` says: of its fields those not at default."""
+    """The command line equivalent to `config`: its fields that differ from their defaults."""
     verb = _verb(config)
     positional = VERBS[verb][1]
     words = ["clearhead", verb, *_texts(getattr(config, positional))]
@@ -107,7 +107,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _pair(value: Any) -> str:
-    """What KEY= is followed by: text as it is, anything else as JSON."""
+    """The value in KEY=VALUE: text as it is, anything else as JSON."""
     if isinstance(value, tuple):
         return ",".join(map(_pair, value))
     return value if isinstance(value, str) else json.dumps(value)

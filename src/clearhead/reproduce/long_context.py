@@ -1,4 +1,4 @@
-"""Trained short, read long: arXiv 2309.08646, tables 1 to 3, beside ALiBi and differential maps.
+"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3, beside ALiBi and differential maps.
 
 `tiny` and `small` learn retrieval from made documents. `paper` is the published 350M recipe (its
 two epochs of 50 B tokens) on the nearest text to be had, since theirs was not published.

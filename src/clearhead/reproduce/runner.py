@@ -1,4 +1,4 @@
-"""Jobs as processes: some at a time, a log each, none twice."""
+"""Jobs as processes, several at a time, each with a log; a finished job is not run again."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.2
 
 
 class Stopped(Exception):  # noqa: N818 (a request, not a fault)
-    """A signal stopped the jobs; what they had is saved, and the same call goes on."""
+    """A signal stopped the jobs; their work is saved, and the same call goes on."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__("stopped")
@@ -29,10 +29,10 @@ class Stopped(Exception):  # noqa: N818 (a request, not a fault)
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], None]) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
-    They start in their order, but for those whose model is still to come; without a model at the
-    end of the training that should have left it they are left out. Each has its share of the CPU's
-    threads and its output in a log of its own. A failed one is told in a line, and the others go
-    on. One whose training diverged has not failed: that is a result.
+    Jobs start in order, except that a job waits for the training that writes its model. If that
+    training leaves no model, the job is left out. Each job has its share of the CPU's threads and a
+    log of its own. A failed job is reported in a line, and the others go on. A training that
+    diverged has not failed: that is a result.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
@@ -80,7 +80,7 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], Non
 
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
-    """The first that waits for no other's model."""
+    """The first job whose model no waiting or running job has still to write."""
     writers = [one.records.parent for one in (*waiting, *running) if one.model is None]
     for job in waiting:
         model = job.model
@@ -90,7 +90,7 @@ def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
 
 
 class _Running:
-    """A job at work."""
+    """A running job."""
 
     def __init__(self, job: Job, logs: Path, jobs: int) -> None:
         self.job, self.started = job, time.monotonic()
@@ -126,7 +126,7 @@ def _mark(job: Job, logs: Path) -> Path:
 
 
 def _is_finished(job: Job, logs: Path) -> bool:
-    """Whether this very job was; one of the same name with other settings was not."""
+    """True if this job finished, with these settings."""
     mark = _mark(job, logs)
     return mark.exists() and mark.read_text("utf-8") == f"{job}\n"
 

@@ -1,4 +1,4 @@
-"""The stages of an experiment: rates swept; seeds at each arm's best; what these are asked."""
+"""The stages of an experiment: sweeps of rates, runs of all seeds at the best, evaluations."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -19,12 +19,12 @@ RATES = "rates.json"
 
 
 def sweeps(trials: Iterable[Trial]) -> list[Job]:
-    """Every arm with each of its rates, where it has a choice."""
+    """Every arm with each of its rates, where it has several."""
     return [job for one in trials for job in one.sweep().values()]
 
 
 def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
-    """{table/arm: rate}: what rates.json has, and the best of every other sweep that is whole."""
+    """{table/arm: rate}: those of rates.json, and the best of every other complete sweep."""
     found = settled(output)
     for one in trials:
         if one.key not in found and (best := one.best()) is not None:
@@ -33,7 +33,7 @@ def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
 
 
 def settled(output: Path) -> dict[str, float]:
-    """{table/arm: rate} of rates.json: of these arms no rate is tried again."""
+    """{table/arm: rate} of rates.json; these arms are not swept again."""
     path = output / RATES
     chosen: dict[str, str] = {}
     if path.exists():
@@ -42,8 +42,8 @@ def settled(output: Path) -> dict[str, float]:
 
 
 def runs(trials: Sequence[Trial], rates: dict[str, float]) -> dict[Job, list[Job]]:
-    """{training: what its model is asked}, of every arm whose rate is known, with every seed; a
-    seed of all arms before the next."""
+    """{training: its evaluations}, of every arm whose rate is known, with every seed; one seed of
+    all arms comes before the next."""
     seeds = sorted({seed for one in trials for seed in one.config.seeds})
     return {
         one.training(rates[one.key], seed): [*one.evaluations(seed)]

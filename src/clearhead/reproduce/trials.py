@@ -1,4 +1,4 @@
-"""A trial: one arm of an experiment as configurations, and the jobs that this comes to."""
+"""A trial: one arm of an experiment as configurations, and the jobs that they make."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ TRAINED = ""
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Arms on the same tokens in the same order: what one table compares."""
+    """Arms on the same tokens in the same order, compared in one table."""
 
     config: CompareConfig
-    """Of every arm, with the baseline as preset; its label names the table."""
+    """Configuration of every arm, with the baseline as preset; its label names the table."""
     sweep_tokens: int = 0
-    """Of each run that helps to choose a learning rate; these measure nothing while they train."""
+    """Tokens of a run that helps to choose a learning rate; it measures nothing while it trains."""
     questions: Mapping[str, Question] = field(default_factory=dict)
-    """What the model of each seed is asked beside compare's own measures, by file name."""
+    """Evaluations of each seed's model beside compare's own measures, by file name."""
 
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
@@ -48,7 +48,7 @@ class Trial:
     """An arm through its stages; every job has a folder or file of its own."""
 
     table: Table
-    """Its configuration is of this arm alone, with all seeds."""
+    """A table whose configuration has this arm alone, with all seeds."""
     rates: tuple[float, ...]
     output: Path = Path()
     """Folder of the whole experiment."""
@@ -59,7 +59,7 @@ class Trial:
 
     @cached_property
     def arm(self) -> "Arm":
-        """Its name and its folder."""
+        """The arm, with its name and its folder."""
         (one,) = self.config.arms
         return one
 
@@ -68,7 +68,7 @@ class Trial:
         return f"{self.config.label}/{self.arm.name}"
 
     def sweep(self) -> dict[float, Job]:
-        """{rate: the run that tries it}, with a seed of its own; none where there is no choice."""
+        """{rate: the run that tries it}, with a seed of its own; empty where there is one rate."""
         if len(self.rates) == 1:
             return {}
         train = replace(self.config.train, tokens=self.table.sweep_tokens)

@@ -1,4 +1,4 @@
-"""What the loop asks of its data, and what it checks before the first step."""
+"""The loop's data protocol, and its checks before the first step."""
 
 import inspect
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,12 +35,12 @@ class BatchSource(Protocol):
 
 
 def objective_of(batches: BatchSource) -> str:
-    """What the labels of the batches mean."""
+    """Objective of the batches: the meaning of their labels."""
     return getattr(batches, "objective", NEXT_TOKEN)
 
 
 def label_count(batch: dict[str, torch.Tensor], objective: str = NEXT_TOKEN) -> int:
-    """How many labels enter the loss of `batch`; a window's first is no one's next token."""
+    """Number of labels that enter the loss of `batch`; a window's first is no one's next token."""
     labels_BT = batch["labels"]
     if objective == CLASSIFICATION:
         return len(labels_BT)  # every number is a label of a regression

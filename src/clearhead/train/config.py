@@ -32,7 +32,7 @@ SHARES = ("parameter", "size")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How weights are stepped, whatever the batches hold.
+    """Optimizer settings, independent of what the batches hold.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -95,7 +95,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How much is read: windows of a stream of tokens, and how many make a step."""
+    """Token budget: windows of a stream of tokens, and their number in a step."""
 
     tokens: Count = 300_000
     """Budget of input tokens; the remainder after the last whole step is not used."""

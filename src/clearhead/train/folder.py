@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
@@ -34,17 +35,17 @@ VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transfo
 
 
 def is_finished(output: Path) -> bool:
-    """Whether the run in `output` has done all its steps and saved its final model."""
+    """True if the run in `output` has done all its steps and saved its final model."""
     return (output / FINAL).is_dir()
 
 
 def holds_run(output: Path) -> bool:
-    """Whether a run was begun in `output`: one killed before that left nothing to go on with."""
+    """True if a run was begun in `output`: one killed before that left nothing to go on with."""
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
 
 
 def read_record(output: Path) -> dict[str, Any]:
-    """What the run.json in `output` says.
+    """Read the run.json in `output`.
 
     Raises:
         ClearheadError: where it is missing or damaged.
@@ -122,13 +123,30 @@ def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict
     return saved
 
 
+def with_newer_settings(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an older record, "config" and "model", with defaults for those it lacks.
+
+    A newer clearhead adds settings. Where a default changed what a run does, `EARLIER` has the
+    older behaviour. Of other libraries' models no defaults are known: what is lacking is as wanted.
+    """
+    model = dict(wanted["model"])
+    if model.get("model_type") == ClearheadConfig.model_type:
+        model |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
+    settings = {**asdict(TrainConfig()), **EARLIER.get(wanted["config"].get("optimizer"), {})}
+    settings = json.loads(json.dumps(settings))
+    return {
+        **asked,
+        "config": {**settings, **asked["config"]},
+        "model": {**model, **asked["model"]},
+    }
+
+
 def _refuse_changes(output: Path, asked: dict[str, Any], wanted: dict[str, Any]) -> None:
     changes = []
-    earlier = EARLIER.get(wanted["config"].get("optimizer"), {})
-    asked = {**asked, "config": {**earlier, **asked["config"]}}
+    asked = with_newer_settings(asked, wanted)
     for section in ("config", "model"):
-        # Only what both know: a newer library may add a key, with its default.
-        for key in sorted(asked[section].keys() & wanted[section].keys() - FREE_KEYS):
+        # Settings that are no more cannot be compared.
+        for key in sorted(wanted[section].keys() - FREE_KEYS - VOLATILE_KEYS):
             before, now = asked[section][key], wanted[section][key]
             if before != now:
                 name = key if section == "config" else f"model {key}"

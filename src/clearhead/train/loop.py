@@ -156,7 +156,7 @@ def accumulate(
 
 @dataclass
 class _Progress:
-    """How far the run is: what a checkpoint's trainer.json holds beside the settings."""
+    """Progress of a run: what a checkpoint's trainer.json holds beside the settings."""
 
     step: int = 0
     seconds: float = 0.0

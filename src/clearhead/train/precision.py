@@ -9,7 +9,7 @@ Resolved = Literal["bf16", "fp32"]
 
 
 def resolve(precision: Literal["auto", "bf16", "fp32"], device: torch.device) -> Resolved:
-    """What `precision` means on `device`: "auto" is bf16 only where it is multiplied natively.
+    """Resolve `precision` on `device`: "auto" is bf16 only where it is multiplied natively.
 
     Emulated bf16 is slower than float32 and less exact, so it is never chosen unasked.
     """

@@ -1,4 +1,4 @@
-"""What a training run returns, or ends with."""
+"""Results of a training run, and its errors."""
 
 import signal
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class TrainResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether steps remain; `train(..., resume=True)` does them."""
+        """True if steps remain; `train(..., resume=True)` does them."""
         return self.stop_signal is not None
 
 

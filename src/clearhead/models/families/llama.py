@@ -123,7 +123,7 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
 
 
 def windows(theirs: Any) -> dict[str, Any]:
-    """Which layers slide, and how far, in clearhead's settings."""
+    """Sliding windows by layer, in clearhead's settings."""
     window, types = theirs.sliding_window, getattr(theirs, "layer_types", None)
     if window is None or (types is not None and SLIDING not in types):
         return {}

@@ -1,4 +1,4 @@
-"""What a run tells its observers, and when."""
+"""Callback protocol: the events of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class Run:
     first_step: int
     """Steps already done when this process took over; 0 for a new run."""
     record: dict[str, Any]
-    """What run.json holds: resolved config, seed, versions, device, command, date."""
+    """Content of run.json: resolved config, seed, versions, device, command, date."""
 
 
 @dataclass(frozen=True, kw_only=True)

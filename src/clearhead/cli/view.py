@@ -1,0 +1,156 @@
+"""clearhead view: one text through one or two models, on a page to click through."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional
+
+from clearhead.cli.names import short_names
+from clearhead.cli.options import overrides, parse
+from clearhead.consent import OpensModels
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Model, Pair, Size, Text
+from clearhead.ranges import Length, Range
+from clearhead.terminal import say
+
+TEXT = (
+    "In the winter of 1903 two brothers from Ohio carried a machine of spruce and muslin to a "
+    "windy beach. On the seventeenth of December it flew: twelve seconds, forty metres, and then "
+    "the sand again. When the brothers sent a telegram home to Ohio, the operator got the number "
+    "of seconds wrong. The newspapers printed the wrong number, or nothing at all, and the "
+    "brothers from Ohio went home for Christmas."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(OpensModels):
+    """A page to click through."""
+
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    text: Text = TEXT
+    """Text to read, or a file of it."""
+    output: Path = Path("runs/view.html")
+    """The page."""
+    tokens: Length = 2048
+    """Tokens read at most, the first of the text. Of a text longer than about 256 tokens the page
+    has the maps of some heads only."""
+    open: bool = True
+    """Open the page in a browser, where there is a display."""
+    live: bool = False
+    """Serve the page on 127.0.0.1 with a box to type in, until Ctrl-C; no file is written."""
+    port: Annotated[int, Range("a port, or 0 for a free one", lambda n: 0 <= n < 65536)] = 0
+    """Port of --live; 0 is any free one."""
+    size: Size = "tiny"
+    """Size of an init: preset, such as tiny or small."""
+    set: tuple[Pair, ...] = ()
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="view",
+        description="Show attention maps, hidden states and predictions of one text on a page to "
+        "click through, which needs no network.",
+        examples=(
+            './SmolLM2-135M --text "The keys to the cabinet are on the table."',
+            "runs/a/final runs/b/final --text essay.txt --output page.html",
+        ),
+        presets=True,
+    )
+    if len(command.models) > 2:
+        raise ClearheadError(f"one model or two side by side; found {len(command.models)}")
+    fresh = [name for name in command.models if name.startswith("init:")]
+    if (command.set or command.size != Command.size) and not fresh:
+        raise ClearheadError("--set and --size have no effect on a trained model: view init:NAME")
+    if command.port and not command.live:
+        raise ClearheadError("--port has no effect without --live")
+    names = short_names(command.models)
+    text = _text(command.text)
+    from clearhead.records.files import write_text
+    from clearhead.view import observe_text, render
+
+    models = [_loaded(source, command) for source in command.models]
+
+    def observe(text: str) -> list[Any]:
+        found = []
+        for name, (model, tokenizer) in zip(names, models, strict=True):
+            say(f"{name} reads the text")
+            found.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
+        return found
+
+    title = " and ".join(names)
+    if command.live:
+        return _serve(observe, title, text, command)
+    found = observe(text)
+    write_text(command.output, render(found, title=title, text=text))
+    for name, one in zip(names, found, strict=True):
+        if one.kept < one.heads:
+            say(f"{name}: maps of {one.kept} of {one.heads} heads fit on the page")
+    say(f"wrote {command.output}")
+    _open(command.output.resolve().as_uri(), command)
+    return 0
+
+
+def _serve(observe: Callable[[str], list[Any]], title: str, text: str, command: Command) -> int:
+    from clearhead.view.live import LiveServer
+
+    with LiveServer(observe, title=title, text=text, port=command.port) as server:
+        say(f"{server.url} (Ctrl-C ends)")
+        _open(server.url, command)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("")
+    return 0
+
+
+def _loaded(source: str, command: Command) -> tuple[Any, Any]:
+    import torch
+
+    from clearhead.data.config import DataConfig
+    from clearhead.experiments.building import untrained
+    from clearhead.experiments.checkpoints import load_model
+
+    if source.startswith("init:"):
+        torch.manual_seed(0)
+        model, corpus = untrained(
+            source.removeprefix("init:"),
+            command.size,
+            overrides(command.set),
+            DataConfig(),
+            trust_remote_code=command.trust_remote_code,
+            say=say,
+        )
+        return model, corpus.tokenizer
+    return load_model(
+        source,
+        kinds=("causal", "masked", "bare"),
+        trust_remote_code=command.trust_remote_code,
+    )
+
+
+def _text(given: str) -> str:
+    """The text itself, or that of the file it names."""
+    if os.path.isfile(given):
+        return Path(given).read_text(encoding="utf-8", errors="replace")
+    if len(given.split()) == 1 and (os.sep in given or Path(given).suffix):
+        raise ClearheadError(f"no file {given}: give one that there is, or a text in quotes")
+    return given
+
+
+def _open(url: str, command: Command) -> None:
+    import webbrowser
+
+    shown = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    if command.open and shown:
+        webbrowser.open(url)

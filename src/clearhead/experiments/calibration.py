@@ -1,0 +1,148 @@
+"""The first token's share of attention, head by head, as the logit of a learned sink."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.data.config import DataConfig
+from clearhead.data.sources import find
+from clearhead.errors import ClearheadError
+from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.nn.sink import NOTHING
+from clearhead.probe import AttentionCall, measure
+from clearhead.terminal import say
+
+_CHARACTERS = 16  # of a document that are read for each token asked for
+_HALVINGS = 60  # from 200 to below float64's resolution of a logit
+
+
+def sample(text: str, tokenizer: Any, *, length: int, count: int) -> list[Tensor]:
+    """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
+
+    Args:
+        text: a source, as `--data.data` names them.
+
+    Raises:
+        ClearheadError: no such source, or less text than two windows.
+    """
+    (source,) = find(DataConfig(data=(text,)), say)
+    found: list[tuple[int, int, Tensor]] = []
+    tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
+    for document in source.documents(Counter()):
+        start = max(0, (len(document.text) - wanted) // 2)
+        ids = tokenizer(
+            document.text[start : start + wanted], add_special_tokens=False, verbose=False
+        ).input_ids
+        tokens = max(tokens, len(ids))
+        pieces = torch.tensor(ids, dtype=torch.int64).split(length)
+        whole = [piece for piece in pieces if len(piece) == length]
+        middle = len(whole) // 2
+        found += [(abs(at - middle), documents, piece) for at, piece in enumerate(whole)]
+        documents += bool(whole)
+        if documents == count:
+            break
+    if len(found) < 2:
+        raise ClearheadError(
+            f"the longest document of {text} has {tokens:,} tokens, and two windows of {length} "
+            "are needed: give more text, or a smaller --length"
+        )
+    found.sort(key=lambda entry: entry[:2])
+    return [piece for _, _, piece in found[:count]]
+
+
+class _Rows:
+    """The first token's weight, and the log-sum-exp of what is left, by layer: [H, rows] each.
+
+    The first query sees one token alone, which says nothing.
+    """
+
+    def __init__(self, layers: int, *, without_first: bool) -> None:
+        self.without_first = without_first
+        self.shares = [list[Tensor]() for _ in range(layers)]
+        self.totals = [list[Tensor]() for _ in range(layers)]
+
+    def observe(self, call: AttentionCall) -> None:
+        for tile in call.scores():
+            score_BHRS = tile.scores.masked_fill(~tile.visible, -torch.inf)
+            score_BHRS = score_BHRS[:, :, tile.start == 0 :]
+            total_BHR = score_BHRS.logsumexp(-1)
+            share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
+            if self.without_first:
+                total_BHR = score_BHRS[..., 1:].logsumexp(-1)
+            for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
+                rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
+
+    def mean_share(self, layer: int) -> Tensor:
+        """The first token's mean weight in each head, [H]."""
+        return torch.cat(self.shares[layer], 1).mean(1)
+
+    def measures(self) -> list[dict[str, Any]]:
+        """The mean weights by layer and head."""
+        return [
+            {"metric": "first_token_share", "value": value, "layer": layer, "head": head}
+            for layer in range(len(self.shares))
+            for head, value in enumerate(self.mean_share(layer).tolist())
+        ]
+
+
+def check_sinks(model: ClearheadForCausalLM) -> None:
+    """Raise a ClearheadError for a layer without a learned sink, or V1's maps.
+
+    Those reach attention in another order than their sinks'.
+    """
+    for index in range(model.config.num_hidden_layers):
+        layer = model.config.layer(index)
+        if layer.normalizer != "sink":
+            raise ClearheadError(
+                "--calibrate sets the logits of learned sinks, and this model has "
+                f"normalizer={layer.normalizer!r}: give --to sink, or normalizer=sink"
+            )
+        if layer.maps == "differential":
+            raise ClearheadError(
+                "--calibrate is not for maps='differential': choose maps=single or differential-v2"
+            )
+
+
+def calibrate(
+    model: ClearheadForCausalLM, windows: Iterable[Tensor], *, without_first: bool
+) -> list[dict[str, Any]]:
+    """Give each learned sink the logit at which its mean weight is the first token's; no training.
+
+    Args:
+        model: with `normalizer="sink"`; its sinks are set, and rest nowhere meanwhile.
+        without_first: for rows from which the first token is hidden, where the sink takes its
+            place; else the sink is beside it.
+
+    Returns:
+        The first tokens' mean weights that were found, measures "first_token_share".
+
+    Raises:
+        ClearheadError: as `check_sinks`.
+    """
+    check_sinks(model)
+    layers: list[Any] = [layer.self_attn for layer in model.model.layers]
+    for attention in layers:
+        torch.nn.init.constant_(attention.normalizer.logit, NOTHING)
+    rows = _Rows(len(layers), without_first=without_first)
+    shares = measure(model, windows, batch_size=1, attention=[rows])
+    for layer, attention in enumerate(layers):
+        logits = _balanced(torch.cat(rows.totals[layer], 1), rows.mean_share(layer))
+        with torch.no_grad():
+            attention.normalizer.logit.copy_(logits)
+    return shares
+
+
+def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:
+    """The logit b of each head at which σ(b − total) has this mean; rows that see nothing are left
+    out."""
+    seen_HN = totals_HN.isfinite()
+    low, high = (torch.full_like(shares_H, edge) for edge in (-100.0, 100.0))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        weight_HN = torch.sigmoid(middle[:, None] - totals_HN).where(seen_HN, 0)
+        less = weight_HN.sum(1) / seen_HN.sum(1) < shares_H
+        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+    return (low + high) / 2

@@ -1,0 +1,141 @@
+"""A model of one family or mechanism as one of another, and how far apart they are."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+from clearhead.eval.distance import distance
+from clearhead.experiments.calibration import calibrate, check_sinks, sample
+from clearhead.models.conversion import converted, imported, logit_difference, tolerance
+from clearhead.models.inspection import within_memory
+from clearhead.models.starts import started, target
+from clearhead.nn.sink import NOTHING, Sink
+from clearhead.records.provenance import provenance
+
+RECORD = "conversion.json"  # in the folder of the converted model
+RANDOM = "random tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """A converted model, what became of it in words, and its record."""
+
+    model: Any
+    record: dict[str, Any]
+    lines: list[str] = field(default_factory=list)
+
+
+def to_the_other_format(model: Any, name: str) -> Conversion:
+    """The same function in the other library's format."""
+    made = converted(model)
+    record = _record(name, model, made)
+    return Conversion(model=made, record={**record, "relative": logit_difference(model, made)})
+
+
+def to_other_mechanisms(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    *,
+    preset: str | None,
+    settings: dict[str, Any],
+    sink_logit: float | None = None,
+    calibration: str | None = None,
+    text: str | None = None,
+    length: int = 512,
+    count: int = 8,
+) -> Conversion:
+    """The same weights under other mechanisms, with the distance from the first model.
+
+    Args:
+        calibration: a source of text; half of the windows read calibrate the sinks, the other half
+            measures the distance, unless there is a `text` of its own.
+        text: a source of text to measure on; random tokens where there is neither.
+
+    Raises:
+        ClearheadError: as `imported`, `started`, `sample` and `calibrate`.
+    """
+    changes = target(preset, settings)
+    length = min(length, model.config.max_position_embeddings)
+    calibrating, windows = list[Tensor](), list[Tensor]()
+    if calibration is not None:
+        twice = 1 if text else 2
+        read = sample(calibration, tokenizer, length=length, count=twice * count)
+        calibrating, windows = read[::twice], read[1::2]
+    if text is not None:
+        windows = sample(text, tokenizer, length=length, count=count)
+    elif not windows:
+        windows = _random(model.config.vocab_size, length, count)
+    before = imported(model)
+    start = started(before, changes)
+    made, measures, lines = start.model, list[dict[str, Any]](), list[str]()
+    read_from = text or calibration or RANDOM
+
+    def measure(what: str, **inputs: Any) -> float:
+        with within_memory(f"give a smaller --length than {length}"):
+            found = distance(before, made, windows, **inputs)
+        measures.append({"what": what, **found.record()})
+        lines.append(
+            f"{what}: KL {found.divergence:.4f} nats a token, perplexity "
+            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}, largest difference of a "
+            f"logit {found.largest:.2g} ({found.tokens:,} tokens of {read_from})"
+        )
+        return found.relative
+
+    sinks = [module for module in made.modules() if isinstance(module, Sink)]
+    if sink_logit is not None:
+        if not sinks:
+            raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
+        for sink in sinks:
+            nn.init.constant_(sink.logit, sink_logit)
+    if calibrating:
+        check_sinks(made)
+    relative = measure("start")
+    shares = list[dict[str, Any]]()
+    if calibrating:
+        calibrate(made, calibrating, without_first=True)
+        hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
+        hidden[:, 0] = 0
+        measure("calibrated without the first token, which is hidden", attention_mask=hidden)
+        shares = calibrate(made, calibrating, without_first=False)
+        relative = measure("calibrated beside the first token")
+    elif sinks and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):
+        lines.append(
+            f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
+            "TEXT, or --sink-logit 0 for softmax-1"
+        )
+    exact = relative <= tolerance(made.dtype)
+    for what, names in (("new", start.new), ("dropped", start.dropped)):
+        if names:
+            lines.append(f"{what}: {', '.join(names)}")
+    record = _record(name, model, made)
+    return Conversion(
+        model=made,
+        lines=lines,
+        record={
+            **record,
+            "changes": changes,
+            "same_function": exact,
+            "new": start.new,
+            "dropped": start.dropped,
+            "measures": measures,
+            "text": read_from,
+            "calibration": calibration,
+            "length": length,
+            "windows": len(windows),
+            "shares": shares,
+        },
+    )
+
+
+def _record(name: str, model: Any, made: Any) -> dict[str, Any]:
+    kinds = {"from": type(model).__name__, "to": type(made).__name__}
+    return {"kind": "conversion", "of": name, **kinds, **provenance(made.device)}
+
+
+def _random(vocabulary: int, length: int, count: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return list(torch.randint(vocabulary, (count, length), generator=draw))

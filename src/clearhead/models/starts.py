@@ -1,0 +1,116 @@
+"""A trained model on another point of the axes: its weights, and how new mechanisms start.
+
+Where a mechanism has such a start, the function is kept exactly: V2's second queries are the first,
+a gate is ½ everywhere and W_O doubled, a sink rests where no row notices it. Elsewhere what has a
+place keeps its value, and what is new starts as its paper says: another function, at a distance
+that is to be measured (`clearhead.eval.distance`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.models.catalogue import PRESETS
+from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.nn.registry import REGISTRY
+from clearhead.spec import AXES, LayerSpec
+
+_ROTARY = ("rope", "xpos")
+_MAPS_OWN = {"lambda_init": None, "head_norm": "affine"}  # without effect on other maps
+_SIZES = ("head_dim", "bias", "max_position_embeddings", "norm_eps", "rope_parameters")
+# What of a configuration may change: a layer's own mechanisms and gains, and no width.
+CHANGES = (
+    {each.name for each in fields(LayerSpec)} & ClearheadConfig.settings().keys()
+    | {"first_values", "embedding_norm", "layer_types", "layer_overrides"}
+) - {"hidden_size", "intermediate_size", "initializer_range", *_SIZES}
+CHANGES -= {key for key in CHANGES if key.startswith("num_")}
+
+
+class Start(NamedTuple):
+    """A model on another point of the axes.
+
+    Attributes:
+        model: in evaluation mode, in the dtype and on the device of the first.
+        new: parameters that start as their paper says, "*" for the layers' numbers.
+        dropped: parameters of the first model that have no place.
+    """
+
+    model: ClearheadForCausalLM
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a preset, and KEY=VALUE pairs over it, change of a configuration.
+
+    Raises:
+        ClearheadError: an unknown preset, or a setting that is a size.
+    """
+    changes = dict(PRESETS[choose("preset", preset, PRESETS)]) if preset else {}
+    for key in settings:
+        if key in ClearheadConfig.settings() and key not in CHANGES:
+            raise ClearheadError(
+                f"{key} is a size of the model's weights, which a conversion keeps: choose an axis "
+                f"({', '.join(AXES)}) or leave it out"
+            )
+        choose("setting", key, CHANGES)
+    return changes | dict(settings)
+
+
+def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
+    """The model with other mechanisms, from copies of its weights.
+
+    Raises:
+        ClearheadError: a combination that cannot be built, or for which a weight has another size.
+    """
+    ours = model.config
+    config = _changed(ours, changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of what is new
+        made = ClearheadForCausalLM(config).to(model.device, model.dtype)
+    weights = dict(model.state_dict())
+    for index in range(config.num_hidden_layers):
+        _adopt(weights, f"model.layers.{index}.self_attn.", ours.layer(index), config.layer(index))
+    wanted = made.state_dict()
+    for name, weight in weights.items():
+        if name in wanted and wanted[name].shape != weight.shape:
+            raise ClearheadError(
+                f"{name} is {tuple(weight.shape)}, and {_words(changes)} needs "
+                f"{tuple(wanted[name].shape)}: convert the model that this one was made from"
+            )
+    made.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
+    made.generation_config = model.generation_config
+    new, dropped = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
+    return Start(made.eval(), _patterns(new), _patterns(dropped))
+
+
+def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
+    keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
+    if changes.get("maps", ours.maps) != ours.maps:
+        keys |= _MAPS_OWN
+    if changes.get("position", "rope") not in _ROTARY:
+        keys["rope_parameters"] = None
+    return ClearheadConfig(**{**keys, **changes})
+
+
+def _adopt(weights: dict[str, Any], prefix: str, before: LayerSpec, after: LayerSpec) -> None:
+    own = {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
+    for axis in AXES:
+        name = getattr(after, axis)
+        adopt = REGISTRY.find(axis, name).adopt
+        if adopt is not None and getattr(before, axis) != name:
+            own = adopt(own, before, after)
+    weights.update({prefix + name: weight for name, weight in own.items()})
+
+
+def _patterns(names: Any) -> tuple[str, ...]:
+    return tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
+
+
+def _words(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in changes.items())

@@ -1,0 +1,217 @@
+"""One text through one model, as the page needs it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.models.inspection import (
+    batches,
+    evaluating,
+    longest_text,
+    run_backbone,
+    within_memory,
+)
+from clearhead.probe.observation import observe
+from clearhead.probe.tiles import ByTile
+from clearhead.view.heads import Head, by_extremes
+from clearhead.view.lens import BEST, Lens, find_lens, surprises
+from clearhead.view.packing import pack, pack_logarithms, pack_map
+from clearhead.view.trace import WEIGHTS, AttentionTrace, HiddenTrace
+
+BYTES = 3_000_000  # of one model on the page, at most
+LONGEST = 2048  # tokens
+CHOSEN = 3 * WEIGHTS  # held where heads are chosen
+_LESS_MEMORY = "give a shorter --text or a smaller --tokens; nothing was written"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A model on a text, packed.
+
+    Attributes:
+        model: what the page shows at once: tokens, statistics of heads, predictions.
+        chunks: packed maps, which the page unpacks when they are looked at; `model["maps"]` says
+            which is whose.
+        kept, heads: the number of heads whose maps are here, and of all.
+    """
+
+    model: dict[str, Any]
+    chunks: list[str]
+    kept: int
+    heads: int
+
+
+def observe_text(
+    model: Any, tokenizer: Any, text: str, *, name: str, longest: int = LONGEST
+) -> Observation:
+    """Run a model on a text and pack what it did.
+
+    Args:
+        model: a causal language model or an encoder of transformers.
+        tokenizer: its own, a fast one.
+        name: for people.
+        longest: tokens that are read; the rest of the text is left out, and the page says so.
+
+    Raises:
+        ClearheadError: a text of fewer than 2 tokens, more tokens than the model has learned
+            positions, a model whose attention cannot be observed, or too little memory.
+    """
+    tokens = _tokens(model, tokenizer, text)
+    total, tokens = len(tokens), tokens[:longest]
+    limit = longest_text(model)
+    if limit is not None and len(tokens) > limit:
+        raise ClearheadError(
+            f"{name} has {limit} learned positions, too few for {len(tokens)} tokens: "
+            f"give --tokens {limit}"
+        )
+    if len(tokens) < 2:
+        raise ClearheadError(f"the text is {len(tokens)} token for {name}: give at least 2")
+    ids_T = torch.tensor([token for token, *_ in tokens])
+    with within_memory(_LESS_MEMORY), evaluating(model):
+        (ids_BT,) = batches(model, [ids_T], 1)
+        return _observed(model, tokenizer, ids_BT, tokens, total, name)
+
+
+def _observed(
+    model: Any, tokenizer: Any, ids_BT: Tensor, tokens: list[Any], total: int, name: str
+) -> Observation:
+    trace = AttentionTrace(ids_BT.shape[1])
+    lens = find_lens(model, ids_BT[:, :2])
+    hidden = HiddenTrace(None if lens is None else lens.read)
+    with observe(model, attention=[ByTile(weights=[trace])], hidden=[hidden]):
+        out = run_backbone(model, ids_BT) if lens is None else model(input_ids=ids_BT)
+    if not trace.names:
+        raise ClearheadError(f"{name} has no attention in its layers that could be observed")
+    statistics: dict[str, dict[str, dict[Head, float]]] = {}
+    for line in trace.measures():
+        by_map = statistics.setdefault(line["metric"], {})
+        by_map.setdefault(line["map"], {})[Head(line["layer"], line["head"])] = line["value"]
+    order = by_extremes([values for maps in statistics.values() for values in maps.values()])
+    if trace.full:
+        each = trace.weights_of_map * max(map(len, trace.names.values()))
+        # Long maps are compressed better than short ones: `_packed` stops at `BYTES`.
+        trace = AttentionTrace(ids_BT.shape[1], set(order[: max(1, CHOSEN // each)]))
+        with observe(model, attention=[ByTile(weights=[trace])]):
+            run_backbone(model, ids_BT)
+    data: dict[str, Any] = {
+        "name": name,
+        "tokens": [shown for _, shown, *_ in tokens],
+        "spans": [list(span) for *_, span in tokens],
+        "total": total,
+        "causal": trace.causal,
+        "names": [list(trace.names.get(layer, ())) for layer in range(max(trace.names) + 1)],
+        "statistics": {
+            metric: {map: _by_layer(values) for map, values in maps.items()}
+            for metric, maps in statistics.items()
+        },
+        "lambdas": {
+            layer: round(value.item(), 4) if not value.ndim else _rounded(value)
+            for layer, value in trace.lambdas.items()
+        },
+        "hidden": _hidden(hidden),
+    }
+    if lens is not None and trace.causal:
+        logits_TV = out.logits[0]
+        data["surprise"] = [None, *_rounded(surprises(logits_TV, ids_BT[0]))]
+        if lens.agrees(logits_TV):
+            data["lens"] = _lens(lens, tokenizer)
+    used = len(json.dumps(data))
+    chunks, places, kept = _packed(trace, order, used)
+    data["maps"] = places
+    return Observation(model=data, chunks=chunks, kept=kept, heads=len(order))
+
+
+def _packed(
+    trace: AttentionTrace, order: list[Head], used: int
+) -> tuple[list[str], dict[str, Any], int]:
+    """Chunks, and "layer.head" → map → the chunk's place, as many as there is room for."""
+    chunks: list[str] = []
+    places: dict[str, Any] = {}
+    for head in order:
+        maps = {
+            map: pack_map(weights, trace.nulls.get((head, map)), causal=trace.causal)
+            for (layer_head, map), weights in trace.maps.items()
+            if layer_head == head
+        }
+        size = sum(len(packed["data"]) + 80 for packed in maps.values())
+        if not maps or used + size > BYTES:
+            continue
+        used += size
+        entry = places[f"{head.layer}.{head.head}"] = {}
+        for map, packed in maps.items():
+            chunks.append(packed.pop("data"))
+            entry[map] = {**packed, "chunk": len(chunks) - 1, "null": (head, map) in trace.nulls}
+    return chunks, places, len(places)
+
+
+def _tokens(model: Any, tokenizer: Any, text: str) -> list[tuple[int, str, tuple[int, int]]]:
+    """(id, characters, their place in the text) of each token, a beginning one where there is."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ClearheadError(
+            f"{type(tokenizer).__name__} does not say which characters a token has: "
+            "give a model with a fast tokenizer (tokenizer.json)"
+        )
+    found = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    ids, spans = list(found["input_ids"]), list(found["offset_mapping"])
+    begin = tokenizer.bos_token_id
+    if begin is not None and ids[:1] != [begin]:
+        ids, spans = [begin, *ids], [(0, 0), *spans]
+    out: list[tuple[int, str, tuple[int, int]]] = []
+    end = 0
+    for token, (start, stop) in zip(ids, spans, strict=True):
+        if stop > start:  # Characters of several tokens are shown with the first of them.
+            shown = text[max(end, min(start, end)) : stop] if stop > end else ""
+            end = max(end, stop)
+        else:
+            shown = str(tokenizer.convert_ids_to_tokens(token))
+        out.append((token, shown, (int(start), int(stop))))
+    return out
+
+
+def _hidden(hidden: HiddenTrace) -> dict[str, Any]:
+    layers = hidden.layers()
+    together = {
+        name: torch.stack([table[layer] for layer in layers])
+        for name, table in (("norms", hidden.norms), ("largest", hidden.largest))
+    }
+    channels = torch.stack([hidden.channels[layer] for layer in layers]).numpy()
+    packed = {name: pack_logarithms(values) for name, values in together.items()}
+    return {"rows": len(layers), **packed, "channels": pack(channels.astype(np.uint32))}
+
+
+def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
+    """Predictions of every layer, as places in a list of the strings that occur."""
+    layers = sorted(lens.tokens)
+    ids = torch.stack([lens.tokens[layer] for layer in layers])
+    shares = torch.stack([lens.shares[layer] for layer in layers])
+    strings: dict[str, int] = {}
+    known: dict[int, int] = {}
+    for token in ids.unique().tolist():
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        known[token] = strings.setdefault(text, len(strings))
+    places = np.vectorize(known.__getitem__)(ids.numpy())
+    return {
+        "best": BEST,
+        "strings": list(strings),
+        "tokens": pack(places.astype(np.uint32)),
+        "shares": pack((shares.clamp(0, 1).sqrt() * 255).round().numpy().astype(np.uint8)),
+    }
+
+
+def _by_layer(values: dict[Head, float]) -> list[list[float]]:
+    """Rows of heads, a layer each; layers without this map are empty."""
+    rows: list[list[float]] = [[] for _ in range(max(head.layer for head in values) + 1)]
+    for head, value in sorted(values.items()):
+        rows[head.layer].append(round(value, 5))
+    return rows
+
+
+def _rounded(values: Tensor) -> Any:
+    if values.ndim > 1:
+        return [_rounded(row) for row in values]
+    return [round(value, 3) for value in values.tolist()]

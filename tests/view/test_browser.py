@@ -1,0 +1,295 @@
+"""The viewer's page in a real browser: clicks and keys change what it shows, and nothing runs."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.view import Observation, observe_text, render
+from clearhead.view.live import LiveServer
+
+pytestmark = pytest.mark.browser
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
+)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--allow-file-access-from-files",
+    "--virtual-time-budget=30000",
+)
+# Opens the page in a frame of a chosen width, waits until it is ready, uses it, says what it saw.
+DRIVER = """<!doctype html>
+<iframe src="page.html" style="width:WIDTHpx;height:900px"></iframe>
+<script>
+const frame = document.querySelector("iframe");
+const timer = setInterval(async () => {
+  const page = frame.contentDocument;
+  if (!page || !page.documentElement.dataset.ready) return;
+  clearInterval(timer);
+  let seen;
+  try {
+    seen = await use(page, frame.contentWindow);
+  } catch (error) {
+    seen = { error: String(error) };
+  }
+  const out = document.body.appendChild(document.createElement("pre"));
+  out.id = "seen";
+  out.textContent = JSON.stringify(seen);
+}, 100);
+const pause = () => new Promise((resolve) => setTimeout(resolve, 300));
+async function use(page, view) {
+  const all = (selector) => [...page.querySelectorAll(selector)];
+  const drawn = (selector) => all(selector).map((canvas) => canvas.toDataURL());
+  const key = (target, name) => target.dispatchEvent(
+    new view.KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+  const state = () => ({
+    heads: all(".map h3").map((e) => e.textContent),
+    tokens: all(".reading h3").map((e) => e.textContent),
+    maps: drawn(".weights"),
+    reads: all(".reading .pair > div:first-child li").map((e) => e.textContent),
+    coloured: all(".token").filter((e) => e.style.backgroundColor).length,
+    under: all(".token").filter((e) => e.style.boxShadow).length,
+    predictions: all(".lens td").map((e) => e.textContent),
+    grids: drawn(".grid"),
+  });
+  const seen = { start: state(), width: page.documentElement.scrollWidth, title: page.title };
+  const grid = page.querySelector(".grid");
+  const box = grid.getBoundingClientRect();
+  const click = (target, x, y) => target.dispatchEvent(
+    new view.MouseEvent("click", { clientX: x, clientY: y, bubbles: true }));
+  const cell = Math.min(48, (box.width - 24) / LAYERS);
+  const row = Math.min(30, Math.max(9, cell));
+  click(grid, box.left + 24 + cell * 2.5, box.top + row * 1.5);
+  await pause();
+  seen.head = state();
+  click(page.querySelectorAll(".token")[5], 0, 0);
+  await pause();
+  seen.token = state();
+  key(page.body, "t");
+  seen.focus = page.activeElement.className;
+  key(page.activeElement, "ArrowRight");
+  await pause();
+  seen.right = state();
+  key(page.body, "h");
+  key(page.activeElement, "ArrowLeft");
+  await pause();
+  seen.left = state();
+  const metric = page.getElementById("metric");
+  seen.metrics = [...metric.options].map((option) => option.value);
+  metric.value = "entropy";
+  metric.dispatchEvent(new view.Event("change"));
+  seen.entropy = state().grids;
+  metric.value = "maps";
+  metric.dispatchEvent(new view.Event("change"));
+  await pause();
+  seen.small = state().grids;
+  const named = page.querySelector(".name");
+  if (named) { named.click(); await pause(); seen.named = state(); }
+  seen.names = all(".one .name").map((e) => e.textContent);
+  const by = page.getElementById("textby");
+  by.value = "surprise";
+  by.dispatchEvent(new view.Event("change"));
+  seen.surprise = all(".token").map((e) => e.style.backgroundColor);
+  seen.contrast = Math.min(...all(".token, .lens td").filter((e) => e.style.color).map((e) => {
+    const parse = (text) => luminance(text.match(/\\d+/g).map(Number));
+    const [a, b] = [parse(e.style.color), parse(e.style.backgroundColor)].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  }));
+  const style = view.getComputedStyle(page.body);
+  seen.body = [style.color, style.backgroundColor];
+  seen.room = all(".room").map((e) => e.textContent);
+  seen.images = all("img, a, main b b, iframe, object").length;
+  seen.end = page.title;
+  return seen;
+}
+const luminance = (rgb) => rgb.map((v) => v / 255)
+  .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+</script>"""
+
+
+@pytest.fixture
+def chromium() -> str:
+    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
+    if found is None:
+        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
+            pytest.fail("Chromium is required here, and neither on the path nor named")
+        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
+    return found
+
+
+def use(chromium: str, folder: Path, width: int, *flags: str, layers: int = 3) -> dict[str, Any]:
+    driver = folder / "driver.html"
+    text = DRIVER.replace("WIDTH", str(width)).replace("LAYERS", str(layers))
+    driver.write_text(text, encoding="utf-8")
+    seen = dumped(chromium, folder, driver.as_uri(), *flags)
+    assert "error" not in seen, seen
+    return seen
+
+
+def dumped(chromium: str, folder: Path, url: str, *flags: str) -> Any:
+    """What the script on a page says that it saw."""
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [chromium, *FLAGS, profile, *flags, "--dump-dom", url]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    dom = done.stdout.decode("utf-8", errors="replace")
+    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, "the page was never ready"
+    return json.loads(html.unescape(found.group(1)))
+
+
+TYPIST = """<script>
+addEventListener("load", async () => {
+  const { dataset } = document.documentElement;
+  const say = (words) => {
+    const out = document.body.appendChild(document.createElement("pre"));
+    out.id = "seen";
+    out.textContent = JSON.stringify(words);
+  };
+  const type = async (text) => {
+    document.getElementById("typed").value = text;
+    document.getElementById("live").requestSubmit();
+    const state = document.getElementById("state");
+    while (state.textContent === "reading…") await new Promise((done) => setTimeout(done, 50));
+    return [state.textContent, [...document.querySelectorAll(".token")].map((e) => e.textContent)];
+  };
+  while (!dataset.ready) await new Promise((done) => setTimeout(done, 50));
+  say([await type("the hat sat"), await type("")]);
+});
+</script></body>"""
+
+
+def test_a_live_page_reads_what_is_typed(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
+) -> None:
+    model = make("Llama")
+
+    def observe(text: str) -> list[Observation]:
+        return [observe_text(model, tokenizer, text, name="tiny")]
+
+    with LiveServer(observe, title="tiny", text=words) as server:
+        # The page's policy lets no script of a test run.
+        page = re.sub(r"<meta http-equiv[^>]*>", "", server.page.decode())
+        server.page = page.replace("</body>", TYPIST).encode()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            (state, tokens), (refusal, same) = dumped(chromium, tmp_path, server.url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert state == ""
+    assert tokens == ["<|begin|>", "the", " hat", " sat"]
+    assert refusal == "the text is 1 token for tiny: give at least 2"
+    assert same == tokens
+
+
+def write(folder: Path, *observations: Observation, title: str = "A page") -> None:
+    (folder / "page.html").write_text(render(observations, title=title, text=""), encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [420, 1900])
+def test_clicks_and_keys_change_what_is_shown(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str, width: int
+) -> None:
+    write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
+    seen = use(chromium, tmp_path, width)
+    assert seen["width"] == width  # nothing sticks out sideways
+    start, head, token, right, left = (
+        seen[name] for name in ("start", "head", "token", "right", "left")
+    )
+    assert head["heads"] == ["Layer 2, head 1"]
+    assert head["maps"] != start["maps"]
+    assert head["reads"] != start["reads"]
+    assert token["tokens"] == ["Token ·the (5)"]
+    assert token["maps"] == head["maps"]
+    assert token["reads"] != head["reads"]
+    assert 0 < token["coloured"] <= 6  # it reads itself and the five before
+    assert token["under"] > 0
+    assert token["predictions"] != head["predictions"]
+    assert len(token["predictions"]) == 4 * 4
+    assert seen["focus"] == "text"
+    assert right["tokens"] == ["Token ·mat (6)"]
+    assert left["heads"] == ["Layer 1, head 1"]
+    assert seen["metrics"] == ["first_token_share", "entropy", "maps"]
+    assert seen["entropy"] != left["grids"]
+    assert seen["small"] not in (seen["entropy"], left["grids"])
+    assert not seen["surprise"][0]
+    assert all(seen["surprise"][1:])
+    assert seen["contrast"] >= 4.5
+    assert seen["room"] == []
+
+
+def test_two_models_are_linked_and_signed_maps_have_their_lambda(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
+) -> None:
+    one = observe_text(make("softmax1"), tokenizer, words, name="softmax1")
+    two = observe_text(make("differential"), tokenizer, words, name="differential")
+    write(tmp_path, one, two)
+    seen = use(chromium, tmp_path, 1900)
+    assert seen["width"] == 1900
+    assert seen["head"]["heads"] == ["Layer 2, head 1"] * 2
+    assert seen["token"]["tokens"] == ["Token ·the (5)"] * 2
+    assert seen["right"]["tokens"] == ["Token ·mat (6)"] * 2
+    assert len(seen["head"]["maps"]) == 1 + 3
+    labels = "".join(seen["names"]).split()
+    assert " ".join(labels[:2] + labels[3:]) == "map 1− × map 2= difference"
+    assert 0 < float(labels[2]) < 1
+    assert seen["named"]["reads"] != seen["left"]["reads"]
+    assert seen["metrics"] == [
+        *("first_token_share", "null_mass", "entropy", "negative_share", "maps"),
+    ]
+    assert any("null key" in line for line in seen["start"]["reads"])
+
+
+def test_hostile_text_and_names_stay_text(
+    make: Any, tokenizer: Any, tmp_path: Path, chromium: str
+) -> None:
+    found = observe_text(make("Llama"), tokenizer, HOSTILE * 2, name=HOSTILE)
+    write(tmp_path, found, title=HOSTILE)
+    seen = use(chromium, tmp_path, 900)
+    assert seen["title"] == seen["end"] == HOSTILE
+    assert seen["images"] == 0
+
+
+def test_dark_is_dark_and_as_legible(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
+) -> None:
+    write(tmp_path, observe_text(make("Llama"), tokenizer, words, name="tiny"))
+    seen = {
+        name: use(chromium, tmp_path, 900, f"--blink-settings=preferredColorScheme={scheme}")
+        for name, scheme in (("dark", 0), ("light", 1))
+    }
+    assert seen["dark"]["body"] == ["rgb(221, 226, 233)", "rgb(20, 23, 28)"]
+    assert seen["light"]["body"] == ["rgb(34, 38, 44)", "rgb(253, 252, 249)"]
+    assert seen["dark"]["contrast"] >= 4.5
+    assert seen["dark"]["start"]["maps"] != seen["light"]["start"]["maps"]
+
+
+def test_a_text_of_2048_tokens_says_which_heads_are_here(
+    make: Any, tokenizer: Any, words: str, tmp_path: Path, chromium: str
+) -> None:
+    model = make("transformer", max_position_embeddings=2048)
+    found = observe_text(model, tokenizer, words * 200, name="long")
+    assert len(found.model["tokens"]) == 2048
+    write(tmp_path, found)
+    assert (tmp_path / "page.html").stat().st_size < 3_200_000
+    seen = use(chromium, tmp_path, 900)
+    assert seen["room"][0].startswith(f"Maps of {found.kept} of 12 heads are on this page")
+    assert len(seen["start"]["maps"]) == 1
+    assert seen["width"] == 900

@@ -1,0 +1,202 @@
+"""The maps and numbers of a page are those of the model, within a step of packing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
+
+from clearhead.errors import ClearheadError
+from clearhead.view import observation, observe_text, trace
+from clearhead.view.heads import Head, by_extremes
+
+from . import conftest as helpers
+
+LAYERS = helpers.LAYERS
+
+
+def _ids(found, tokenizer, text):
+    return torch.tensor([[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]])
+
+
+def _own(model, ids):
+    """The attention matrices and the logits of the model itself, in eager attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(ids, output_attentions=True, output_hidden_states=True)
+    model.set_attn_implementation(before)
+    return out
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "transformer", "softmax1"])
+def test_maps_are_those_of_eager_attention(make, tokenizer, words, name):
+    model = make(name)
+    found = observe_text(model, tokenizer, words, name=name)
+    out = _own(model, _ids(found, tokenizer, words))
+    assert found.kept == found.heads == LAYERS * 4
+    assert found.model["causal"]
+    for layer in range(LAYERS):
+        for head in range(4):
+            weights, null = helpers.map_of(found, layer, head, "softmax")
+            own = out.attentions[layer][0, head].double()
+            error = (weights - own).abs()
+            assert bool((error <= helpers.step(found, layer, head, "softmax", own)).all())
+            assert (null is not None) == (name == "softmax1")
+            if null is not None:
+                beside = 1 - own.sum(-1)
+                bound = helpers.step(found, layer, head, "softmax", beside)
+                assert bool(((null - beside).abs() <= bound).all())
+                mean = found.model["statistics"]["null_mass"]["softmax"][layer][head]
+                assert mean == pytest.approx(beside.mean().item(), abs=1e-5)
+            first = (own[:, 0] == own.amax(-1)).double()
+            share = found.model["statistics"]["first_token_share"]["softmax"][layer][head]
+            assert share == pytest.approx(first.mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["differential", "differential-v2"])
+def test_a_differential_head_has_both_maps_their_difference_and_lambda(
+    make, tokenizer, words, name
+):
+    model = make(name)
+    found = observe_text(model, tokenizer, words, name=name)
+    out = _own(model, _ids(found, tokenizer, words))
+    assert found.model["names"] == [["map 1", "map 2", "difference"]] * LAYERS
+    heads = len(found.model["statistics"]["first_token_share"]["map 1"][0])
+    for layer in range(LAYERS):
+        for head in range(heads):
+            signed, _ = helpers.map_of(found, layer, head, "difference")
+            own = out.attentions[layer][0, head].double()
+            error = (signed - own).abs()
+            assert bool((error <= helpers.step(found, layer, head, "difference", own)).all())
+            assert bool((signed < 0).any())
+            first, second = (
+                helpers.map_of(found, layer, head, part)[0] for part in ("map 1", "map 2")
+            )
+            of = found.model["lambdas"][layer]
+            lam = torch.tensor(of if isinstance(of, float) else of[head]).reshape(-1, 1)
+            loose = sum(
+                helpers.step(found, layer, head, part, part_weights)
+                for part, part_weights in (("map 1", first), ("map 2", second))
+            )
+            assert bool(((first - lam * second - own).abs() <= 2 * loose + 1e-3).all())
+            share = found.model["statistics"]["negative_share"]["difference"][layer][head]
+            expected = own.clamp(max=0).sum().neg() / own.abs().sum()
+            assert share == pytest.approx(expected.item(), abs=1e-4)
+    assert list(found.model["statistics"]["entropy"]) == ["map 1", "map 2"]
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "differential"])
+def test_surprise_predictions_and_hidden_states_are_the_models_own(make, tokenizer, words, name):
+    model = make(name)
+    found = observe_text(model, tokenizer, words, name=name).model
+    ids = _ids(found, tokenizer, words)
+    out = _own(model, ids)
+    length, rows = ids.shape[1], LAYERS + 1
+    bits = -out.logits[0, :-1].double().log_softmax(-1) / np.log(2)
+    expected = bits.gather(-1, ids[0, 1:, None])[:, 0]
+    assert found["surprise"][0] is None
+    assert found["surprise"][1:] == pytest.approx(expected.tolist(), abs=2e-3)
+    lens = found["lens"]
+    tokens = helpers.unpacked(lens["tokens"], "<u4").reshape(rows, length, lens["best"])
+    best = out.logits[0].argmax(-1).tolist()
+    words_of = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in best]
+    assert [lens["strings"][i] for i in tokens[-1, :, 0]] == words_of
+    packed = found["hidden"]["norms"]
+    steps = helpers.unpacked(packed["data"], "<u2").reshape(rows, length).astype(float)
+    norms = 2 ** (packed["low"] + (steps - 1) / 65534 * (packed["high"] - packed["low"]))
+    # transformers' last hidden state has been normed; those before it are the stream.
+    own = torch.stack([x[0].norm(dim=-1) for x in out.hidden_states[:-1]])
+    assert norms[:-1] == pytest.approx(own.numpy(), rel=1e-3)
+    channels = helpers.unpacked(found["hidden"]["channels"], "<u4").reshape(rows, length)
+    assert channels[1].tolist() == out.hidden_states[1][0].abs().argmax(-1).tolist()
+
+
+def test_a_lens_that_is_not_the_models_own_is_left_out(make, tokenizer, words):
+    """Half of the logits is another prediction than the norm and the head make."""
+    model = make("Llama")
+    model.register_forward_hook(lambda module, _, out: setattr(out, "logits", out.logits / 2))
+    found = observe_text(model, tokenizer, words, name="x").model
+    assert "lens" not in found
+    assert "surprise" in found
+
+
+def test_tokens_have_their_characters_and_places(make, tokenizer):
+    text = "the 😀 cat\n"
+    found = observe_text(make("Llama"), tokenizer, text, name="x").model
+    assert found["tokens"][0] == "<|begin|>"
+    assert "".join(found["tokens"][1:]) == text
+    assert all(0 <= start <= stop <= len(text) for start, stop in found["spans"])
+    assert found["total"] == len(found["tokens"]) == len(found["spans"])
+
+
+def test_the_modes_of_a_model_are_left_as_they_were(make, tokenizer, words):
+    model = make("Llama").train()
+    before = model.config._attn_implementation
+    observe_text(model, tokenizer, words, name="x")
+    assert model.training
+    assert model.config._attn_implementation == before
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_encoder_reads_both_ways_and_predicts_nothing(make, tokenizer, words):
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = BertForMaskedLM(BertConfig(**shape, intermediate_size=40, vocab_size=300)).eval()
+    found = observe_text(model, tokenizer, words, name="x")
+    assert not found.model["causal"]
+    assert not {"lens", "surprise"} & set(found.model)
+    out = _own(model, _ids(found, tokenizer, words))
+    for layer in range(3):
+        weights, _ = helpers.map_of(found, layer, 2, "softmax")
+        own = out.attentions[layer][0, 2].double()
+        assert bool(((weights - own).abs() <= helpers.step(found, layer, 2, "softmax", own)).all())
+
+
+def test_a_long_text_is_cut_and_heads_are_chosen(make, tokenizer, words, monkeypatch):
+    monkeypatch.setattr(trace, "WEIGHTS", 5_000)
+    monkeypatch.setattr(observation, "CHOSEN", 5_000)
+    model = make("Llama")
+    found = observe_text(model, tokenizer, words * 9, name="x", longest=50)
+    length = len(found.model["tokens"])
+    assert length == 50 < found.model["total"]
+    assert found.kept == len(found.model["maps"]) == 5_000 // (50 * 51 // 2) < found.heads
+    assert len(found.model["statistics"]["entropy"]["softmax"]) == LAYERS  # those are of all heads
+    out = _own(model, _ids(found, tokenizer, words * 9)[:, :50])
+    for place in found.model["maps"]:
+        layer, head = map(int, place.split("."))
+        weights, _ = helpers.map_of(found, layer, head, "softmax")
+        own = out.attentions[layer][0, head].double()
+        assert bool(
+            ((weights - own).abs() <= helpers.step(found, layer, head, "softmax", own)).all()
+        )
+
+
+def test_a_page_stays_within_its_bytes(make, tokenizer, words, monkeypatch):
+    whole = observe_text(make("Llama"), tokenizer, words, name="x")
+    size = sum(map(len, whole.chunks))
+    monkeypatch.setattr(observation, "BYTES", len(json.dumps(whole.model)) + size // 2)
+    found = observe_text(make("Llama"), tokenizer, words, name="x")
+    assert 0 < found.kept < found.heads
+    assert sum(map(len, found.chunks)) < size
+
+
+def test_heads_are_chosen_by_extremes_of_each_statistic():
+    a, b, c, d = (Head(0, i) for i in range(4))
+    statistics = [
+        {a: 0.1, b: 0.9, c: 0.5, d: 0.4},
+        {a: 3.0, b: 1.0, c: 2.0, d: 2.5},
+    ]
+    assert by_extremes(statistics) == [b, a, c, d]
+    assert by_extremes([]) == []
+
+
+def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, words):
+    with pytest.raises(ClearheadError, match="the text is 1 token for x: give at least 2"):
+        observe_text(make("Llama"), tokenizer, "", name="x")
+    with pytest.raises(ClearheadError, match=r"64 learned positions.*give --tokens 64"):
+        observe_text(make("GPT-2"), tokenizer, words * 9, name="x")
+    bloom = BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=300))
+    with pytest.raises(ClearheadError, match="its attention cannot be observed"):
+        observe_text(bloom.eval(), tokenizer, words, name="x")
