@@ -124,13 +124,13 @@ def test_compiled_steps_in_bfloat16_learn_alike(name):
 def test_the_fused_shaping_is_the_plain_one(name, how, mode, monkeypatch):
     """Loss and every gradient, whichever computes it."""
     ids = _ids(3, 77).cuda()
-    start, takes = _model(name, max_position_embeddings=96), shaped_fused.takes
+    start, supports = _model(name, max_position_embeddings=96), shaped_fused.supports
     found = []
     assert shaped_fused.STARTABLE
     for fused in (True, False):
         torch._dynamo.reset()
         # By a module attribute, which compiled layers look up as they are traced.
-        monkeypatch.setattr(shaped_fused, "takes", takes if fused else lambda x, o: False)
+        monkeypatch.setattr(shaped_fused, "supports", supports if fused else lambda x, o: False)
         model = copy.deepcopy(start).cuda().train()
         if how == "checkpointed":
             model.gradient_checkpointing_enable()

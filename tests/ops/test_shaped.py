@@ -166,7 +166,7 @@ def test_a_model_learns_the_same_from_the_kernels(autocast, monkeypatch):
     want = run()
     asked = []
     monkeypatch.setattr(
-        shaped_fused, "takes", lambda x, o: asked.append((x.dtype, o.dtype)) or True
+        shaped_fused, "supports", lambda x, o: asked.append((x.dtype, o.dtype)) or True
     )
     got = run()
     assert asked == [(FP32, BF16 if autocast else FP32)] * 2
