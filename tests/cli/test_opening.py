@@ -164,7 +164,9 @@ def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path,
 def test_code_runs_where_it_is_allowed(verb, kind, folders, verbs, tmp_path):
     if verb == "deploy":
         pytest.importorskip("torchao")
-    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == 0
+    # A class of a folder's own is opened, and has no counterpart to be converted to.
+    code = 2 if (verb, kind) == ("convert", "model") else 0
+    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == code
     assert (tmp_path / "marker").exists()
 
 
