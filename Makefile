@@ -10,8 +10,9 @@ demo: $(VENV)/.installed
 	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
 	@echo "open demo/report.html"
 
+# A file of tests stays in one process: its fixtures are made once. Tests use one thread each.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 # An hour of generated attacks; another SEED makes others, and `make test` makes a few of each kind.
 CASES ?= 10000

@@ -25,6 +25,24 @@ for _name in ("architectures", "judge_server"):
     _module = sys.modules[f"tests_{_name}"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(_module)
 
+TESTS = Path(__file__).parent
+# Folders and files that take more than some seconds; the others take two minutes together.
+SLOW = (
+    *("attack", "cli", "data/test_corpus.py", "data/test_synthetic.py", "eval/test_answers.py"),
+    *("eval/test_harness.py", "models/test_blocks.py", "models/test_caches.py"),
+    *("models/test_checkpoints.py", "models/test_conventions.py", "models/test_ecosystem.py"),
+    *("models/test_encoders.py", "models/test_outside.py", "models/test_sink_models.py"),
+    *("report/test_browser.py", "train/test_resume.py", "view/test_browser.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests."""
+    for item in items:
+        place = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
+        if any(place.is_relative_to(slow) for slow in SLOW):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
