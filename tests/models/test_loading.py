@@ -22,6 +22,7 @@ from transformers import (
     LlamaForCausalLM,
     LlamaModel,
 )
+from transformers.utils import logging
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.data.tokenizer import train as train_tokenizer
@@ -111,8 +112,18 @@ def test_another_size_is_refused_with_both(save, capfd):
     assert "LOAD REPORT" not in capfd.readouterr().err
 
 
-def test_an_adapter_does_not_hide_what_its_model_lacks(save):
+@pytest.mark.parametrize("verbosity", ["warning", "error"])
+def test_an_adapter_does_not_hide_what_its_model_lacks(save, verbosity):
     peft = pytest.importorskip("peft")
+    before = logging.get_verbosity()
+    getattr(logging, f"set_verbosity_{verbosity}")()
+    try:
+        _check_adapter(save, peft)
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_adapter(save, peft):
     model = _ours()
     folder = save(model)
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))

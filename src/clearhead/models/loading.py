@@ -226,17 +226,20 @@ def _without_tables() -> Iterator[list[str]]:
     """Hide, and collect, transformers' tables of weights: `pretrained` says what matters."""
     logger = logging.getLogger("transformers.modeling_utils")
     tables = list[str]()
+    own, shown = logger.level, logger.getEffectiveLevel()
 
     def other(record: logging.LogRecord) -> bool:
         is_table = "LOAD REPORT" in record.getMessage()
         if is_table:
             tables.append(record.getMessage())
-        return not is_table
+        return not is_table and record.levelno >= shown
 
     logger.addFilter(other)
+    logger.setLevel(min(shown, logging.WARNING))  # tables are made even where they would be hidden
     try:
         yield tables
     finally:
+        logger.setLevel(own)
         logger.removeFilter(other)
 
 
