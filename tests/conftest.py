@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -42,6 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
         if any(place.is_relative_to(slow) for slow in SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The path of Chromium; tests that need it are skipped where it is missing and not required."""
+    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
+    if found is None:
+        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
+            pytest.fail("Chromium is required here, and neither on the path nor named")
+        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
+    return found
 
 
 @pytest.fixture

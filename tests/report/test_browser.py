@@ -2,9 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -99,16 +97,6 @@ async function use(page, view) {
   return seen;
 }
 </script>"""
-
-
-@pytest.fixture
-def chromium() -> str:
-    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
-    if found is None:
-        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
-            pytest.fail("Chromium is required here, and neither on the path nor named")
-        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
-    return found
 
 
 def browse(chromium: str, folder: Path, page: Path, *flags: str) -> str:

@@ -2,9 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -121,16 +119,6 @@ const luminance = (rgb) => rgb.map((v) => v / 255)
   .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
   .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
 </script>"""
-
-
-@pytest.fixture
-def chromium() -> str:
-    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
-    if found is None:
-        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
-            pytest.fail("Chromium is required here, and neither on the path nor named")
-        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
-    return found
 
 
 def use(chromium: str, folder: Path, width: int, *flags: str, layers: int = 3) -> dict[str, Any]:
