@@ -92,3 +92,11 @@ def test_a_request_says_itself():
     assert str(asked) == (
         "cuda, bfloat16, 64 wide, values 128 wide, causal, T < S, padding, documents"
     )
+
+
+def test_one_choice_for_lengths_that_a_compiler_does_not_know():
+    torch._dynamo.reset()
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=True)
+    for queries in (7, 40, 1):
+        q, k = torch.randn(1, 4, queries, 8), torch.randn(1, 2, queries + 3, 8)
+        assert torch.allclose(run(q, k, k, sink=0.0), attend(q, k, k, sink=0.0), atol=1e-5)

@@ -1,5 +1,6 @@
 """A request for attention, as the dispatch table sees it: constants only, never a tensor."""
 
+from operator import index
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,8 @@ def arguments_of(
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSV))
     return (
         *(q_BHTD.device.type, q_BHTD.device.index, q_BHTD.dtype),
-        *(q_BHTD.shape[3], v_BGSV.shape[3], q_BHTD.shape[1] // k_BGSD.shape[1]),
+        *(index(q_BHTD.shape[3]), index(v_BGSV.shape[3])),
+        index(q_BHTD.shape[1] // k_BGSD.shape[1]),
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
