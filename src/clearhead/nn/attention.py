@@ -196,12 +196,9 @@ class Attention(nn.Module):
             if lambdas is not None and lambdas.ndim > 2:
                 lambdas = lambdas[:, :, group.start : group.stop]
 
-        def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, lambdas=lambdas, rows=group.rows, **options)
-
         return self.maps(
             *(self.scores.queries(q, group.queries), k, v, lambdas),
-            attend=bound,
+            attend=partial(attend, self, lambdas=lambdas, rows=group.rows),
             sink=self.normalizer.sink(q),
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,

@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.ops import differential_fused
 from clearhead.ops.attention import attend as _attend
+from clearhead.ops.dispatch import fuses_differential
 from clearhead.ops.norm import rms_norm
+from clearhead.ops.visibility import Visibility
 
 
 def differential(
@@ -48,16 +51,40 @@ def differential(
             f"differential attention pairs neighbouring heads; found {q_BHTD.shape[1]} queries "
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
-    q, k = _by_map(q_BHTD), _by_map(k_BGSD)
-    v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
-    if isinstance(sink, Tensor):
-        sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
-    o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
-    first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
-    difference = first - lam.to(first.dtype) * second
+    difference = _fused(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink=sink, **options)
+    if difference is None:
+        q, k = _by_map(q_BHTD), _by_map(k_BGSD)
+        v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
+        if isinstance(sink, Tensor):
+            sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
+        o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
+        first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
+        difference = first - lam.to(first.dtype) * second
     if norm_eps is not None:
         difference = rms_norm(difference, norm_weight, norm_eps)
-    return (difference * gain).to(v.dtype)
+    return (difference * gain).to(v_BGSD.dtype)
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, attend: object, **options: object
+) -> Tensor | None:
+    """o1 − λ o2 by one kernel, where that is asked for and serves, and `attend` is ours."""
+    function = getattr(attend, "func", attend)  # of a layer, with what it binds
+    if not (function is _attend or getattr(function, "fuses", False)):
+        return None
+    visibility = options.get("visibility")
+    if not isinstance(visibility, Visibility):
+        seen = {name: options[name] for name in Visibility._fields if name in options}
+        visibility = Visibility(**seen)  # type: ignore[arg-type]
+    sink, scale = options.get("sink"), options.get("scale")
+    if not fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
+        return None
+    return differential_fused.difference(
+        *(q, k, v, lam),
+        sink=sink,  # type: ignore[arg-type]
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,  # type: ignore[arg-type]
+        visibility=visibility,
+    )
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:
