@@ -1,10 +1,12 @@
 """Differential attention: V1, over one value of twice the width, and V2, with twice the queries."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import differential_fused
+from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.dispatch import fuses_differential
 from clearhead.ops.norm import rms_norm
@@ -51,7 +53,7 @@ def differential(
             f"differential attention pairs neighbouring heads; found {q_BHTD.shape[1]} queries "
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
-    difference = _fused(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink=sink, **options)
+    difference = _at_once(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink, options)
     if difference is None:
         q, k = _by_map(q_BHTD), _by_map(k_BGSD)
         v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
@@ -60,15 +62,22 @@ def differential(
         o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
         first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
         difference = first - lam.to(first.dtype) * second
+    difference = difference.to(torch.promote_types(difference.dtype, torch.float32))
     if norm_eps is not None:
         difference = rms_norm(difference, norm_weight, norm_eps)
     return (difference * gain).to(v_BGSD.dtype)
 
 
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, attend: object, **options: object
+def _at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attend: object,
+    sink: float | Tensor | None,
+    options: dict[str, object],
 ) -> Tensor | None:
-    """o1 − λ o2 by one kernel, where that is asked for and serves, and `attend` is ours."""
+    """o1 − λ o2 of both maps at once, where that serves and `attend` is ours."""
     function = getattr(attend, "func", attend)  # of a layer, with what it binds
     if not (function is _attend or getattr(function, "fuses", False)):
         return None
@@ -76,15 +85,16 @@ def _fused(
     if not isinstance(visibility, Visibility):
         seen = {name: options[name] for name in Visibility._fields if name in options}
         visibility = Visibility(**seen)  # type: ignore[arg-type]
-    sink, scale = options.get("sink"), options.get("scale")
-    if not fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
-        return None
-    return differential_fused.difference(
-        *(q, k, v, lam),
-        sink=sink,  # type: ignore[arg-type]
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,  # type: ignore[arg-type]
-        visibility=visibility,
-    )
+    scale: Any = options.get("scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if lone.serves_differential(q, visibility, k.shape[2]):
+        mask = visibility.key_mask
+        return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
+    if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
+        return differential_fused.difference(
+            q, k, v, lam, sink=sink, scale=scale, visibility=visibility
+        )
+    return None
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

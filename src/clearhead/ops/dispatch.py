@@ -21,6 +21,7 @@ from clearhead.ops import (
     cuda_efficient,
     cuda_flash,
     differential_fused,
+    lone,
     self_test,
     tiles,
 )
@@ -55,6 +56,7 @@ def _unmasked(request: Request) -> str | None:
 
 
 KERNELS: Mapping[str, Kernel] = {
+    "cpu-decode": Kernel("cpu", "T = 1, padding, in half precision", lone, lone.refuses),
     "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash, cpu_flash.refuses),
     "cudnn": Kernel(
         "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
