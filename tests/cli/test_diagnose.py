@@ -19,8 +19,8 @@ from transformers import (
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
-from clearhead.cli.names import short_names
 from clearhead.data import DataConfig, prepare
+from clearhead.experiments.names import short_names
 
 VOCABULARY = 300
 

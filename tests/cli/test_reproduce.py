@@ -139,7 +139,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         label="toy blocks",
     )
     asked = EvaluateConfig(
-        model=TRAINED, lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
+        models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
     )
     trials = (
         Table(config=config).trial("transformer", 1e-2),

@@ -23,9 +23,11 @@ from clearhead.metavars import (
     Number,
     Preset,
     Scaling,
+    SchemeName,
     Size,
     Source,
     TaskName,
+    Text,
 )
 from clearhead.ranges import Count, Length, Natural, Range, check
 from clearhead.train.config import FinetuneConfig, TrainConfig
@@ -149,12 +151,37 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
     return int(every)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(OpensModels):
-    """Model, tasks and text of an evaluation."""
+def check_seeds(seeds: tuple[int, ...]) -> None:
+    """Refuse no seeds, and one given twice."""
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ClearheadError(f"seeds must be one or more, each once; found {seeds}")
 
-    model: Positional[Model]
-    """A checkpoint's folder (RUN/final), or a hub name."""
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(OpensModels):
+    """What is measured: models, seeds and text."""
+
+    models: Positional[tuple[Model, ...]]
+    """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
+    seeds: tuple[Natural, ...] = (0,)
+    """Seeds of what is drawn, each drawn anew: keys, needles, places and samples, or windows, of
+    which 0 reads the first of the text. Several give every number an interval."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text and split; the tokenizer is each model's own."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_seeds(self.seeds)
+        if len(set(self.models)) < len(self.models):
+            raise ClearheadError(
+                f"a model is given twice ({', '.join(self.models)}): give each once"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(SweepConfig):
+    """Models, tasks and text of an evaluation."""
+
     tasks: tuple[TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
     masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
@@ -172,8 +199,6 @@ class EvaluateSettings(OpensModels):
     """Documents to read: the held-out ones, or all (for a file that no training saw)."""
     batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
-    seed: int = 0
-    """Seed of the drawn keys, needles, places and samples."""
     name: Name = ""
     """Name of the run in the records; the training run's, or the folder's, where not given."""
     label: Name = ""
@@ -181,11 +206,13 @@ class EvaluateSettings(OpensModels):
     records: Path | None = None
     """File to which each result is appended as it is done; the same command goes on where it
     stopped. Texts that the model writes are kept beside it, in FILE.texts."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and split; the tokenizer is the model's own."""
+    page: Path | None = None
+    """File for the page of all models given here."""
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
+        if self.name and len(self.models) > 1:
+            raise ClearheadError(f"name is {self.name}, of {len(self.models)} models: leave it out")
 
 
 EvaluateConfig = make_dataclass(
@@ -231,8 +258,7 @@ class FinetuneJob:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
+        check_seeds(self.seeds)
         if self.task is not None:
             choose("task", self.task, GLUE)
         elif self.train_file is None or not self.validation_file:
@@ -265,9 +291,18 @@ class FinetuneJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig:
-    """Windows of text for a diagnosis."""
+class DiagnoseConfig(SweepConfig):
+    """A diagnosis: models, and windows of text."""
 
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    output: Path = Path("runs/diagnose")
+    """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
+    size: Size | None = None
+    """Size of an init: preset, such as small; tiny where none is given."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
     length: Length | None = None
     """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
     windows: Count = 64
@@ -285,7 +320,56 @@ class DiagnoseConfig:
     """Training length in tokens; the model's max_position_embeddings where not given."""
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
+        if len(self.models) > 2:
+            raise ClearheadError(f"one model or two side by side; found {len(self.models)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig(SweepConfig):
+    """A quantisation: models, schemes and text."""
+
+    scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
+    """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
+    docs/quantize.md."""
+    deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
+    """Instead of simulating, save one model in this form (extra torchao) to --output."""
+    output: Path | None = None
+    """The folder of the saved model; it must not exist yet."""
+    length: Length = 256
+    """Tokens in a window of text."""
+    tokens: int = 32_768
+    """Validation tokens read under each scheme."""
+    choices: Path | None = None
+    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
+    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
+    questions: Count = 200
+    """Number of questions to ask: the first ones of the file."""
+    records: Path | None = None
+    """File to which each scheme is appended as it is measured; the same command goes on where it
+    stopped, and the page then shows all that it holds."""
+    page: Path | None = None
+    """File for the page of perplexity against bits."""
+    title: Text = ""
+    """The page's title; the models' names unless given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        idle = [] if self.choices else self.given("questions")
+        idle += [] if self.page else self.given("title")
+        if idle:
+            raise ClearheadError(
+                f"{', '.join(idle)} would have no effect without --choices or --page"
+            )
+        if self.tokens < self.length:
+            raise ClearheadError(
+                f"tokens is {self.tokens}: give one length, {self.length}, or more"
+            )
+
+    def given(self, *names: str) -> list[str]:
+        """The options among `names` that have another value than when they are left out."""
+        defaults = QuantizeConfig
+        return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
 def masked_recipe() -> TrainConfig:

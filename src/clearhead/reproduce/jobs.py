@@ -14,7 +14,7 @@ from clearhead.experiments.configs import CompareConfig, EvaluateConfig, Finetun
 # Verb → the configuration that holds its options, and the field that stands before them.
 VERBS: dict[str, tuple[type, str]] = {
     "compare": (CompareConfig, "presets"),
-    "eval": (EvaluateConfig, "model"),
+    "eval": (EvaluateConfig, "models"),
     "finetune": (FinetuneJob, "model"),
 }
 

@@ -82,7 +82,7 @@ def _small() -> Table:
     data = DataConfig(data=(BOOKS, f"{PASSKEY}@0.2", *OTHERS), vocabulary=1024, limit=100_000_000)
     train = replace(tiny.train, tokens=40_000_000, batch_size=64)
     retrieval = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("hits", "recall", "needles", "allocation"),
         needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
         allocation=AllocationOptions(filler="sentences"),
@@ -129,7 +129,7 @@ def _paper() -> Table:
     )
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
     text = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
         tokens=3_276_800,
@@ -143,7 +143,7 @@ def _paper() -> Table:
 def _scaled(**options: Any) -> EvaluateSettings:
     """Perplexity and passkeys under scalings of the rotary frequencies."""
     asked: EvaluateSettings = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         tokens=24_576,
         perplexity=PerplexityOptions(document_tokens=4096),
