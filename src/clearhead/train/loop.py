@@ -58,7 +58,8 @@ def train(
             batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
-        output: the run folder; it must hold no run, or with `resume` the run to go on with.
+        output: the run folder; it must hold no run, or with `resume` the run to go on with. A
+            finished one is extended by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
         resume: go on from the newest checkpoint. `model` must be built as it was for the run.
         callbacks: told of every step; metrics.jsonl is written without any.
@@ -83,7 +84,7 @@ def train(
         saved = None
         if resume:
             origin = {key: record[key] for key in provenance.KEYS if key in record}
-            saved = folder.reopen(output, identity, origin)
+            saved = folder.reopen(output, record, origin, config.steps)
         else:
             folder.begin(output, record)
         torch.manual_seed(config.seed)
@@ -202,7 +203,7 @@ class _Loop:
             norm = self.step()
             progress.step += 1
             for module in self.followers:
-                module.on_step_end(progress.step / config.steps, progress.loss)
+                module.on_step_end(config.done(progress.step), progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
