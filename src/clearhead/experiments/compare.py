@@ -32,6 +32,7 @@ from clearhead.train import (
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
 from clearhead.train.folder import read_record, refuse_changes
+from clearhead.train.trainable import choose_parameters
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
@@ -146,6 +147,7 @@ def _check_optimizer(job: _Job) -> None:
     with torch.device("meta"):
         model = OBJECTIVES[job.config.objective](job.model)
     try:
+        choose_parameters(model, job.settings)
         build_optimizer(model, job.settings)
     except ClearheadError as error:
         raise ClearheadError(f"{job.arm.name}: {error}") from error

@@ -174,6 +174,15 @@ class TrainConfig(Recipe, Windows):  # the last base's fields come first, in hel
     """Steps between lines of metrics."""
     document_masks: bool = False
     """Attention and positions restart where a document does; the batches must say where."""
+    only: Annotated[tuple[Pattern, ...], Range("patterns such as '*attn*'")] = ()
+    """Names of the parameters to train, such as "*attn*"; all where not given."""
+    freeze: Annotated[tuple[Pattern, ...], Range("patterns such as '*.layers.[0-3].*'")] = ()
+    """Names of parameters to freeze, such as "*.layers.[0-3].*"."""
+    lora: Natural = 0
+    """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
+    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves."""
+    lora_alpha: Positive | None = None
+    """Scale of the adapters, times their rank; twice the rank where not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,6 +194,8 @@ class TrainConfig(Recipe, Windows):  # the last base's fields come first, in hel
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
         self._check_schedule()
+        if self.lora_alpha is not None and not self.lora:
+            raise ClearheadError("lora_alpha has no effect without lora, a rank: leave it out")
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "

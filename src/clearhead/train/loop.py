@@ -16,7 +16,7 @@ from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import manifest, provenance
 from clearhead.records.files import publish_folder
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.train import checkpoint, folder, precision
+from clearhead.train import adapters, checkpoint, folder, precision
 from clearhead.train.batches import (
     NEXT_TOKEN,
     BatchSource,
@@ -31,6 +31,7 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.trainable import choose_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,6 +74,7 @@ def train(
     output = Path(output)
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
+    choose_parameters(model, config)
     check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
@@ -303,6 +305,7 @@ class _Loop:
         newest = checkpoint.newest(self.run.output)
         advice = f"the checkpoint {newest} is whole; make room and resume"
         with publish_folder(self.run.output / folder.FINAL, advice) as temporary:
+            adapters.merge(self.model, temporary / adapters.FOLDER)
             checkpoint.save_pretrained(self.model, self.tokenizer, temporary)
             manifest.seal(temporary)
 
