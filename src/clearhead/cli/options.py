@@ -122,6 +122,7 @@ def parse(
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
+    _check_once(words)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
     listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
@@ -173,6 +174,20 @@ def _gathered(words: list[str], flag: str) -> list[str]:
         if word != flag:
             (pairs if inside else others).append(word)
     return [*others, flag, *pairs] if flag in words else others
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Refuse an option given twice, since only its last values would count."""
+    seen = set[str]()
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        # --no-x and --train.no-x set the same option as --x and --train.x.
+        name = re.sub(r"(--|\.)no-", r"\1", option)
+        if not option.startswith("--") or option == "--":
+            continue
+        if name in seen:
+            raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
+        seen.add(name)
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
