@@ -10,7 +10,7 @@ OUTPUT/.lock/           while a process writes here
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ FINAL = "final"
 # May change between a run and its resumption: no weight depends on them.
 FREE_KEYS = {"save_every", "keep", "log_every"}
 # Settings that runs made before them had otherwise than today's default has it.
-EARLIER = {"orthoadam": {"rotation_share": "size"}}
+_EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -43,6 +43,28 @@ def is_finished(output: Path) -> bool:
 def holds_run(output: Path) -> bool:
     """True if a run was begun in `output`: one killed before that left nothing to go on with."""
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
+
+
+def require_run(output: Path) -> None:
+    """Raise a ClearheadError where there is no run to resume."""
+    if not holds_run(output):
+        raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
+
+
+def recorded_config(output: Path) -> TrainConfig:
+    """The settings of the run in `output`; what an older record lacks is as it was then.
+
+    Raises:
+        ClearheadError: as `read_record`; for settings that no longer work.
+    """
+    config = read_record(output)["config"]
+    names = {one.name for one in fields(TrainConfig)}
+    found: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in {**_EARLIER.get(config.get("optimizer"), {}), **config}.items()
+        if key in names
+    }
+    return TrainConfig(**found)
 
 
 def read_record(output: Path) -> dict[str, Any]:
@@ -95,7 +117,7 @@ def begin(output: Path, record: dict[str, Any]) -> None:
     """
     if holds_run(output):
         raise ClearheadError(
-            f"{output} already holds a run: go on with it by --resume (resume=True), or "
+            f"{output} already holds a run: go on with it by --resume {output} (resume=True), or "
             "choose another folder"
         )
     remove_leftovers(output)
@@ -118,8 +140,7 @@ def reopen(
         ClearheadError: where there is no run, where it is finished, where its newest checkpoint
             is damaged, or where it was asked for something else, naming each difference.
     """
-    if not holds_run(output):
-        raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
+    require_run(output)
     before = read_record(output)
     newest = checkpoint.newest(output)
     saved = checkpoint.verify(newest) if newest else None
@@ -172,14 +193,14 @@ def refuse_changes(
 
     Both are JSON values by name. Mappings are compared key by key: "train" (settings of a `kind`)
     and "model" with defaults for what an older record lacks. Where a default changed what a run
-    does, `EARLIER` has the older behaviour. Of other libraries' models no defaults are known: what
+    does, `_EARLIER` has the older behaviour. Of other libraries' models no defaults are known: what
     is lacking is as wanted.
 
     Raises:
         ClearheadError: where they differ in what is in `wanted`, but for what no weight depends on.
     """
     wanted = json.loads(json.dumps(wanted))
-    train = asdict(kind()) | EARLIER.get(wanted["train"].get("optimizer"), {})
+    train = asdict(kind()) | _EARLIER.get(wanted["train"].get("optimizer"), {})
     model = dict(wanted.get("model", {}))
     if model.get("model_type") == ClearheadConfig.model_type:
         model |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
