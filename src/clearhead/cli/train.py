@@ -24,7 +24,7 @@ class Command:
     preset: Positional[Preset] = "transformer"
     """Preset to train; clearhead plan says what each is."""
     size: Size = "tiny"
-    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
     objective: Literal["next-token", "mlm"] = "next-token"
     """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
     BERT's recipe: add --objective mlm to --help to see them."""
