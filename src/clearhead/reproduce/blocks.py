@@ -1,15 +1,14 @@
 """Blocks without some of their parts: arXiv 2311.01906, figures 3, 6 and 13.
 
-`paper` is CodeParrot's recipe (D.1), one seed as there; where it gives no rate (parallel, the
-variants of SAS) it is that of Pre-LN.
+`paper` is CodeParrot's recipe (`recipes`), one seed as there.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.train import TrainConfig
 
@@ -67,8 +66,8 @@ def _tables(scale: str) -> dict[int, Table]:
             24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
         }
     return {
-        18: _published(18, 704_512_000, "codeparrot"),
-        72: _published(72, 327_680_000, "codeparrot-72"),
+        18: _published(18, "codeparrot"),
+        72: _published(72, "codeparrot-72"),
     }
 
 
@@ -96,31 +95,7 @@ def _table(
     return Table(config=config, sweep_tokens=sweep_tokens)
 
 
-def _published(layers: int, tokens: int, size: str) -> Table:
-    train = TrainConfig(
-        tokens=tokens,
-        sequence_length=128,
-        batch_size=32,
-        accumulation=4,
-        betas=(0.9, 0.999),
-        schedule="linear",
-        warmup=0.05,
-        final_learning_rate=0,
-        compile="blocks",
-        save_every=1000,
-        log_every=20,
-    )
-    data = DataConfig(
-        data=("hf:huggingface-course/codeparrot-ds-train",),
-        text_field="content",
-        tokenizer="huggingface-course/code-search-net-tokenizer",
-    )
-    config = CompareConfig(
-        presets=("transformer",),
-        size=size,
-        train=train,
-        data=data,
-        label=f"{layers} layers",
-        **MEASURED,
-    )
+def _published(layers: int, size: str) -> Table:
+    published = RUNS[size].config
+    config = replace(published, presets=("transformer",), label=f"{layers} layers", **MEASURED)
     return Table(config=config)
