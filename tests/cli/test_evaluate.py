@@ -1,15 +1,21 @@
 """clearhead eval: a sweep that is kept cell by cell, goes on where it stopped, refuses early."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tests_judge_server as served
+import torch
+from transformers import AutoTokenizer
 
+from clearhead import ClearheadForCausalLM
 from clearhead.cli import main
 from clearhead.eval import TASKS
 from clearhead.report import load
+
+from .conftest import changed
 
 
 def _call(*words: str) -> int:
@@ -94,12 +100,43 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
     assert _call(*words) == 0  # all known
     assert len(measured) == 3 * 4 + 1
     assert _cells(tmp_path) == cells
-    assert _call(*words, "--passkey.trials", "3") == 0  # other cells
+    assert _call(*changed(words, "--passkey.trials", "3")) == 0  # other cells
     assert len(_cells(tmp_path)) == 3 * (2 + 4 + 4)
 
 
+def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, capsys):
+    """Side by side, the best in bold, with a chart by length and a verdict."""
+    other = tmp_path / "other"
+    model = ClearheadForCausalLM.from_pretrained(trained / "final")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(3)
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(trained / "final").save_pretrained(other)
+    first, *options = words[1:]
+    page = tmp_path / "page.html"
+    start = next(index for index, word in enumerate(options) if word.startswith("--passkey"))
+    options = [*options[:start], "--page", str(page)]
+    assert _call("eval", first, str(other), *options) == 0
+    assert [run.arm for run in load(tmp_path / "records.jsonl").runs] == ["transformer", "other"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "transformer · none" in out
+    assert "other · none" in out
+    assert re.search(r"Lowest mean perplexity: (transformer|other) from 128 to 192 tokens", out)
+    html = page.read_text("utf-8")
+    assert html.count('class="value best"') == 2
+    assert "Perplexity by length of text" in html
+    assert _call("eval", first, str(other), *options) == 0
+    assert len(_cells(tmp_path)) == 2 * 2  # all known
+    made = (tmp_path / "records.jsonl").read_text("utf-8")
+    refused = _refused(capsys, "eval", first, str(tmp_path / "othr"), *options)
+    assert f"did you mean {other}?" in refused
+    assert "leave it out" in _refused(capsys, "eval", first, str(other), *options, "--name", "x")
+    assert (tmp_path / "records.jsonl").read_text("utf-8") == made
+
+
 def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
-    words += ["--tasks", "perplexity,passkey", "--passkey.depths", "0.5", "--lengths", "128"]
+    words = changed(words, "--tasks", "perplexity,passkey", "--lengths", "128")
+    words = changed(words, "--passkey.depths", "0.5")
     assert _call(*words, "--seeds", "0") == 0
     assert _call(*words, "--seeds", "0", "3") == 0
     cells = _cells(tmp_path)
@@ -124,7 +161,7 @@ def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
 
 def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
     """A cell in one line with its result is known, and its numbers are shown."""
-    words += ["--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128"]
+    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
     assert _call(*words) == 0
     header, *_, cell = _lines(tmp_path)
     at = cell["at"]
@@ -140,7 +177,7 @@ def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
 
 
 def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
-    words += ["--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128"]
+    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
     assert _call(*words) == 0
     whole = _lines(tmp_path)
     for kept in (2, len(whole) - 1):  # some of its measures; all, but for the closing line
@@ -155,7 +192,7 @@ def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
 
 
 def test_a_cell_says_how_it_was_made(words, tmp_path):
-    assert _call(*words, "--tasks", "passkey", "--passkey.depths", "0.5") == 0
+    assert _call(*changed(words, "--tasks", "passkey", "--passkey.depths", "0.5")) == 0
     cells = _cells(tmp_path)
     for cell in cells:
         made = cell["made"]
@@ -223,7 +260,7 @@ def test_refuses_before_anything_is_measured(
 ):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
-    assert _call(*words, *extra) == 2
+    assert _call(*changed(words, *extra)) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("clearhead: ")
     assert message in last
@@ -268,7 +305,7 @@ def test_choices_from_files(trained, tmp_path, capsys):
         (["--lengths", "64"], "lengths have no effect on choices"),
         (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
     ):
-        assert _call(*words, *extra) == 2
+        assert _call(*changed(words, *extra)) == 2
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 

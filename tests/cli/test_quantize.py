@@ -20,6 +20,8 @@ from clearhead.records import manifest
 from clearhead.records.cells import added
 from clearhead.report import load
 
+from .conftest import changed
+
 
 def _call(*words: str) -> int:
     with pytest.raises(SystemExit) as stop:
@@ -161,16 +163,16 @@ def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, 
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "w1-channel")
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "logits17-row")
     assert "did you mean" in _refusal(capsys, folder, "--scheme", "w8a8-corse")
-    assert "give each once" in _refusal(capsys, folder, folder)
+    assert "each once" in _refusal(capsys, folder, folder)
     assert "length is 1: give a whole number" in _refusal(capsys, folder, "--length", "1")
     assert "no effect" in _refusal(capsys, folder, "--title", "x")
     assert "no effect" in _refusal(capsys, folder, "--questions", "3")
     assert "the model's own" in _refusal(capsys, folder, "--data.tokenizer", folder)
     assert "cannot load a model" in _refusal(capsys, str(tmp_path / "none"))
-    long = [*words, "--length", "100000", "--tokens", "100000"]
+    long = changed(words, "--length", "100000", "--tokens", "100000")
     assert "enough for one window of 100000" in _refusal(capsys, folder, *long)
     learned = _saved(tmp_path / "learned", tokenizer, position="learned")
-    longer = [*words, "--length", "128", "--tokens", "128", "--scheme", "w4-channel"]
+    longer = changed(words, "--length", "128", "--tokens", "128", "--scheme", "w4-channel")
     assert "64 learned positions" in _refusal(capsys, str(learned), *longer)
     small = _saved(tmp_path / "small", tokenizer, vocab_size=20)
     assert "use the tokenizer" in _refusal(capsys, str(small), *words, "--scheme", "w4-channel")

@@ -57,10 +57,30 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return lines[-1]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--seeds", "0", "--seeds", "1"],
+        ["--train.tokens=9", "--train.tokens", "8"],
+        ["--train.document-masks", "--train.no-document_masks"],
+    ],
+)
+def test_an_option_given_twice_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *words])
+    assert stop.value.code == 2
+    assert (
+        f"{words[-2] if words[-1].isdigit() else '--train.no-document-masks'} is given twice"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_help_imports_nothing_heavy():
     code = """
 import sys
 from clearhead.cli import main
+
+from .conftest import changed
 try:
     main(["--help"])
 except SystemExit as stop:
@@ -148,7 +168,7 @@ def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 def test_binary_data_is_refused(capsys, tmp_path, settings):
     path = tmp_path / "noise.txt"
     path.write_bytes(bytes(range(128, 256)) * 50)
-    words = [*settings, "--data.data", str(path), "--output", str(tmp_path / "run")]
+    words = changed(settings, "--data.data", str(path), "--output", str(tmp_path / "run"))
     assert "noise.txt" in _refusal(capsys, "train", *words)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from clearhead.cli.options import Overrides, parse
-from clearhead.experiments.configs import DiagnoseConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.terminal import say
 
 PAGE = "diagnosis.html"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import EvaluateConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.terminal import console, say, show
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.cli.options import parse
-from clearhead.experiments.configs import QuantizeConfig
+from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.terminal import console, say, show
 
 

@@ -4,32 +4,27 @@ Nothing here needs torch until a comparison is made, whose presets are then chec
 """
 
 import math
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+import tyro
 
 from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval.options import OPTIONS
 from clearhead.metavars import (
     Field,
     Model,
     Name,
-    Number,
     Preset,
-    Scaling,
-    SchemeName,
     Size,
     Source,
     TaskName,
-    Text,
 )
-from clearhead.ranges import Count, Length, Natural, Range, check
+from clearhead.ranges import Count, Natural, Part, check, check_distinct
 from clearhead.train.config import FinetuneConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -37,6 +32,53 @@ if TYPE_CHECKING:
 
 RECORDS = "records.jsonl"
 """In the output folder of a comparison or a fine-tuning."""
+
+
+Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(OpensModels):
+    """One training run: a model, its text and its settings."""
+
+    preset: Preset | None = None
+    """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
+    of --from as it is."""
+    base: Base = None
+    """A trained causal model to go on from: a folder, a run or a hub name. A preset, and KEY=VALUE
+    pairs, put it on their mechanisms first, as clearhead convert does; its own tokenizer reads the
+    text. The defaults are for this: add --from MODEL to --help to see them."""
+    size: Size = "tiny"
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
+    objective: Literal["next-token", "mlm"] = "next-token"
+    """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
+    BERT's recipe: add --objective mlm to --help to see them."""
+    mask: Part | None = None
+    """Share of the tokens that mlm hides; 0.25 where not given."""
+    output: Path = Path("runs/train")
+    """Folder of the run."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the preset's configuration, such as maps=differential."""
+    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Settings of the training."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text, tokenizer and split."""
+
+    def __post_init__(self) -> None:
+        if self.objective != "mlm" and self.mask is not None:
+            raise ClearheadError("mask has no effect without --objective mlm: leave it out")
+        if self.base is not None:
+            if self.objective == "mlm":
+                raise ClearheadError("--from goes on with the next token: leave --objective out")
+            check_base(self.size)
+
+
+def check_base(size: str) -> None:
+    """Refuse a size beside a model that has its own."""
+    if size != TrainJob.size:
+        raise ClearheadError(f"--size {size} has no effect beside --from: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +120,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("presets", "seeds", "lengths"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                found = " ".join(map(str, values)) or "none"
-                raise ClearheadError(f"{name} must be one or more, each once; found {found}")
+        check_distinct(self, "presets", "seeds", "lengths")
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
@@ -151,80 +189,6 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
     return int(every)
 
 
-def check_seeds(seeds: tuple[int, ...]) -> None:
-    """Refuse no seeds, and one given twice."""
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ClearheadError(f"seeds must be one or more, each once; found {seeds}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig(OpensModels):
-    """What is measured: models, seeds and text."""
-
-    models: Positional[tuple[Model, ...]]
-    """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
-    seeds: tuple[Natural, ...] = (0,)
-    """Seeds of what is drawn, each drawn anew: keys, needles, places and samples, or windows, of
-    which 0 reads the first of the text. Several give every number an interval."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and split; the tokenizer is each model's own."""
-
-    def __post_init__(self) -> None:
-        check(self)
-        check_seeds(self.seeds)
-        if len(set(self.models)) < len(self.models):
-            raise ClearheadError(
-                f"a model is given twice ({', '.join(self.models)}): give each once"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(SweepConfig):
-    """Models, tasks and text of an evaluation."""
-
-    tasks: tuple[TaskName, ...] = ()
-    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
-    or masked."""
-    lengths: tuple[Length, ...] = ()
-    """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
-    tokens: Length = 65_536
-    """Tokens of text read at each length, approximately."""
-    rope_scaling: tuple[Scaling, ...] = ("none",)
-    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, dynamic-causal, yarn. Each
-    task is measured under each."""
-    factors: tuple[Number, ...] = ()
-    """Factors of the scalings."""
-    split: Literal["validation", "all"] = "validation"
-    """Documents to read: the held-out ones, or all (for a file that no training saw)."""
-    batch_tokens: Count = 8192
-    """Tokens run together; no result depends on it."""
-    name: Name = ""
-    """Name of the run in the records; the training run's, or the folder's, where not given."""
-    label: Name = ""
-    """Label of the records on a page that shows several sets."""
-    records: Path | None = None
-    """File to which each result is appended as it is done; the same command goes on where it
-    stopped. Texts that the model writes are kept beside it, in FILE.texts."""
-    page: Path | None = None
-    """File for the page of all models given here."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.name and len(self.models) > 1:
-            raise ClearheadError(f"name is {self.name}, of {len(self.models)} models: leave it out")
-
-
-EvaluateConfig = make_dataclass(
-    "EvaluateConfig",
-    [(name, kind, field(default_factory=kind)) for name, kind in OPTIONS.items()],
-    bases=(EvaluateSettings,),
-    frozen=True,
-    kw_only=True,
-    namespace={"__doc__": EvaluateSettings.__doc__},
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
@@ -258,7 +222,7 @@ class FinetuneJob:
 
     def __post_init__(self) -> None:
         check(self)
-        check_seeds(self.seeds)
+        check_distinct(self, "seeds")
         if self.task is not None:
             choose("task", self.task, GLUE)
         elif self.train_file is None or not self.validation_file:
@@ -290,86 +254,9 @@ class FinetuneJob:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig(SweepConfig):
-    """A diagnosis: models, and windows of text."""
-
-    models: Positional[tuple[Model, ...]]
-    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
-    output: Path = Path("runs/diagnose")
-    """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
-    size: Size | None = None
-    """Size of an init: preset, such as small; tiny where none is given."""
-    set: dict[str, Any] = field(default_factory=dict)
-    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
-    length: Length | None = None
-    """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
-    windows: Count = 64
-    """Number of windows of validation text."""
-    at: Literal["anywhere", "documents"] = "anywhere"
-    """Start of the windows: anywhere reads text in order without gaps; documents reads beginnings
-    of documents, with the begin token where the tokenizer has one."""
-    batch_tokens: Count = 4096
-    """Tokens run together. Memory and speed depend on it, the numbers do not."""
-    extrapolate: Annotated[
-        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
-    ] = 4.0
-    """Length of one more text, in training lengths; 1 reads none."""
-    trained_length: Length | None = None
-    """Training length in tokens; the model's max_position_embeddings where not given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.models) > 2:
-            raise ClearheadError(f"one model or two side by side; found {len(self.models)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizeConfig(SweepConfig):
-    """A quantisation: models, schemes and text."""
-
-    scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
-    """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
-    docs/quantize.md."""
-    deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
-    """Instead of simulating, save one model in this form (extra torchao) to --output."""
-    output: Path | None = None
-    """The folder of the saved model; it must not exist yet."""
-    length: Length = 256
-    """Tokens in a window of text."""
-    tokens: int = 32_768
-    """Validation tokens read under each scheme."""
-    choices: Path | None = None
-    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
-    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
-    questions: Count = 200
-    """Number of questions to ask: the first ones of the file."""
-    records: Path | None = None
-    """File to which each scheme is appended as it is measured; the same command goes on where it
-    stopped, and the page then shows all that it holds."""
-    page: Path | None = None
-    """File for the page of perplexity against bits."""
-    title: Text = ""
-    """The page's title; the models' names unless given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        idle = [] if self.choices else self.given("questions")
-        idle += [] if self.page else self.given("title")
-        if idle:
-            raise ClearheadError(
-                f"{', '.join(idle)} would have no effect without --choices or --page"
-            )
-        if self.tokens < self.length:
-            raise ClearheadError(
-                f"tokens is {self.tokens}: give one length, {self.length}, or more"
-            )
-
-    def given(self, *names: str) -> list[str]:
-        """The options among `names` that have another value than when they are left out."""
-        defaults = QuantizeConfig
-        return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
+def continued_recipe() -> TrainConfig:
+    """The defaults of training that goes on from a model: a tenth of the usual learning rate."""
+    return TrainConfig(learning_rate=1e-4, sequence_length=512, batch_size=4)
 
 
 def masked_recipe() -> TrainConfig:

@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.configs import QuantizeConfig
+from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import resolved

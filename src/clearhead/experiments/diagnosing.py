@@ -11,8 +11,8 @@ from clearhead.diagnose.task import DiagnosisTask
 from clearhead.errors import ClearheadError
 from clearhead.experiments.building import own_text, refuse_tokenizer, untrained
 from clearhead.experiments.checkpoints import is_preset, load_model
-from clearhead.experiments.configs import DiagnoseConfig
 from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import longest_text, within_memory

@@ -9,8 +9,8 @@ from clearhead.data import prepare
 from clearhead.errors import require
 from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.configs import QuantizeConfig
 from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models.loading import resolved

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig, FinetuneJob
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateConfig
 
 # Verb → the configuration that holds its options, and the field that stands before them.
 VERBS: dict[str, tuple[type, str]] = {
