@@ -11,6 +11,8 @@ from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 
+from .conftest import changed
+
 
 def test_lists_of_numbers_are_parted_by_commas_too():
     @dataclasses.dataclass
@@ -173,7 +175,7 @@ def test_binary_data_is_refused(capsys, tmp_path, settings):
 
 
 def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
-    words = [*settings, "--train.batch-size", "100000", "--train.tokens", "10000000"]
+    words = changed(settings, "--train.batch-size", "100000", "--train.tokens", "10000000")
     assert "batch" in _refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))
 
 
