@@ -7,6 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -27,11 +28,16 @@ from clearhead.ranges import check
 
 T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
-# As `clearhead.models.PRESETS`, which needs torch; a test compares them.
+# As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
     *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
     *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+)
+SIZES = (
+    *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),
+    *("diff-830m", "diff-1.4b", "diff-2.8b", "diff-6.8b", "diff-13.1b", "diff-3b", "diff-3b-64k"),
+    *("coca-350m", "gpt2-60m", "gpt2-130m", "gpt2-350m", "gpt2-1.4b", "llama-130m"),
 )
 
 
@@ -126,7 +132,7 @@ def parse(
 
     Args:
         examples: what may follow the verb, shown by the help.
-        presets: whether the help lists the presets.
+        presets: whether the help lists the presets and the sizes.
         default: stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
@@ -134,11 +140,14 @@ def parse(
     _check_once(words)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
+    listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
     told = [
         description,
         *_block("examples", [f"{prog} {example}".strip() for example in examples]),
-        *_block("presets", listed),
+        *chain.from_iterable(
+            _block(title, textwrap.wrap(" ".join(names), 90, break_on_hyphens=False))
+            for title, names in listed.items()
+        ),
     ]
     said = io.StringIO()
     try:

@@ -9,6 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
 from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
 _NAMES = ", ".join(
@@ -32,7 +33,28 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
-    made = _convert(model)
+    return _with_equal_logits(model, _convert(model))
+
+
+def for_serving(model: Any) -> Any:
+    """A clearhead model as one that servers load: of a family of transformers, or `served`.
+
+    Raises:
+        ClearheadError: for another library's model, where neither has a place for this one, and
+            where it would give other logits.
+    """
+    if not isinstance(model, ClearheadForCausalLM):
+        raise ClearheadError(
+            f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
+        )
+    try:
+        made = _convert(model)
+    except ClearheadError:  # no family has a place for it
+        made = served(model)
+    return _with_equal_logits(model, made)
+
+
+def _with_equal_logits(model: Any, made: Any) -> Any:
     difference = logit_difference(model, made)
     if not difference <= tolerance(model.dtype):  # nor where it is no number
         raise ClearheadError(
