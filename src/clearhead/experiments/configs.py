@@ -82,12 +82,16 @@ def check_base(size: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
     presets: tuple[Preset, ...] = ("transformer", "differential", "softmax1")
     """Presets to train. The others are judged by the first arm of `transformer`, or else by the
     first of all."""
+    base: Base = None
+    """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
+    puts it on its mechanisms first, as clearhead convert does; transformer is the model itself. Its
+    own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -121,6 +125,8 @@ class CompareConfig:
     def __post_init__(self) -> None:
         check(self)
         check_distinct(self, "presets", "seeds", "lengths")
+        if self.base is not None:
+            check_base(self.size)
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
@@ -142,6 +148,7 @@ class CompareConfig:
             set=self.set,
             vary=self.vary,
             rates=self.rates,
+            based=self.base is not None,
         )
 
     @cached_property
@@ -150,6 +157,8 @@ class CompareConfig:
         from clearhead.experiments.building import objective_of
         from clearhead.models import preset
 
+        if self.base is not None:
+            return "next-token"
         learnt = {
             objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
         }
