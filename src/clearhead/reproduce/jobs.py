@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -96,6 +97,8 @@ def _option(flag: str, value: Any, default: Any) -> Iterator[str]:
         return
     room, dot, name = flag.replace("_", "-").removeprefix("--").rpartition(".")
     yield f"--{room}{dot}{'no-' if value is False else ''}{name}"
+    if name == "rates":  # which compare reads as KEY VALUE, the others as KEY=VALUE
+        value = tuple(chain.from_iterable(value.items()))
     if not isinstance(value, bool):
         yield from _texts(value)
 
