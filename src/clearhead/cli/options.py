@@ -10,9 +10,20 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
+from tyro.conf import Positional
 
 from clearhead.errors import ClearheadError
 from clearhead.ranges import check
@@ -128,6 +139,7 @@ def parse(
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
+    _check_once(words)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
     listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
@@ -157,6 +169,40 @@ def parse(
     return found
 
 
+def words_of(settings: Any, usual: Any, place: str = "") -> dict[str, list[str]]:
+    """The words by which `parse` makes `settings` from `usual`, by option; positional ones first.
+
+    Both are of one class; `place` goes before the names of a nested setting.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    positional, found = dict[str, list[str]](), dict[str, list[str]]()
+    for field in dataclasses.fields(settings):
+        value, other = getattr(settings, field.name), getattr(usual, field.name)
+        marks = getattr(hints[field.name], "__metadata__", ())
+        called = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
+        option = f"--{place}{called.replace('_', '-')}"
+        if value == other:
+            continue
+        if dataclasses.is_dataclass(value):
+            found |= words_of(value, other, f"{place}{called}.")
+        elif get_args(Positional[int])[1] in marks:
+            positional[called] = [str(value)]
+        elif isinstance(value, bool):
+            found[option] = [option if value else f"--{place}no-{called.replace('_', '-')}"]
+        elif isinstance(value, dict):
+            found[option] = [option, *(f"{key}={_text(one)}" for key, one in value.items())]
+        else:
+            items = value if isinstance(value, tuple) else [value]
+            found[option] = [option, *map(str, items)]
+    return positional | found
+
+
+def _text(value: Any) -> str:
+    """A value of a KEY=VALUE pair as `overrides` reads it."""
+    plain = isinstance(value, str) and _value(value) == value
+    return value if plain else json.dumps(value)
+
+
 def _block(title: str, lines: Sequence[str]) -> list[str]:
     return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
@@ -182,6 +228,20 @@ def _gathered(words: list[str], flag: str) -> list[str]:
         if word != flag:
             (pairs if inside else others).append(word)
     return [*others, flag, *pairs] if flag in words else others
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Refuse an option given twice, since only its last values would count."""
+    seen = set[str]()
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        # --no-x and --train.no-x set the same option as --x and --train.x.
+        name = re.sub(r"(--|\.)no-", r"\1", option)
+        if not option.startswith("--") or option == "--":
+            continue
+        if name in seen:
+            raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
+        seen.add(name)
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:

@@ -39,6 +39,23 @@ def blocks(scale: str) -> Iterator[Trial]:
             yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
 
 
+def depth(scale: str) -> Iterator[Trial]:
+    """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
+    wide: dict[str, Any] = {"width": 256, "batch": 64, "compile": "blocks"}
+    deep, rates, layers = {
+        "tiny": (_table(24, 600_000, 150_000, width=64, batch=8), 24, 6),
+        "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
+        "paper": (_published(72, "codeparrot-72"), 72, 18),
+    }[scale]
+    short = _tables(scale)[layers]
+    train = replace(short.config.train, tokens=3 * short.config.train.tokens)
+    config = replace(short.config, train=train, label=f"{short.config.label} for longer")
+    long = replace(short, config=config)
+    for table, place in ((deep, rates), (long, layers)):
+        yield table.trial("transformer", *PRE_LN[place])
+        yield table.trial("sas-p", *SAS[place])  # the intervention
+
+
 def _tables(scale: str) -> dict[int, Table]:
     """Layers → the table that all arms of this depth share."""
     if scale == "tiny":

@@ -21,6 +21,8 @@ C4 = ("hf:allenai/c4:en",)
 def outliers(scale: str) -> Iterator[Trial]:
     """AdamW and OrthoAdam × softmax and softmax-1, with one gain a norm and no biases.
 
+    OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
+
     `clearhead compare` measures the first token's attention, kurtosis and largest activations.
     """
     table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
@@ -28,6 +30,7 @@ def outliers(scale: str) -> Iterator[Trial]:
     for interventions in (
         {},
         {"train.optimizer": "orthoadam"},
+        {"train.optimizer": "orthoadam", "train.rotation_share": "size"},
         {"normalizer": "softmax1"},
         {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
     ):
