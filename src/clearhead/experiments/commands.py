@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import chain
 from typing import Any, get_args, get_type_hints
 
 from tyro.conf import Positional
@@ -35,6 +36,8 @@ def words_of(settings: Any, usual: Any = None, place: str = "") -> dict[str, lis
             found[option] = [option if value else f"--{place}no-{called}"]
         elif _POSITIONAL in marks:
             positional[called] = texts(value)
+        elif field.name == "rates":  # read as KEY VALUE, where other mappings are KEY=VALUE
+            found[option] = [option, *map(str, chain.from_iterable(value.items()))]
         else:
             found[option] = [option, *texts(value)]
     return positional | found
