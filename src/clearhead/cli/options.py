@@ -21,8 +21,8 @@ _RULES = tyro.constructors.ConstructorRegistry()
 # As `clearhead.models.PRESETS`, which needs torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
-    *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
+    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
 )
 
 

@@ -50,7 +50,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 on CPU for float64).
 
-    A row that sees no key has output 0 and log-sum-exp 0, the CPU kernel's own convention.
+    A row that sees no key has output 0 and log-sum-exp −inf.
     """
     width, causal = v_BGSV.shape[3], visibility.causal
     q_BHTD, k_BGSD, v_BGSD = _alike(q_BHTD, k_BGSD, v_BGSV)
@@ -59,6 +59,9 @@ def forward(
         o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q_BHTD, k_BGSD, v_BGSD, 0.0, causal, attn_mask=bias, scale=scale
         )
+        if (mask := visibility.key_mask) is not None:  # the kernel's own lse is 0 there
+            seen_BT = mask.cumsum(-1) > 0 if causal else mask.any(-1, keepdim=True)
+            lse = lse.masked_fill(~seen_BT[:, None], -torch.inf)
         return o[..., :width], lse
     k, v = groups.repeat(k_BGSD, q_BHTD.shape[1]), groups.repeat(v_BGSD, q_BHTD.shape[1])
     if q_BHTD.dtype == torch.float32:
@@ -92,6 +95,8 @@ def backward(
     q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = _alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
     if q_BHTD.device.type == "cpu":
         bias = _padding_bias(q_BHTD, visibility.key_mask)
+        if bias is not None:  # −inf less −inf is NaN
+            lse_BHT = lse_BHT.masked_fill(lse_BHT == -torch.inf, 0.0)
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, causal),
             attn_mask=bias,

@@ -2,10 +2,11 @@
 
 The stock kernels return the output o of plain softmax and its log-sum-exp. A sink with logit s
 takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output is
-o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
-exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
-rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
-instead is silently wrong, as the kernels' lse carries no gradient.
+o1 = o · exp(lse − lse1), plus value · exp(s − lse1) where the sink has a value. Handing (o1, lse1)
+to the *stock* backward in place of (o, lse) gives the exact gradient, since that kernel recomputes
+P = exp(score − lse1) and the row term rowsum(dO ∘ o1); and
+ds = Σ exp(s − lse1) · rowsum(dO ∘ (value − o1)). Differentiating o · sigmoid(lse) instead is
+silently wrong, as the kernels' lse carries no gradient.
 """
 
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradient
+from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradients
+from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 
 
@@ -29,6 +31,7 @@ def attend(
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
@@ -44,25 +47,30 @@ def attend(
             or [B, H, T], a logit a query, which receives its gradient.
         key_mask: bool [B, S], False for keys that nobody sees (padding).
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
+        prefix: keys [B, G, N, D] and values [B, G, N, V] beside these, which every query sees.
         scale: 1/√D unless given.
 
     Returns:
-        [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
+        [B, H, T, V] in the dtype of v. A query that sees no key gets zeros, or the prefix alone.
 
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit.
     """
     visibility = Visibility(causal, window, key_mask, segments)
     _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
+    _check_prefix(prefix, k_BGSD, v_BGSV)
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
     if first := visibility.earliest(queries, keys):
         k_BGSD, v_BGSV = k_BGSD[:, :, first:], v_BGSV[:, :, first:]
         visibility, keys = visibility.of_keys(first), keys - first
     visibility = visibility.settled(queries, keys)
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
+    value = None
+    if prefix is not None:
+        sink, value = as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, scale, visibility)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -78,6 +86,7 @@ class _Attend(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sink: Tensor | None,
+        value: Tensor | None,
         scale: float,
         visibility: Visibility,
     ) -> Tensor:
@@ -86,35 +95,45 @@ class _Attend(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
         if sink is not None:
-            lse1 = torch.logaddexp(lse, sink_by_row(sink, lse))
+            null = sink_by_row(sink, lse)
+            lse1 = torch.logaddexp(lse, null)
             # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
-            o, lse = o.mul_(torch.exp(lse - lse1)[..., None]), lse1
-        ctx.save_for_backward(q, k, v, o, lse, sink, visibility.key_mask, visibility.segments)
+            o = o.mul_(torch.exp(lse - lse1)[..., None])
+            if value is not None:
+                o = o.addcmul_(torch.exp(null - lse1)[..., None].to(o.dtype), value.to(o.dtype))
+            lse = lse1
+        masks = visibility.key_mask, visibility.segments
+        ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
         ctx.kernel = kernel
         return o
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, o, lse, sink, *masks = ctx.saved_tensors
+        q, k, v, o, lse, sink, value, *masks = ctx.saved_tensors
         visibility = Visibility(ctx.causal, ctx.window, *masks)
         if higher_order.requested():
 
-            def plain(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
-                return oracles.attend(
-                    *(q, k, v), sink=sink, scale=ctx.scale, **visibility._asdict()
-                )
+            def plain(
+                q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, value: Tensor | None
+            ) -> Tensor:
+                options = {"sink": sink, "scale": ctx.scale, **visibility._asdict()}
+                o = oracles.attend(q, k, v, **options)
+                if value is None:
+                    return o
+                rest = 1 - oracles.weights(q, k, **options).sum(-1, keepdim=True)
+                return o + rest * value.double()
 
-            inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
+            inputs, needed = (q, k, v, sink, value), ctx.needs_input_grad[:5]
             return *higher_order.gradients(plain, inputs, needed, grad), None, None
-        dsink = None
+        dsink = dvalue = None
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = ctx.kernel.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
-            if sink is not None and ctx.needs_input_grad[3]:
-                dsink = sink_gradient(sink, grad, o, lse)
-        return dq, dk, dv, dsink, None, None
+            if sink is not None and any(ctx.needs_input_grad[3:5]):
+                dsink, dvalue = sink_gradients(sink, value, grad, o, lse)
+        return dq, dk, dv, dsink, dvalue, None, None
 
 
 def _check(
@@ -145,3 +164,17 @@ def _check(
         raise ClearheadError(f"key_mask must be bool [{batch}, {keys}]; found {found}")
     if segments is not None and segments.shape != (batch, keys):
         raise ClearheadError(f"segments must be [{batch}, {keys}]; found {tuple(segments.shape)}")
+
+
+def _check_prefix(prefix: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> None:
+    if prefix is None:
+        return
+    keys, values = prefix
+    number = keys.shape[2] if keys.ndim == 4 else 0
+    wanted = [(*x.shape[:2], number, x.shape[3]) for x in (k, v)]
+    if number < 1 or [keys.shape, values.shape] != wanted:
+        raise ClearheadError(
+            "a prefix is keys [B,G,N,D] and values [B,G,N,V], N of 1 or more, beside k "
+            f"{tuple(k.shape)} and v {tuple(v.shape)}; found {tuple(keys.shape)} and "
+            f"{tuple(values.shape)}"
+        )

@@ -22,13 +22,21 @@ def select_kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Vi
 
 
 def sink_by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:
-    """A logit a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
+    """A logit of all, a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
     sink = sink.to(lse_BHT.dtype)
-    return sink if sink.ndim == 3 else sink[:, None]
+    return sink[:, None] if sink.ndim == 1 else sink
 
 
-def sink_gradient(sink: Tensor, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor) -> Tensor:
-    """−exp(sink − lse) · rowsum(dO ∘ o), summed to the sink's shape; o and lse: with the sink."""
-    row_BHT = (grad.to(lse_BHT.dtype) * o_BHTV.to(lse_BHT.dtype)).sum(-1)
-    gradient_BHT = -torch.exp(sink_by_row(sink, lse_BHT) - lse_BHT) * row_BHT
-    return (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
+def sink_gradients(
+    sink: Tensor, value_BHTV: Tensor | None, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """p · rowsum(dO ∘ (value − o)), summed to the sink's shape, and p · dO, p = exp(sink − lse).
+
+    o and lse: with the sink. Without a value the first is −p · rowsum(dO ∘ o), the second None.
+    """
+    grad, o_BHTV = grad.to(lse_BHT.dtype), o_BHTV.to(lse_BHT.dtype)
+    p_BHT = torch.exp(sink_by_row(sink, lse_BHT) - lse_BHT)
+    apart = -o_BHTV if value_BHTV is None else value_BHTV - o_BHTV
+    gradient_BHT = p_BHT * (grad * apart).sum(-1)
+    dsink = (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
+    return dsink, None if value_BHTV is None else (p_BHT[..., None] * grad).to(value_BHTV.dtype)
