@@ -29,7 +29,10 @@ class Command(OpensModels):
     scheme: tuple[SchemeName, ...] = ()
     """Schemes such as w8a8-coarse, w8a8-fine, w4-channel, w3-group64, logits6-row. All those of
     docs/quantize.md where none is given, or "all"."""
-    deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
+    deploy: (
+        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"]
+        | None
+    ) = None
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
     """The folder of the saved model; it must not exist yet."""
