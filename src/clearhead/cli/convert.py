@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
@@ -33,6 +34,9 @@ class Command(OpensModels):
     rotate: Literal["down"] | None = None
     """Turn what the MLPs' down projections read by a Hadamard matrix (mlp_rotation=hadamard), and
     their weights back: the same function, for few bits."""
+    purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
+    """Write a model for servers: of a family of transformers where one fits, or else with a
+    modelling file of its own, which they run with trust_remote_code."""
     calibrate: Source | None = None
     """Give learned sinks the logits at which they take what the first token takes in this text, or
     learned keys and values those of its first tokens: a file, a folder, or another source of
@@ -59,7 +63,7 @@ def run(words: list[str]) -> int:
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
             "./SmolLM2-135M ./smollm2-few-bits --prefix auto --rotate down --calibrate ./books",
-            "runs/train/final ./as-llama",
+            "runs/train/final ./served --for serving",
         ),
         presets=True,
     )
@@ -78,6 +82,8 @@ def run(words: list[str]) -> int:
         raise ClearheadError(
             f"{', '.join(idle)} would have no effect without --to, --prefix or --rotate"
         )
+    if changed and command.purpose:
+        raise ClearheadError("--to and --for are two steps: convert --to first, then that --for it")
     if command.calibrate is not None and command.sink_logit is not None:
         raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
     rotation = ["mlp_rotation=hadamard"] if command.rotate else []
@@ -86,7 +92,7 @@ def run(words: list[str]) -> int:
     require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     if not changed:
-        found = to_the_other_format(model, command.model)
+        found = to_the_other_format(model, command.model, serving=command.purpose is not None)
     else:
         found = to_other_mechanisms(
             model,

@@ -1,12 +1,9 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-The stock kernels return the output o of plain softmax and its log-sum-exp. A sink with logit s
-takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output is
-o1 = o · exp(lse − lse1), plus value · exp(s − lse1) where the sink has a value. Handing (o1, lse1)
-to the *stock* backward in place of (o, lse) gives the exact gradient, since that kernel recomputes
-P = exp(score − lse1) and the row term rowsum(dO ∘ o1); and
-ds = Σ exp(s − lse1) · rowsum(dO ∘ (value − o1)). Differentiating o · sigmoid(lse) instead is
-silently wrong, as the kernels' lse carries no gradient.
+`clearhead.ops.dispatch` chooses the kernel. It returns the output o of plain softmax and its
+log-sum-exp; `clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own
+backward pass then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
+kernels' lse carries no gradient.
 """
 
 from typing import Any
@@ -15,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import higher_order, oracles
-from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradients
+from clearhead.ops import higher_order, oracles, sinks
+from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 
@@ -33,6 +30,7 @@ def attend(
     segments: Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
+    kernel: str | None = None,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
 
@@ -45,16 +43,19 @@ def attend(
             Time and memory then grow with T · window.
         sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
             or [B, H, T], a logit a query, which receives its gradient.
-        key_mask: bool [B, S], False for keys that nobody sees (padding).
+        key_mask: bool [B, S], False for keys that nobody sees (padding). What their own queries
+            get is unspecified: 0 by kernels that leave them out.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         prefix: keys [B, G, N, D] and values [B, G, N, V] beside these, which every query sees.
         scale: 1/√D unless given.
+        kernel: names of `clearhead.ops.dispatch.KERNELS`, in order, with commas between; unless
+            given, the dispatch table chooses.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros, or the prefix alone.
 
     Raises:
-        ClearheadError: on shapes, dtypes or devices that do not fit.
+        ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
     """
     visibility = Visibility(causal, window, key_mask, segments)
     _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
@@ -70,7 +71,8 @@ def attend(
         sink, value = as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility)
+    name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -89,19 +91,12 @@ class _Attend(torch.autograd.Function):
         value: Tensor | None,
         scale: float,
         visibility: Visibility,
+        kernel: str,
     ) -> Tensor:
-        kernel = select_kernel(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
-            o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
-        if sink is not None:
-            null = sink_by_row(sink, lse)
-            lse1 = torch.logaddexp(lse, null)
-            # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
-            o = o.mul_(torch.exp(lse - lse1)[..., None])
-            if value is not None:
-                o = o.addcmul_(torch.exp(null - lse1)[..., None].to(o.dtype), value.to(o.dtype))
-            lse = lse1
+            o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
+        o, lse = sinks.join(o, lse, sink, value)
         masks = visibility.key_mask, visibility.segments
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
@@ -125,15 +120,15 @@ class _Attend(torch.autograd.Function):
                 return o + rest * value.double()
 
             inputs, needed = (q, k, v, sink, value), ctx.needs_input_grad[:5]
-            return *higher_order.gradients(plain, inputs, needed, grad), None, None
+            return *higher_order.gradients(plain, inputs, needed, grad), None, None, None
         dsink = dvalue = None
         with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv = ctx.kernel.backward(
+            dq, dk, dv = KERNELS[ctx.kernel].run.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
             if sink is not None and any(ctx.needs_input_grad[3:5]):
-                dsink, dvalue = sink_gradients(sink, value, grad, o, lse)
-        return dq, dk, dv, dsink, dvalue, None, None
+                dsink, dvalue = sinks.gradients(sink, value, grad, o, lse)
+        return dq, dk, dv, dsink, dvalue, None, None, None
 
 
 def _check(

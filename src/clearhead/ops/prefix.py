@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import groups
-from clearhead.ops.dispatch import sink_by_row
+from clearhead.ops.sinks import by_row
 
 
 def as_null(
@@ -33,5 +33,5 @@ def as_null(
         logit_BHT = score_BHTN.logsumexp(-1)
         if sink is not None:
             sink = torch.as_tensor(sink, dtype=exact, device=q_BHTD.device)
-            logit_BHT = torch.logaddexp(logit_BHT, sink_by_row(sink, logit_BHT))
+            logit_BHT = torch.logaddexp(logit_BHT, by_row(sink, logit_BHT))
         return logit_BHT, torch.exp(score_BHTN - logit_BHT[..., None]) @ v_BHNV

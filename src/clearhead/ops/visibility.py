@@ -51,7 +51,9 @@ class Visibility(NamedTuple):
         return 0 if self.window is None else max(0, keys - queries - self.window + 1)
 
     def of_keys(self, first: int, end: int | None = None) -> "Visibility":
-        """The same for the keys `first` to `end` alone."""
+        """The same for the keys `first` to `end` alone; the same masks where these are all."""
+        if first == 0 and end is None:
+            return self
         masks = (self.key_mask, self.segments)
         key_mask, segments = (m if m is None else m[:, first:end] for m in masks)
         return self._replace(key_mask=key_mask, segments=segments)
