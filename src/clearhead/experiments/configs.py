@@ -53,7 +53,7 @@ class TrainJob(OpensModels):
     pairs, put it on their mechanisms first, as clearhead convert does; its own tokenizer reads the
     text. The defaults are for this: add --from MODEL to --help to see them."""
     size: Size = "tiny"
-    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
     objective: Literal["next-token", "mlm"] = "next-token"
     """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
     BERT's recipe: add --objective mlm to --help to see them."""

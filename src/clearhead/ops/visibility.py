@@ -41,8 +41,10 @@ class Visibility(NamedTuple):
     def settled(self, queries: int, keys: int) -> "Visibility":
         """The same keys, in the form that the most kernels take."""
         bites = self.window is not None and self.window < keys
+        # A condition: under torch.compile a comparison of lengths need be no constant.
+        several = True if queries > 1 or bites else False  # noqa: SIM210
         return self._replace(
-            causal=self.causal and (queries > 1 or bites),  # a lone query is the last
+            causal=self.causal and several,  # a lone query is the last
             window=self.window if bites else None,
         )
 

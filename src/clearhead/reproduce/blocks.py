@@ -45,7 +45,7 @@ def depth(scale: str) -> Iterator[Trial]:
     deep, rates, layers = {
         "tiny": (_table(24, 600_000, 150_000, width=64, batch=8), 24, 6),
         "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
-        "paper": (_published(72, 327_680_000, "codeparrot-72"), 72, 18),
+        "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
     short = _tables(scale)[layers]
     train = replace(short.config.train, tokens=3 * short.config.train.tokens)

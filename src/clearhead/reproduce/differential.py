@@ -11,6 +11,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import AllocationOptions, NeedlesOptions
 from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -22,18 +23,11 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "head_dim": 64,
     },
-    "paper": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": False,
-    },
 }
-TOKENS = {"tiny": 3_000_000, "small": 50_000_000, "paper": 40_000_000_000}
-SWEEPS = {"tiny": 600_000, "small": 8_000_000, "paper": 0}
+TOKENS = {"tiny": 3_000_000, "small": 50_000_000}
+SWEEPS = {"tiny": 600_000, "small": 8_000_000}
 LENGTHS = {"tiny": 128, "small": 512, "paper": 2048}
-RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (6.4e-4,)}
+RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
 # Needles that fit the window whole; at `tiny` a third of the text, or none would be learnt.
 NEEDLES = "synthetic:needle:needles={needles},queries=2,characters={characters},documents=20000"
 WIDTHS = {"tiny": (64, 128, 256), "small": (256, 512, 1024)}
@@ -49,7 +43,7 @@ def differential(scale: str) -> Iterator[Trial]:
 
 def ablations(scale: str) -> Iterator[Trial]:
     """V1 without its parts, and with other numbers of heads."""
-    table, heads = _table(scale, "differential ablations", {}), SHAPES[scale]["num_attention_heads"]
+    table, heads = _table(scale, "differential ablations", {}), 16
     yield table.trial("transformer", *RATES[scale])
     yield table.trial("transformer", *RATES[scale], num_attention_heads=heads // 2)
     yield table.trial("differential", *RATES[scale])
@@ -88,26 +82,31 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
 
 
 def _table(scale: str, label: str, questions: Mapping[str, Question]) -> Table:
+    if scale == "paper":
+        published = replace(
+            RUNS["diff-1.4b"].config, presets=("transformer",), rates={}, label=label
+        )
+        return Table(config=published, questions=questions)
     length = LENGTHS[scale]
     needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
     text = "python-stdlib" if scale == "tiny" else "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
-    vocabulary = {"tiny": 1024, "small": 16_384, "paper": 100_000}[scale]
     config = CompareConfig(
         presets=("transformer",),
         size="tiny" if scale == "tiny" else "small",
         set={**SHAPES[scale], "max_position_embeddings": length},
-        seeds=(0,) if scale == "paper" else (0, 1, 2),
+        seeds=(0, 1, 2),
         lengths=(1, 2, 4),
         train=TrainConfig(
             tokens=TOKENS[scale],
             sequence_length=length,
-            batch_size={"tiny": 8, "small": 32, "paper": 16}[scale],
-            accumulation=64 if scale == "paper" else 1,
+            batch_size=8 if scale == "tiny" else 32,
             document_masks=True,
             compile="none" if scale == "tiny" else "blocks",
             log_every=20,
         ),
-        data=DataConfig(data=(text, f"{needles}@0.3"), vocabulary=vocabulary),
+        data=DataConfig(
+            data=(text, f"{needles}@0.3"), vocabulary=1024 if scale == "tiny" else 16_384
+        ),
         label=label,
     )
     return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

@@ -6,6 +6,7 @@ nearest text to be had; it gives no rate for the baseline, whose 1e-3 is arXiv 2
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
@@ -53,7 +54,7 @@ def _paper() -> Table:
 
 def _short(tokens: int) -> TrainConfig:
     """The crammed recipe in steps of one batch."""
-    whole = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
+    whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
     return replace(RUNS["crammed"].train, tokens=tokens, **whole)
 
 
