@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from dataclasses import asdict, dataclass, is_dataclass
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
