@@ -11,12 +11,13 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, choose
-from clearhead.experiments.configs import EvaluateSettings
+from clearhead.experiments.configs import EvaluateSettings, FinetuneJob
 from clearhead.metavars import Experiment, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.terminal import say, write
+from clearhead.train.config import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class Command:
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
     """Sources of the evaluations' text, read whole, in place of the experiment's own."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
     """Print the commands that are known so far, and run nothing."""
 
@@ -61,16 +64,22 @@ def run(words: list[str]) -> int:
             write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
         return 0
     from clearhead.cli.publishing import publish
+    from clearhead.progress import Line
     from clearhead.reproduce import stages
     from clearhead.reproduce.runner import Stopped
+    from clearhead.train import make_trackers
 
     output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
     trials = _trials(command, output)
     if command.dry_run:
         _print(trials, output)
         return 0
+    make_trackers(command.track)  # refuses one that is not installed
     try:
-        records, failed = stages.reproduce(trials, output, jobs=command.jobs, say=say)
+        with Line(unit="job") as work:
+            records, failed = stages.reproduce(
+                trials, output, jobs=command.jobs, say=say, work=work
+            )
     except Stopped as stop:
         say("stopped: the same command goes on from here")
         return stop.code
@@ -98,7 +107,11 @@ def _trials(command: Command, output: Path) -> Sequence[Trial]:
 
 def _changed(table: Table, command: Command) -> Table:
     """The table with the seeds and texts of the command in place of its own."""
-    config, questions = table.config, dict(table.questions)
+    config = replace(table.config, track=command.track)
+    questions = {
+        name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
+        for name, one in table.questions.items()
+    }
     if command.seeds:
         config = replace(config, seeds=command.seeds)
     if command.data:

@@ -14,7 +14,7 @@ from clearhead.experiments.configs import masked_recipe
 from clearhead.metavars import Pair, Preset, Size
 from clearhead.ranges import Part
 from clearhead.terminal import say
-from clearhead.train.config import TrainConfig
+from clearhead.train.config import Tracker, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Command:
     """Go on with the run in the output folder."""
     set: tuple[Pair, ...] = ()
     """Changes to the preset's configuration, such as maps=differential."""
-    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Settings of the training."""
@@ -75,9 +75,9 @@ def _train(command: Command) -> int:
     )
     from clearhead.models import plan, preset
     from clearhead.models.loading import best_device
-    from clearhead.train import BatchSource, Progress, TensorBoard, Trackio, train
+    from clearhead.train import BatchSource, Progress, make_trackers, train
 
-    trackers = {"tensorboard": TensorBoard, "trackio": Trackio}
+    tracked = make_trackers(command.track)  # refuses before anything is read
     changes = overrides(command.set)
     config = preset(command.preset, command.size, **changes)  # refuses before anything is read
     check_objective(command.objective, config)
@@ -100,7 +100,7 @@ def _train(command: Command) -> int:
         output=command.output,
         tokenizer=corpus.tokenizer,
         resume=command.resume,
-        callbacks=[Progress(), *(trackers[name]() for name in command.track)],
+        callbacks=[Progress(), *tracked],
         description={
             "preset": command.preset,
             "size": command.size,

@@ -71,7 +71,7 @@ def pretrained(
             an adapter's weights are no safetensors.
     """
     _refuse_pickled_adapter(str(name), options)
-    with _without_tables() as tables:
+    with without_bars(), _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
             use_safetensors=True,

@@ -97,10 +97,9 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer) -> None:
     """Load weights, optimizer state and random state from a verified checkpoint, in place."""
-    with without_bars():
-        # Through from_pretrained, because only it knows each architecture's tied and renamed
-        # weights; copied over, so that the optimizer still holds the same parameters.
-        stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
+    # Through from_pretrained, because only it knows each architecture's tied and renamed weights;
+    # copied over, so that the optimizer still holds the same parameters.
+    stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
     model.load_state_dict(stored.state_dict())
     tensors = load_file(folder / OPTIMIZER_FILE)
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
