@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
     from clearhead.train.result import DivergedError, InterruptedRun, TrainResult
+    from clearhead.train.whole import train_to_end
 
 __all__ = [
     "BatchSource",
@@ -41,6 +42,7 @@ __all__ = [
     "is_finished",
     "make_trackers",
     "train",
+    "train_to_end",
 ]
 
 __getattr__ = lazily(__name__)
