@@ -235,7 +235,9 @@ def _without_tables() -> Iterator[list[str]]:
         return not is_table and record.levelno >= shown
 
     logger.addFilter(other)
-    logger.setLevel(min(shown, logging.WARNING))  # tables are made even where they would be hidden
+    # Tables are made even where they would be hidden. At WARNING itself transformers would list
+    # every layer that is not sharded.
+    logger.setLevel(min(shown, logging.WARNING - 1))
     try:
         yield tables
     finally:

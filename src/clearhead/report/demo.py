@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from clearhead.records.runs import Records
-from clearhead.report import comparison, evaluation, figures, made, style
+from clearhead.report import comparison, evaluation, figures, made, narrative, style
 from clearhead.report import demo_verdict as said
 from clearhead.report.demo_verdict import (
     ALIBI,
@@ -44,6 +44,7 @@ def page(parts: Parts) -> Page:
         kicker="clearhead demo",
         records=parts.all,
         judge=lambda threshold: said.verdict(parts),
+        warnings=narrative.warnings(parts.text),
     )
     built.sections = [
         _lengths(parts, built),
@@ -110,7 +111,12 @@ def _blocks(parts: Parts, built: Page) -> Section:
     columns = [
         (
             Heading(title="parameters", note="M"),
-            Quantity(read=in_header("parameters"), scale=1e-6, judged=False),
+            Quantity(
+                read=in_header("parameters"),
+                scale=1e-6,
+                judged=False,
+                write=lambda value: style.number(value),
+            ),
         ),
         (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
     ]
@@ -155,7 +161,7 @@ def _sinks(parts: Parts) -> Section:
         "head that copies has nothing to do at all other words; as softmax weights sum to one, it "
         "parks them on the first token: the bright first column. A null key (softmax1, or learned: "
         "key-bias) is another place to park them, a gate (gated) can switch the head off. Maps are "
-        "of the first seed; these texts begin with a begin token.",
+        "of the first seed alone, the table of all.",
         blocks=(
             *comparison.maps(parts.sinks),
             *_tables(by_arm(parts.sinks, "the sink", columns)),

@@ -110,7 +110,7 @@ def _blocks(text: Records) -> str:
     less = 1 - _parameters(text, SHAPED) / _parameters(text, BASE)
     return (
         f"SAS-P, a block without skips, value and projection matrices, has {style.percent(less)} "
-        f"fewer parameters and learns {_learnt(text)} it."
+        f"fewer parameters and, this early in training, learns {_learnt(text)} it."
     )
 
 
@@ -126,21 +126,23 @@ def _sinks(sinks: Records) -> str:
         return ""
     if found[BASE] < 2 * floor:
         return "In this run no attention sink has formed."
-    others = [arm for arm in found if arm != BASE]
-    lower = [
-        arm for arm in others if _against_base(sinks, arm, MASS, map="softmax") is Verdict.LOWER
-    ]
     said = (
         "Where heads have nothing to do they park their weight on the first token, a sink: "
         f"{style.percent(found[BASE])} of it, where equal weights have {style.percent(floor)}"
     )
-    if lower:
-        return (
-            f"{said}; {enumerate_words(lower)} lessen it."
-            if len(lower) > 1
-            else (f"{said}; {lower[0]} lessens it.")
-        )
-    return f"{said}. That {enumerate_words(others)} lessen it is not shown in this run."
+    others = [arm for arm in found if arm != BASE]
+    verdicts = {arm: _against_base(sinks, arm, MASS, map="softmax") for arm in others}
+    words = {Verdict.LOWER: "less", Verdict.HIGHER: "more"}
+    outcomes = [
+        f"{word} with {enumerate_words(arms)}"
+        for verdict, word in words.items()
+        if (arms := [arm for arm in others if verdicts[arm] is verdict])
+    ]
+    if rest := [arm for arm in others if verdicts[arm] not in words]:
+        outcomes.append(f"undecided with {enumerate_words(rest)}")
+    if Verdict.LOWER not in verdicts.values():
+        said += "; in this run no remedy reliably lessens it"
+    return f"{said} ({'; '.join(outcomes)})." if outcomes else f"{said}."
 
 
 def _bits(parts: Parts) -> str:
