@@ -40,12 +40,14 @@ def run(words: list[str]) -> int:
     )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
+    from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.train import InterruptedRun, Progress
+    from clearhead.train import InterruptedRun
 
     load(command.beside)  # a file that cannot be read is better known before the training
     try:
-        compare(command, say=say, callbacks=lambda: [Progress()])
+        with Line() as work:
+            compare(command, say=say, work=work)
     except InterruptedRun as stop:
         say("stopped and saved: the same command goes on from here")
         return stop.code

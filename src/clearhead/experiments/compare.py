@@ -20,6 +20,7 @@ from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
@@ -29,6 +30,8 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
+    Progress,
+    make_trackers,
     train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
@@ -48,7 +51,7 @@ def compare(
     config: CompareConfig,
     *,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]] = list,
+    work: Work | None = None,
 ) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
@@ -56,21 +59,25 @@ def compare(
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result.
 
+    Args:
+        work: shows which run is at hand and how far it is, a unit a run.
+
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     with hold_folder(config.output) as lock:
-        return _compare(config, lock, say, callbacks)
+        return _compare(config, lock, say, Work(say=say) if work is None else work)
 
 
 def _compare(
     config: CompareConfig,
     lock: Lock,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]],
+    work: Work,
 ) -> Records:
+    make_trackers(config.track)  # refuses one that is not installed
     base = None
     if config.base is not None:
         longest = max(arm.train.sequence_length for arm in config.arms)
@@ -94,15 +101,18 @@ def _compare(
         else:
             _check_optimizer(job)
     written, diverged = list[Path](), list[str | None]()
+    work.start(len(jobs))
     for job in jobs:
         if job.records.exists():
+            work.skip()
             say(f"{job.called}: already done")
         else:
-            say(f"{job.called}: {job.header['parameters']:,} parameters")
-            header, *lines = _run(job, callbacks())
+            work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+            header, *lines = _run(job, [Progress(work=work), *make_trackers(config.track)])
             text = "".join(map(as_line, lines))
             lock.check()  # measuring takes its time
             write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            work.end()
         diverged.append(_intact(job.records).get("diverged"))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")

@@ -25,7 +25,7 @@ from clearhead.metavars import (
     TaskName,
 )
 from clearhead.ranges import Count, Natural, Part, check, check_distinct
-from clearhead.train.config import FinetuneConfig, TrainConfig
+from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
@@ -59,7 +59,7 @@ class TrainJob(OpensModels):
     """Folder of the run."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the preset's configuration, such as maps=differential."""
-    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Settings of the training."""
@@ -117,6 +117,8 @@ class CompareConfig(OpensModels):
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -224,6 +226,8 @@ class FinetuneJob:
     """Folder of the models and records; the same command goes on where it stopped."""
     label: Name = ""
     """Label of the records on a page that shows several sets."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
     """Settings of the training."""
     cache: Path | None = None
