@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles
 from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradient
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Visibility
 
 
@@ -83,7 +84,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         kernel = select_kernel(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
         if sink is not None:
             lse1 = torch.logaddexp(lse, sink_by_row(sink, lse))
@@ -108,7 +109,7 @@ class _Attend(torch.autograd.Function):
             inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
             return *higher_order.gradients(plain, inputs, needed, grad), None, None
         dsink = None
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             dq, dk, dv = ctx.kernel.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
