@@ -18,7 +18,8 @@ from clearhead.models.conversion import (
 )
 from clearhead.models.inspection import within_memory
 from clearhead.models.starts import started, target
-from clearhead.nn.sink import NOTHING, Sink
+from clearhead.nn.null import NOTHING
+from clearhead.nn.sink import Sink
 from clearhead.records.provenance import provenance
 
 RECORD = "conversion.json"  # in the folder of the converted model

@@ -111,8 +111,8 @@ def require_full_precision(config: Any, name: str) -> None:
     way = _DEQUANTISED.get(method)
     raise ClearheadError(
         f"{name} is quantised ({method}): "
-        + (f"open it with {way}, save_pretrained, and convert that; or " if way else "")
-        + "convert the one that it was made from"
+        + (f"open it with {way}, save_pretrained, and give that; or " if way else "")
+        + "give the one that it was made from"
     )
 
 
@@ -125,7 +125,7 @@ def _refuse_gguf(name: str) -> None:
     raise ClearheadError(
         f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
         f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
-        "tokenizer, and convert that"
+        "tokenizer, and give that"
     )
 
 

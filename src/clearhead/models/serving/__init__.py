@@ -54,7 +54,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
         ClearheadError: for a mechanism that one attention call a layer cannot hold.
     """
     ours = model.config
-    if reason := _refusal(ours):
+    if reason := _refusal(ours) or _unfinished(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
     config = _config(ours)
     state = {
@@ -91,6 +91,15 @@ def _refusal(ours: ClearheadConfig) -> str | None:
     ):
         if (found := getattr(ours, key)) != plain:
             return f"{key}={found!r} does not fit: only {plain!r} does"
+    return None
+
+
+def _unfinished(model: ClearheadForCausalLM) -> str | None:
+    """Why a mechanism whose strength is a number of the training run is not written."""
+    for layer in model.model.layers:
+        strength = getattr(layer.self_attn.epilogue, "strength", None)
+        if strength is not None and float(strength) != 1:
+            return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
 
 
