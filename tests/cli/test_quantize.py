@@ -306,10 +306,18 @@ class TestDeployment:
     def _torchao(self) -> None:
         pytest.importorskip("torchao")
 
-    @pytest.mark.parametrize("form", ["int8-weight-only", "int8-dynamic"])
-    def test_saved_reloaded_generating(self, tokenizer, words, tmp_path, capsys, form):
+    @pytest.mark.parametrize(
+        ("form", "changes"),
+        [
+            ("int8-weight-only", {}),
+            ("int8-dynamic", {}),
+            ("int8-dynamic-tensor", {"normalizer": "key-value", "mlp_rotation": "hadamard"}),
+        ],
+    )
+    def test_saved_reloaded_generating(self, tokenizer, words, tmp_path, capsys, form, changes):
         # Wide enough for int8 to save more than the file's longer header takes.
-        model = _saved(tmp_path / "wide", tokenizer, hidden_size=96, intermediate_size=160)
+        shape = {"hidden_size": 96, "intermediate_size": 160}
+        model = _saved(tmp_path / "wide", tokenizer, **shape, **changes)
         out = tmp_path / "few"
         assert _call("quantize", str(model), *words, "--deploy", form, "--output", str(out)) == 0
         shown = capsys.readouterr().out

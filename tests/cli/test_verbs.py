@@ -186,6 +186,23 @@ def test_plan_prints_counts(capsys):
     assert "2,558,400" in out
 
 
+def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(capsys, tmp_path, settings):
+    run = tmp_path / "run"
+    assert _call("train", "--output", str(run), *settings) == 0
+    assert _call("plan", str(run), str(run / "final"), "--gpu", "h200") == 0
+    out = capsys.readouterr().out
+    tokens = settings[settings.index("--train.tokens") + 1]
+    assert f"{int(tokens):,} tokens in " in out  # the run's own settings
+    assert out.count(" parameters, ") == 2
+    assert out.count("1 x h200") == 2
+    assert _call("plan", "--size", "diff-13.1b") == 0
+    out += capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "13,103,354,880" in out
+    assert "leave --size and --set out" in _refusal(capsys, "plan", str(run), "--size", "small")
+
+
 def test_train_resume_eval_generate(capsys, tmp_path, settings):
     run = tmp_path / "run"
     words = ["train", "softmax1", "--output", str(run), *settings]

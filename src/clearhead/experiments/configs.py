@@ -25,7 +25,7 @@ from clearhead.metavars import (
     TaskName,
 )
 from clearhead.ranges import Count, Natural, Part, check, check_distinct
-from clearhead.train.config import FinetuneConfig, TrainConfig
+from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
@@ -59,7 +59,7 @@ class TrainJob(OpensModels):
     """Folder of the run."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the preset's configuration, such as maps=differential."""
-    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Settings of the training."""
@@ -82,12 +82,16 @@ def check_base(size: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
     presets: tuple[Preset, ...] = ("transformer", "differential", "softmax1")
     """Presets to train. The others are judged by the first arm of `transformer`, or else by the
     first of all."""
+    base: Base = None
+    """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
+    puts it on its mechanisms first, as clearhead convert does; transformer is the model itself. Its
+    own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -113,6 +117,8 @@ class CompareConfig:
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -121,6 +127,8 @@ class CompareConfig:
     def __post_init__(self) -> None:
         check(self)
         check_distinct(self, "presets", "seeds", "lengths")
+        if self.base is not None:
+            check_base(self.size)
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
@@ -142,6 +150,7 @@ class CompareConfig:
             set=self.set,
             vary=self.vary,
             rates=self.rates,
+            based=self.base is not None,
         )
 
     @cached_property
@@ -150,6 +159,8 @@ class CompareConfig:
         from clearhead.experiments.building import objective_of
         from clearhead.models import preset
 
+        if self.base is not None:
+            return "next-token"
         learnt = {
             objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
         }
@@ -215,6 +226,8 @@ class FinetuneJob:
     """Folder of the models and records; the same command goes on where it stopped."""
     label: Name = ""
     """Label of the records on a page that shows several sets."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
     """Settings of the training."""
     cache: Path | None = None

@@ -129,7 +129,10 @@ class QuantizeConfig(SweepConfig):
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
     docs/quantize.md."""
-    deploy: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only"] | None = None
+    deploy: (
+        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"]
+        | None
+    ) = None
     """Instead of simulating, save one model in this form (extra torchao) to --output."""
     output: Path | None = None
     """The folder of the saved model; it must not exist yet."""

@@ -76,7 +76,7 @@ def pretrained(
             an adapter's weights are no safetensors.
     """
     _refuse_pickled_adapter(str(name), options)
-    with _without_tables() as tables:
+    with without_bars(), _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -237,7 +237,9 @@ def _without_tables() -> Iterator[list[str]]:
         return not is_table and record.levelno >= shown
 
     logger.addFilter(other)
-    logger.setLevel(min(shown, logging.WARNING))  # tables are made even where they would be hidden
+    # Tables are made even where they would be hidden. At WARNING itself transformers would list
+    # every layer that is not sharded.
+    logger.setLevel(min(shown, logging.WARNING - 1))
     try:
         yield tables
     finally:
