@@ -18,11 +18,14 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
 from clearhead.reproduce.claims import claims
 from clearhead.reproduce.jobs import Job, from_json
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
@@ -143,7 +146,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         label="toy blocks",
     )
     asked = EvaluateConfig(
-        model=TRAINED, lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
+        models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
     )
     trials = (
         Table(config=config).trial("transformer", 1e-2),
@@ -380,3 +383,53 @@ def test_records_are_joined_under_their_arm_and_label(tmp_path):
     records = load(collect(jobs, tmp_path / "records.jsonl"))
     for label, loss in (("6", 2.0), ("24", 3.0)):
         assert records.labelled(label).values("a · b", "loss") == {0: loss}
+
+
+# By the papers' names; where a paper contradicts its own name, see docs/recipes.md.
+PUBLISHED = {
+    "diff-830m": 833.6,
+    "diff-1.4b": 1415.0,
+    "diff-2.8b": 2778.7,
+    "diff-6.8b": 6861.9,
+    "diff-13.1b": 13103.4,
+    "diff-3b": 3479.2,
+    "diff-3b-64k": 3479.2,
+    "coca-350m": 508.8,
+    "codeparrot": 166.6,
+    "codeparrot-72": 379.0,
+    "crammed": 119.6,
+    "gpt2-60m": 64.0,
+    "gpt2-130m": 124.3,
+    "gpt2-350m": 354.5,
+    "gpt2-1.4b": 1415.9,
+    "llama-130m": 134.1,
+}
+
+
+def test_published_runs_have_the_sizes_of_their_papers():
+    for name, published in RUNS.items():
+        config = published.config
+        arm = config.arms[0]
+        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
+        assert round(count / 1e6, 1) == PUBLISHED[name], name
+        if published.paper == "arXiv 2410.05258":
+            layer = preset("differential", config.size).layer(0)
+            assert layer.num_attention_heads // 2 >= 8
+            assert layer.head_dim >= 64
+    assert {*RUNS} == {*PUBLISHED}
+    assert RUNS["diff-3b-64k"].config.train.tokens_per_step == 2**22
+    assert preset("differential", "large").num_attention_heads == 16
+
+
+def test_published_runs_are_listed_as_commands_that_compare_reads(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "--recipes"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    assert len(commands) == len(RUNS)
+    module = importlib.import_module(VERBS["compare"][0])
+    for (_, verb, *words), published in zip(commands, RUNS.values(), strict=True):
+        read = parse(module.Command, words, verb=verb, description="")
+        for field in dataclasses.fields(CompareConfig):
+            assert getattr(read, field.name) == getattr(published.config, field.name), field.name

@@ -1,50 +1,59 @@
-"""Progress of an evaluation on a terminal."""
+"""Progress of a sweep."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from clearhead.experiments.evaluation import Watcher
+from clearhead.measure import Watcher
+from clearhead.progress import Line as Shown
+from clearhead.records.runs import DRAW, Line
 from clearhead.report.evaluation import scaling_name
-from clearhead.terminal import console
+from clearhead.terminal import say
 
 
 class Bar(Watcher):
-    """A line of progress: cells done of all, which one is at work, and how far it is."""
+    """Shows cells done of all, the time left, which cell is at work and how far.
 
-    def __init__(self) -> None:
-        self.lines = list[Mapping[str, Any]]()
+    Args:
+        told: makes a line about a cell's lines, shown as soon as the cell is done.
+
+    Attributes:
+        lines: the runs' headers and what was measured of them so far.
+    """
+
+    def __init__(self, told: Callable[[Sequence[Line]], str] | None = None) -> None:
+        self.lines = list[Line]()
+        self._told = told
+        self._work = Shown(unit="cell")
+        self._begun = False
 
     def __enter__(self) -> "Bar":
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console(stderr=True),
-            transient=True,
-        )
-        self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        self._work.close()
 
-    def started(self, cells: int, done: int) -> None:
-        self._task = self._progress.add_task("", total=cells, completed=done)
+    def started(self, header: Line, cells: int, done: int) -> None:
+        self.lines.append(header)
+        self._run = header["run"]
+        self._work.expect(cells)
 
     def cell(self, task: str, at: Mapping[str, Any]) -> None:
-        rest = " ".join(
-            f"{key} {value}" for key, value in at.items() if key not in ("scaling", "factor")
-        )
-        self._what, self._steps = f"{task}, {scaling_name(at)}, {rest}", 0
-        self._progress.update(self._task, description=self._what)
+        scaling = [scaling_name(at)] if "scaling" in at else []
+        rest = [f"{key} {one}" for key, one in at.items() if key not in ("scaling", "factor", DRAW)]
+        rest += [f"seed {at[DRAW]}"] if at.get(DRAW) else []
+        self._begun, self._steps = True, 0
+        self._work.begin(", ".join([self._run, task, *scaling, *rest]))
 
     def advanced(self, steps: int) -> None:
         self._steps += steps
-        self._progress.update(self._task, description=f"{self._what}: {self._steps} done")
+        self._work.update(0, f"{self._steps} done")
 
-    def finished(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(line)
-        self._progress.advance(self._task)
+    def finished(self, lines: Sequence[Line]) -> None:
+        self.lines += lines
+        if self._begun:
+            self._work.end()
+        else:
+            self._work.skip()
+        self._begun = False
+        if self._told is not None:
+            say(self._told(lines))

@@ -11,7 +11,8 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import EvaluateSettings, FinetuneJob
+from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.reproduce import Experiment as Study

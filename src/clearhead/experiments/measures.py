@@ -36,7 +36,7 @@ def measure(
         tokens: validation tokens read at each length.
         documents_apart: whether these losses keep the documents of a window apart.
     """
-    if model.objective == "mlm":
+    if getattr(model, "objective", None) == "mlm":
         for size in lengths:
             yield from masked_loss(
                 model, corpus, length=size, tokens=tokens, documents_apart=documents_apart

@@ -53,7 +53,8 @@ def run_training(
         model, corpus = _new(job, say)
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
-        base = open_base(job.base, job.data, job.train, trust_remote_code=job.trust_remote_code)
+        length, trust = job.train.sequence_length, job.trust_remote_code
+        base = open_base(job.base, job.data, length, trust_remote_code=trust)
         corpus = base.corpus
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):

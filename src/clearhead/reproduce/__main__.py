@@ -8,8 +8,8 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import compare
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
 from clearhead.experiments.evaluating import run_evaluation
-from clearhead.experiments.evaluation import Watcher
 from clearhead.experiments.finetune import run_finetune
+from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
