@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from transformers import AttentionInterface, GraniteSWAForCausalLM, LlamaForCaus
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
+from clearhead.models import PRESETS
 from clearhead.models.conversion import for_serving
+from clearhead.models.paged import require_pageable
 from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
@@ -244,3 +247,30 @@ def test_a_process_without_clearhead_loads_it(tmp_path):
             assert (torch.tensor(logits) - model(ids).logits).abs().max() <= 1e-4
         own = model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
         assert tokens == own.tolist()
+
+
+def test_the_page_on_serving_says_what_holds_for_every_preset():
+    page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): row[1:4] for row in rows if len(row) == 9}
+    assert told.keys() == PRESETS.keys()
+    names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
+    for name, (written, own, batched) in told.items():
+        assert own == "works"
+        if preset(name).direction != "causal":
+            assert written == batched == "refused: not causal"
+            continue
+        model = _model(name, {})
+        assert (name in FORMS) == (written == "form")
+        try:
+            kind = type(for_serving(model)).__name__
+        except ClearheadError:
+            assert written.startswith("refused: ")
+        else:
+            assert written == names.get(kind, kind.removesuffix("ForCausalLM"))
+        try:
+            require_pageable(model.config)
+        except ClearheadError:
+            assert batched == "works, in the form" or batched.startswith("refused: ")
+        else:
+            assert batched == "works"

@@ -97,7 +97,8 @@ def _refusal(ours: ClearheadConfig) -> str | None:
 def _unfinished(model: ClearheadForCausalLM) -> str | None:
     """Why a mechanism whose strength is a number of the training run is not written."""
     for layer in model.model.layers:
-        strength = getattr(layer.self_attn.epilogue, "strength", None)
+        attention: Any = layer.self_attn
+        strength = getattr(attention.epilogue, "strength", None)
         if strength is not None and float(strength) != 1:
             return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
