@@ -60,6 +60,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("xsa", {"num_key_value_heads": 2, "sliding_window": 5, "qk_norm": "rmsnorm"}),
     ("skipless", {"norm": "rmsnorm-single", "bias": True, "tie_word_embeddings": False}),
     ("differential-v2", {"rope_parameters": YARN}),
+    ("gated", {"projections": "identity", "attention_gain": 0.7}),
+    (
+        "sas",
+        {"values": "reparametrised", "projections": "reparametrised", "value_init": "orthogonal"},
+    ),
     ("gated", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
 ]
 
@@ -154,6 +159,12 @@ def test_the_form_is_the_same_function(name, changes):
     logits = made.lm_head(torch.cat(hidden, 1))
     assert (logits - wanted[:1]).abs().max() <= 1e-4
     assert [each.calls for each in instances.values()] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["coca", "differential-v2", "sas", "xsa"])
+def test_the_form_keeps_the_dtype_of_the_weights(name):
+    made = for_serving(_model(name, {}).bfloat16())
+    assert {weight.dtype for weight in made.state_dict().values()} == {torch.bfloat16}
 
 
 def test_its_attention_is_written_as_vllm_reads_it():
