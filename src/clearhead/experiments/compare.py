@@ -170,9 +170,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     try:
         model, result = train_to_end(
             model,
-            (masked_batches if job.config.objective == "mlm" else batches)(
-                corpus, settings, folder
-            ),
+            made(corpus, settings, folder),
             settings,
             output=folder,
             tokenizer=corpus.tokenizer,
