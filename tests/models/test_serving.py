@@ -53,6 +53,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("sas-p", {"maps": "differential-v2", "normalizer": "softmax1", "mlp": "relu"}),
     ("sas", {"scores": "collinear", "query_range": 0.3}),
     ("coca", {"maps": "differential-v2", "num_key_value_heads": 2}),
+    ("gated", {"normalizer": "softmax1", "annealed_start": True}),
     ("xsa", {"num_key_value_heads": 2, "sliding_window": 5, "qk_norm": "rmsnorm"}),
     ("skipless", {"norm": "rmsnorm-single", "bias": True, "tie_word_embeddings": False}),
     ("differential-v2", {"rope_parameters": YARN}),
@@ -183,6 +184,7 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         ("gated", {"mlp_rotation": "hadamard"}, "convert --to mlp_rotation=none"),
         ("gated", {"shaping": "skipinit"}, "it has shaping='none' or 'shaped'"),
         ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
+        ("xsa", {"annealed_start": True}, "has come in by 0% only; train it to the end"),
         ("gated", {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm' does not fit"),
         (
             "coca",

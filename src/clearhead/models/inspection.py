@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
@@ -71,9 +72,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients and autocast; every module's own mode is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    device = next(model.parameters()).device.type
     try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), without_autocast(next(model.parameters())):
             yield
     finally:
         for module, mode in modes:

@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 
@@ -94,7 +95,7 @@ class _Attend(torch.autograd.Function):
         kernel: str,
     ) -> Tensor:
         # Autocast would round the float32 scores that the tiles are careful to keep.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
         o, lse = sinks.join(o, lse, sink, value)
         masks = visibility.key_mask, visibility.segments
@@ -122,7 +123,7 @@ class _Attend(torch.autograd.Function):
             inputs, needed = (q, k, v, sink, value), ctx.needs_input_grad[:5]
             return *higher_order.gradients(plain, inputs, needed, grad), None, None, None
         dsink = dvalue = None
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             dq, dk, dv = KERNELS[ctx.kernel].run.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )

@@ -20,6 +20,7 @@ from clearhead.models.implementations import IMPLEMENTATIONS
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Attend
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
@@ -109,7 +110,7 @@ def measure(
 @contextmanager
 def _hooks(layers: list[nn.Module], statistics: Sequence[HiddenStatistic]) -> Iterator[None]:
     def show(layer: int, x_BTC: Tensor) -> None:
-        with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(x_BTC):
             for statistic in statistics:
                 statistic.observe(layer, x_BTC)
 
@@ -158,7 +159,7 @@ def _probe(
     probe = _OVERRIDE.state
     layer = probe.layers.get(module)
     if layer is not None:
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(query):
             probe.show(attention_call(module, layer, query, key, attention_mask, options))
     plain = _plain(module, _OVERRIDE.original)
     return plain(module, query, key, value, attention_mask, **options)

@@ -57,7 +57,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
         ClearheadError: for a mechanism that one attention call a layer cannot hold.
     """
     ours = model.config
-    if reason := _refusal(ours):
+    if reason := _refusal(ours) or _unfinished(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
     config = _config(ours)
     state = {
@@ -94,6 +94,16 @@ def _refusal(ours: ClearheadConfig) -> str | None:
     ):
         if (found := getattr(ours, key)) != plain:
             return f"{key}={found!r} does not fit: only {plain!r} does"
+    return None
+
+
+def _unfinished(model: ClearheadForCausalLM) -> str | None:
+    """Why a mechanism whose strength is a number of the training run is not written."""
+    layers: Any = model.model.layers
+    for layer in layers:
+        strength = getattr(layer.self_attn.epilogue, "strength", None)
+        if strength is not None and float(strength) != 1:
+            return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
 
 
