@@ -7,9 +7,19 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import tyro
 
@@ -18,11 +28,16 @@ from clearhead.ranges import check
 
 T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
-# As `clearhead.models.PRESETS`, which needs torch; a test compares them.
+# As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
-    *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
+    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+)
+SIZES = (
+    *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),
+    *("diff-830m", "diff-1.4b", "diff-2.8b", "diff-6.8b", "diff-13.1b", "diff-3b", "diff-3b-64k"),
+    *("coca-350m", "gpt2-60m", "gpt2-130m", "gpt2-350m", "gpt2-1.4b", "llama-130m"),
 )
 
 
@@ -117,18 +132,22 @@ def parse(
 
     Args:
         examples: what may follow the verb, shown by the help.
-        presets: whether the help lists the presets.
+        presets: whether the help lists the presets and the sizes.
         default: stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
+    _check_once(words)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
+    listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
     told = [
         description,
         *_block("examples", [f"{prog} {example}".strip() for example in examples]),
-        *_block("presets", listed),
+        *chain.from_iterable(
+            _block(title, textwrap.wrap(" ".join(names), 90, break_on_hyphens=False))
+            for title, names in listed.items()
+        ),
     ]
     said = io.StringIO()
     try:
@@ -146,6 +165,15 @@ def parse(
         if needed and getattr(found, field.name) == ():
             raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
     return found
+
+
+def given(words: list[str], option: str) -> str | None:
+    """The value of an option that stands with one of the words, or after it."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:
@@ -173,6 +201,20 @@ def _gathered(words: list[str], flag: str) -> list[str]:
         if word != flag:
             (pairs if inside else others).append(word)
     return [*others, flag, *pairs] if flag in words else others
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Refuse an option given twice, since only its last values would count."""
+    seen = set[str]()
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        # --no-x and --train.no-x set the same option as --x and --train.x.
+        name = re.sub(r"(--|\.)no-", r"\1", option)
+        if not option.startswith("--") or option == "--":
+            continue
+        if name in seen:
+            raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
+        seen.add(name)
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:

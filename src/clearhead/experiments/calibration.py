@@ -11,7 +11,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.sources import find
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.nn.sink import NOTHING
+from clearhead.nn.null import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 
@@ -98,7 +98,7 @@ def check_sinks(model: ClearheadForCausalLM) -> None:
         if layer.normalizer != "sink":
             raise ClearheadError(
                 "--calibrate sets the logits of learned sinks, and this model has "
-                f"normalizer={layer.normalizer!r}: give --to sink, or normalizer=sink"
+                f"normalizer={layer.normalizer!r}: give --to sink, --to key-value or --prefix auto"
             )
         if layer.maps == "differential":
             raise ClearheadError(

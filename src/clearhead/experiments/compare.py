@@ -1,7 +1,7 @@
 """A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
+import copy
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,41 +12,46 @@ import torch
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.building import OBJECTIVES, batches, check_room, fitted, masked_batches
+from clearhead.experiments.bases import ArmModel, open_base
+from clearhead.experiments.building import batches, masked_batches
 from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
-from clearhead.models import plan
-from clearhead.models.loading import best_device, pretrained
+from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.records.manifest import verify_model
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
-    InterruptedRun,
-    holds_run,
-    is_finished,
-    train,
+    Progress,
+    make_trackers,
+    train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
-from clearhead.train.folder import FINAL, read_record, with_newer_settings
+from clearhead.train.folder import read_record, refuse_changes
+from clearhead.train.trainable import choose_parameters
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
+# Of a run's header: what another request must have alike to take its records.
+_SETTINGS = (
+    *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
+    "documents",
+)
 
 
 def compare(
     config: CompareConfig,
     *,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]] = list,
+    work: Work | None = None,
 ) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
@@ -54,43 +59,60 @@ def compare(
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result.
 
+    Args:
+        work: shows which run is at hand and how far it is, a unit a run.
+
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     with hold_folder(config.output) as lock:
-        return _compare(config, lock, say, callbacks)
+        return _compare(config, lock, say, Work(say=say) if work is None else work)
 
 
 def _compare(
     config: CompareConfig,
     lock: Lock,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]],
+    work: Work,
 ) -> Records:
-    corpus = prepare(config.data, progress=say)
+    make_trackers(config.track)  # refuses one that is not installed
+    base = None
+    if config.base is not None:
+        longest = max(arm.train.sequence_length for arm in config.arms)
+        trust = config.trust_remote_code
+        base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    corpus = prepare(config.data, progress=say) if base is None else base.corpus
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
-    jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
+    models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+    jobs = [
+        _Job(config, corpus, arm, seed, models[arm.name])
+        for seed in config.seeds
+        for arm in config.arms
+    ]
     for job in jobs:  # all before the first, which may take hours
         if job.records.exists():
             _check_same(job.records, _intact(job.records), job.header)
         else:
             _check_optimizer(job)
     written, diverged = list[Path](), list[str | None]()
+    work.start(len(jobs))
     for job in jobs:
         if job.records.exists():
+            work.skip()
             say(f"{job.called}: already done")
         else:
-            say(f"{job.called}: {job.header['parameters']:,} parameters")
-            header, *lines = _run(job, callbacks())
+            work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+            header, *lines = _run(job, [Progress(work=work), *make_trackers(config.track)])
             text = "".join(map(as_line, lines))
             lock.check()  # measuring takes its time
             write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            work.end()
         diverged.append(_intact(job.records).get("diverged"))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
@@ -105,14 +127,15 @@ def _compare(
 class _Job:
     """One run: an arm with a seed."""
 
-    def __init__(self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int) -> None:
+    def __init__(
+        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+    ) -> None:
         self.config = config
         self.corpus = corpus
         self.arm = arm
         self.seed = seed
         self.settings = replace(arm.train, seed=seed)
-        self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
-        check_room(self.model, self.settings)
+        self.model = model
         self.folder = config.output / f"{arm.folder}-seed{seed}"
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -120,7 +143,6 @@ class _Job:
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""
-        counts = plan(self.model)
         length = self.settings.sequence_length
         return {
             "kind": "run",
@@ -128,14 +150,14 @@ class _Job:
             "arm": self.arm.name,
             "preset": self.arm.preset,
             "changes": self.arm.changes,
-            "size": self.config.size,
+            "size": self.config.size if self.model.origin is None else "",
+            "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
-            "model": self.model.to_diff_dict(),
+            "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
-            "parameters": counts.parameters,
-            "non_embedding_parameters": counts.non_embedding_parameters,
+            **self.model.counts,
             "objective": self.config.objective,
             "lengths": [multiple * length for multiple in self.config.lengths],
             "evaluation_tokens": self.config.evaluation_tokens,
@@ -146,9 +168,9 @@ class _Job:
 
 def _check_optimizer(job: _Job) -> None:
     """Refuse one whose library is missing, or whose patterns match nothing."""
-    with torch.device("meta"):
-        model = OBJECTIVES[job.config.objective](job.model)
+    model = copy.deepcopy(job.model.outline)
     try:
+        choose_parameters(model, job.settings)
         build_optimizer(model, job.settings)
     except ClearheadError as error:
         raise ClearheadError(f"{job.arm.name}: {error}") from error
@@ -160,41 +182,37 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()
     torch.manual_seed(job.seed)
-    model = OBJECTIVES[job.config.objective](job.model).to(device)
+    model = job.model.build().to(device)
     apart = job.config.documents == "apart"
     if every:
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
+    made = masked_batches if job.config.objective == "mlm" else batches
     measures: dict[str, Any] = {}
     diverged = None
-    if is_finished(folder):  # trained, but stopped before it was measured
-        verify_model(folder / FINAL)
-        model = pretrained(type(model), folder / FINAL).to(device)
-        measures = {"reason": "the process that trained it was stopped before the measurements"}
+    try:
+        model, result = train_to_end(
+            model,
+            made(corpus, settings, folder),
+            settings,
+            output=folder,
+            tokenizer=corpus.tokenizer,
+            callbacks=callbacks,
+            description={"run": name},
+        )
+    except DivergedError as error:
+        diverged = measures["reason"] = str(error)
     else:
-        try:
-            result = train(
-                model,
-                (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
-                settings,
-                output=folder,
-                tokenizer=corpus.tokenizer,
-                resume=holds_run(folder),
-                callbacks=callbacks,
-                description={"run": name},
-            )
-        except DivergedError as error:
-            diverged = measures["reason"] = str(error)
+        if result is None:
+            measures["reason"] = "the process that trained it was stopped before the measurements"
         else:
-            if result.stop_signal is not None:
-                raise InterruptedRun(result)
             measures = {
                 "train_seconds": result.seconds,
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
-    made = read_record(folder)
-    yield job.header | {key: made[key] for key in KEYS if key in made} | {"diverged": diverged}
+    record = read_record(folder)
+    yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
     for line in jsonl.salvage(folder / METRICS):
         yield line | {"kind": "step", "run": name}
     if every:
@@ -248,21 +266,10 @@ def _sha256(text: str | bytes) -> str:
 
 def _check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    wanted = json.loads(json.dumps(header))
-    found = {"measure_every": 0, "documents": "together", **found}  # of older records
-    asked = {"config": found.get("train") or {}, "model": found.get("model") or {}}
-    asked = with_newer_settings(asked, {"config": wanted["train"], "model": wanted["model"]})
-    found |= {"train": asked["config"], "model": asked["model"]}
-    settings = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every")
-    for key in (*settings, "documents"):
-        different = key if found.get(key) != wanted[key] else ""
-        if isinstance(wanted[key], dict):
-            changed = [name for name in wanted[key] if found[key].get(name) != wanted[key][name]]
-            different = f"{key}: {', '.join(changed)}" if changed else ""
-        if different:
-            raise ClearheadError(
-                f"{path.parent} holds a run of other settings ({different}): "
-                "choose another output folder, or the settings of that run"
-            )
-    if (found.get("data") or {}).get("fingerprint") != wanted["data"].get("fingerprint"):
-        raise ClearheadError(f"{path.parent} holds a run on other data: choose another output")
+    older: dict[str, Any] = {"measure_every": 0, "documents": "together"}
+    asked, wanted = (
+        {key: one.get(key) for key in _SETTINGS}
+        | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
+        for one in (older | found, header)
+    )
+    refuse_changes(path.parent, asked, wanted)

@@ -5,7 +5,6 @@ OUTPUT/seedN-training/   its run folder (`clearhead.train.folder`), until then
 OUTPUT/records.jsonl     the records of all finished seeds
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -28,8 +27,8 @@ from clearhead.models.loading import (
     load_tokenizer,
     pretrained,
     resolved,
-    without_bars,
 )
+from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
 from clearhead.records.loading import as_line, load
@@ -38,39 +37,49 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     FinetuneConfig,
-    InterruptedRun,
+    Progress,
     Run,
     StepMetrics,
     holds_run,
-    is_finished,
-    train,
+    make_trackers,
+    train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.folder import FREE_KEYS, describe, read_record
+from clearhead.train.folder import FREE_KEYS, describe, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 
-def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
+def run_finetune(
+    job: FinetuneJob, *, say: Callable[[str], None], work: Work | None = None
+) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
     A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
+
+    Args:
+        work: shows which seed is at hand and how far it is, a unit a seed.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
-    task = _Task(job, say)
+    work = Work(say=say) if work is None else work
+    make_trackers(job.track)  # refuses one that is not installed
+    task = _Task(job, say, work)
     with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
         text = ""
+        work.start(len(job.seeds))
         for number in job.seeds:
             seed = _Seed(task, number)
             if (seed.folder / RECORDS).exists():
                 seed.check_finished()
+                work.skip()
                 say(f"seed {number}: already done")
             else:
+                work.begin(f"seed {number}")
                 model = seed.trained()
                 lines = [seed.header, *seed.steps(), *task.measures(model, number)]
                 lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
@@ -80,6 +89,7 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
                     found = "".join(as_line({**line, "run": seed.name}) for line in lines)
                     write_text(temporary / RECORDS, found)
                     manifest.seal(temporary)
+                work.end()
             if holds_run(seed.run):
                 shutil.rmtree(seed.run)
             text += (seed.folder / RECORDS).read_bytes().decode()
@@ -96,8 +106,8 @@ def model_name(name: str) -> str:
 class _Task:
     """A task's texts as the model reads them, its classifier, and its measures."""
 
-    def __init__(self, job: FinetuneJob, say: Callable[[str], None]) -> None:
-        self.job, self.say, self.task = job, say, job.resolved()
+    def __init__(self, job: FinetuneJob, say: Callable[[str], None], work: Work) -> None:
+        self.job, self.say, self.work, self.task = job, say, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
         sources = {"train": self.task.train, **dict(self.task.validation)}
@@ -142,7 +152,7 @@ class _Task:
         path, trust = resolved(name), self.job.trust_remote_code
         dropout, length = self.job.train.dropout, self.job.train.max_length
         manifest.verify_model(Path(path))
-        with without_bars(), explained(name, "classifier"):
+        with explained(name, "classifier"):
             config = load_config(path, trust_remote_code=trust)
             names = dict(enumerate(self.classes)) or {0: "score"}
             config.id2label = names
@@ -225,18 +235,9 @@ class _Seed:
     def check_finished(self) -> None:
         """Refuse a finished seed that is damaged, or was made with other settings."""
         manifest.verify_model(self.folder)
-        self._check_same(self.folder, jsonl.first(self.folder / RECORDS) or {})
-
-    def _check_same(self, folder: Path, found: dict[str, Any]) -> None:
-        # Settings that are newer than the run had their defaults.
-        found = {**found, "train": {**_settings(FinetuneConfig()), **found.get("train", {})}}
-        found, wanted = json.loads(json.dumps([found, self.header]))
-        changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
-        if changed:
-            raise ClearheadError(
-                f"{folder} holds a run of another {' and '.join(changed)}: choose another output "
-                "folder, or the settings of that run"
-            )
+        asked = jsonl.first(self.folder / RECORDS) or {}
+        wanted = {key: self.header[key] for key in ("arm", "task", "train", "data")}
+        refuse_changes(self.folder, asked, wanted, FinetuneConfig)
 
     def trained(self) -> Any:
         """The model after all steps; those that remain are done.
@@ -244,27 +245,23 @@ class _Seed:
         Raises:
             InterruptedRun: after SIGINT or SIGTERM.
         """
-        task, begun = self.task, holds_run(self.run)
-        if begun:
-            self._check_same(self.run, read_record(self.run)["description"])
+        task = self.task
         count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
         task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)
-        if is_finished(self.run):  # trained, but stopped before it was measured
-            return task.classifier(str(self.run)).to(best_device())
-        model = task.classifier(task.job.model).to(best_device())
-        result = train(
-            model,
+        model, _ = train_to_end(
+            task.classifier(task.job.model).to(best_device()),
             self.batches,
             task.job.train.run(self.batches.per_epoch, self.seed),
             output=self.run,
             tokenizer=task.tokenizer,
-            resume=begun,
-            callbacks=[_Epochs(self.batches.per_epoch, task.say)],
+            callbacks=[
+                Progress(work=task.work),
+                _Epochs(self.batches.per_epoch, task.say),
+                *make_trackers(task.job.track),
+            ],
             description=self.header,
         )
-        if result.stop_signal is not None:
-            raise InterruptedRun(result)
         return model
 
     def steps(self) -> Iterator[dict[str, Any]]:
@@ -289,8 +286,6 @@ class _Epochs(Callback):
 
     def start(self, run: Run) -> None:
         self._run = run
-        if run.first_step:
-            self._say(f"going on from step {run.first_step} of {run.steps}")
 
     def step(self, metrics: StepMetrics) -> None:
         epoch, rest = divmod(metrics.step, self._per_epoch)

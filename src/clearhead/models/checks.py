@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.models import paged
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
@@ -88,8 +90,12 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 
 def _readable(x: Tensor) -> bool:
-    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped.
+
+    Fake tensors, by which memory is planned, have none.
+    """
+    fake = isinstance(x, FakeTensor)
+    return x.device.type == "cpu" and not fake and not torch.compiler.is_compiling()
 
 
 def check_cache(cache: Any, layers: int) -> None:
@@ -115,6 +121,8 @@ def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
 
     Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
     """
+    if paged.is_batch(unknown):
+        known |= paged.ARGUMENTS
     for key, value in unknown.items():
         if value is not None and key not in _HARMLESS and key not in known:
             choose("argument of the model", key, known)

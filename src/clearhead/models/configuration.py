@@ -72,7 +72,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
     `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
-    `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -89,6 +89,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
     pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
 
+    `prefix_length` is how many learned keys and values stand before every text (`normalizer`
+    "key-value"); they take as many positions.
+
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
     layer, None the same as of the others. `value_init` is how W_V and W_P start: "normal",
@@ -103,6 +106,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     the share of numbers left out, in training, of what enters the first layer, of what a branch
     adds to a stream that passes by it, and before a classification head's last matrix; attention
     maps keep theirs, and so does a branch that is the stream itself.
+
+    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
+    effect and come in over the training run: a trained model keeps its function at the start.
 
     `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
     none; it is found by itself, and a saved model is opened only where they have been imported.
@@ -296,6 +302,18 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
+        learned = any(layer.normalizer == "key-value" for layer in self._layers())
+        if self.prefix_length != 1 and not learned:
+            raise ClearheadError(
+                f"prefix_length={self.prefix_length} has no effect with "
+                f"normalizer={self.normalizer!r}: choose normalizer='key-value'"
+            )
+        if self.annealed_start and not any(map(REGISTRY.anneals, self._layers())):
+            raise ClearheadError(
+                "annealed_start brings in a null key or XSA over a training run, and there is none "
+                "here: leave it out, or choose normalizer='softmax1', 'sink' or 'key', or "
+                "epilogue='xsa'"
+            )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
         layers = self._layers()

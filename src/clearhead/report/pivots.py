@@ -43,6 +43,7 @@ class Entry:
         detail: shown when one points at the number.
         difference: to the reference.
         note: shown under the number where no verdict is: why it is missing.
+        best: of all models under the same setting.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Entry:
     detail: str = ""
     difference: Difference | None = None
     note: str = ""
+    best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ def entry(
     """
     if write is style.percent:
         scale *= 100
-    values = _values(mine, scale)
+    values = by_seed(mine, scale)
     over = summarize(values)
     assert over is not None
     one_value = over.deviation is None or over.deviation <= 1e-12 * abs(over.mean)
@@ -209,28 +211,35 @@ def entry(
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
     elif len(measures := next(iter(mine.values()))) == 1:
-        text += _error_of_one(measures[0])
-    difference = None
-    if theirs:
-        difference = compare(values, _values(theirs, scale), _item_error(mine, theirs))
+        text += _error_of_one(measures[0], scale)
+    difference = difference_of(mine, theirs, scale)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {reference}")
     return Entry(name=name, text=text, detail=detail, difference=difference)
 
 
-def _values(measures: Found, scale: float) -> list[float]:
+def difference_of(mine: Found, theirs: Found, scale: float = 1.0) -> Difference | None:
+    """The difference of two arms over their seeds, its error that of drawn items included; None
+    where an arm has no number."""
+    if not mine or not theirs:
+        return None
+    return compare(by_seed(mine, scale), by_seed(theirs, scale), _item_error(mine, theirs))
+
+
+def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
+    """One number a seed, the mean of its measures, times `scale`."""
     return [
         scale * fmean(one.value for one in ones if one.value is not None)
         for ones in measures.values()
     ]
 
 
-def _error_of_one(measure: Measure) -> str:
+def _error_of_one(measure: Measure, scale: float) -> str:
     """Error of one number: a 95 % interval, or one standard error."""
     if (interval := measure.details.get("interval")) is not None:
-        return f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+        return f" {style.interval(*(scale * bound for bound in interval))}"
     if (error := measure.details.get("stderr")) is not None:
-        return f" ± {style.number(error, 2)}"
+        return f" ± {style.number(scale * error, 2)}"
     return ""
 
 

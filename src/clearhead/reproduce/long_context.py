@@ -15,7 +15,9 @@ from clearhead.eval.options import (
     PasskeyOptions,
     PerplexityOptions,
 )
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig, EvaluateSettings
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -82,7 +84,7 @@ def _small() -> Table:
     data = DataConfig(data=(BOOKS, f"{PASSKEY}@0.2", *OTHERS), vocabulary=1024, limit=100_000_000)
     train = replace(tiny.train, tokens=40_000_000, batch_size=64)
     retrieval = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("hits", "recall", "needles", "allocation"),
         needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
         allocation=AllocationOptions(filler="sentences"),
@@ -97,39 +99,10 @@ def _small() -> Table:
 
 
 def _paper() -> Table:
-    config = CompareConfig(
-        presets=("transformer",),
-        size="small",
-        set={
-            "num_hidden_layers": 24,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "max_position_embeddings": 512,
-            "order": "parallel",
-            "mlp": "gelu",
-            "norm": "layernorm",
-            "bias": True,
-            "tie_word_embeddings": False,
-        },
-        lengths=(1,),
-        train=TrainConfig(
-            tokens=100_000_000_000,
-            sequence_length=512,
-            batch_size=32,
-            accumulation=8,
-            schedule="linear",
-            warmup=0.01,
-            compile="blocks",
-            save_every=1000,
-            log_every=20,
-        ),
-        data=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=50_000),
-        label="long context",
-    )
+    config = replace(RUNS["coca-350m"].config, presets=("transformer",), label="long context")
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
     text = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
         tokens=3_276_800,
@@ -143,7 +116,7 @@ def _paper() -> Table:
 def _scaled(**options: Any) -> EvaluateSettings:
     """Perplexity and passkeys under scalings of the rotary frequencies."""
     asked: EvaluateSettings = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         tokens=24_576,
         perplexity=PerplexityOptions(document_tokens=4096),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import RECORDS, CompareConfig, EvaluateSettings, FinetuneJob
+from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
 
@@ -36,10 +37,12 @@ class Table:
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
-        Of several rates the best by validation loss is chosen.
+        A change takes the place of what the table sets for every arm. Of several rates the best by
+        validation loss is chosen.
         """
         vary = {key: (value,) for key, value in changes.items()}
-        config = replace(self.config, presets=(preset,), vary=vary)
+        kept = {key: value for key, value in self.config.set.items() if key not in changes}
+        config = replace(self.config, presets=(preset,), set=kept, vary=vary)
         return Trial(table=replace(self, config=config), rates=rates)
 
 
@@ -98,14 +101,15 @@ class Trial:
         model = self.output / "runs" / run / f"{self.arm.folder}-seed{seed}" / "final"
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
-            on, asked = "", replace(question, model=str(model))
+            on, asked = "", question
             if isinstance(asked, FinetuneJob):
-                on = f" on {name}"
-                asked = replace(asked, seeds=(seed,), output=folder / name)
+                on, output = f" on {name}", folder / name
+                asked = replace(asked, model=str(model), seeds=(seed,), output=output)
                 records = asked.output / RECORDS
             else:
                 records = folder / f"{name}.jsonl"
-                asked = replace(asked, name=f"{self.arm.name}/seed{seed}", records=records)
+                of = f"{self.arm.name}/seed{seed}"
+                asked = replace(asked, models=(str(model),), name=of, records=records)
             yield Job(
                 name=f"evaluations/{run}/{name}",
                 config=asked,

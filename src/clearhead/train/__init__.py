@@ -14,11 +14,14 @@ if TYPE_CHECKING:
         StepMetrics,
         TensorBoard,
         Trackio,
+        WandB,
+        make_trackers,
     )
     from clearhead.train.config import FinetuneConfig, TrainConfig
     from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
     from clearhead.train.result import DivergedError, InterruptedRun, TrainResult
+    from clearhead.train.whole import train_to_end
 
 __all__ = [
     "BatchSource",
@@ -34,9 +37,12 @@ __all__ = [
     "Trackio",
     "TrainConfig",
     "TrainResult",
+    "WandB",
     "holds_run",
     "is_finished",
+    "make_trackers",
     "train",
+    "train_to_end",
 ]
 
 __getattr__ = lazily(__name__)

@@ -6,6 +6,8 @@ OUTPUT/checkpoints/step-00000100/
     optimizer.safetensors               optimizer state by parameter name, random state
     trainer.json                        step, settings, fingerprints, what of the optimizer is not
                                         a tensor, SHA-256 of each file
+
+Of a model with adapters it holds these alone (adapter_model.safetensors), not what they adapt.
 """
 
 import json
@@ -20,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import optimizer_state
+from clearhead.train import adapters, optimizer_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,7 +67,8 @@ def save(
     with publish_folder(target, f"{safe}; make room and resume") as folder:
         save_pretrained(model, tokenizer, folder)
         tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-        save_file({**tensors, **_random_state(model.device)}, folder / OPTIMIZER_FILE)
+        tensors |= {**adapters.buffers(model), **_random_state(model.device)}
+        save_file(tensors, folder / OPTIMIZER_FILE)
         manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
     for old in folders(output)[:-keep]:
         if old.is_dir() and not old.is_symlink():
@@ -97,12 +100,14 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer) -> None:
     """Load weights, optimizer state and random state from a verified checkpoint, in place."""
-    with without_bars():
+    tensors = load_file(folder / OPTIMIZER_FILE)
+    if adapters.present(model):
+        adapters.restore(folder, model, tensors)
+    else:
         # Through from_pretrained, because only it knows each architecture's tied and renamed
         # weights; copied over, so that the optimizer still holds the same parameters.
         stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
-    model.load_state_dict(stored.state_dict())
-    tensors = load_file(folder / OPTIMIZER_FILE)
+        model.load_state_dict(stored.state_dict())
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     optimizer_state.unpack(_parameter_names(model), optimizer, tensors, record["optimizer"])
     torch.set_rng_state(tensors["random/cpu"].clone())

@@ -16,7 +16,7 @@ from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import manifest, provenance
 from clearhead.records.files import publish_folder
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.train import checkpoint, folder, precision
+from clearhead.train import adapters, checkpoint, folder, precision
 from clearhead.train.batches import (
     NEXT_TOKEN,
     BatchSource,
@@ -31,6 +31,7 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.trainable import choose_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,7 +59,8 @@ def train(
             batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
-        output: the run folder; it must hold no run, or with `resume` the run to go on with.
+        output: the run folder; it must hold no run, or with `resume` the run to go on with. A
+            finished one is extended by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
         resume: go on from the newest checkpoint. `model` must be built as it was for the run.
         callbacks: told of every step; metrics.jsonl is written without any.
@@ -72,6 +74,7 @@ def train(
     output = Path(output)
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
+    choose_parameters(model, config)
     check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
@@ -83,7 +86,7 @@ def train(
         saved = None
         if resume:
             origin = {key: record[key] for key in provenance.KEYS if key in record}
-            saved = folder.reopen(output, identity, origin)
+            saved = folder.reopen(output, record, origin, config.steps)
         else:
             folder.begin(output, record)
         torch.manual_seed(config.seed)
@@ -202,7 +205,7 @@ class _Loop:
             norm = self.step()
             progress.step += 1
             for module in self.followers:
-                module.on_step_end(progress.step / config.steps, progress.loss)
+                module.on_step_end(config.done(progress.step), progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
@@ -302,6 +305,7 @@ class _Loop:
         newest = checkpoint.newest(self.run.output)
         advice = f"the checkpoint {newest} is whole; make room and resume"
         with publish_folder(self.run.output / folder.FINAL, advice) as temporary:
+            adapters.merge(self.model, temporary / adapters.FOLDER)
             checkpoint.save_pretrained(self.model, self.tokenizer, temporary)
             manifest.seal(temporary)
 

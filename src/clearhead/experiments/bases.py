@@ -1,0 +1,134 @@
+"""A trained model from which runs start: as it is, or on other mechanisms."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from clearhead.data import Corpus, DataConfig
+from clearhead.errors import ClearheadError
+from clearhead.experiments.arms import Arm
+from clearhead.experiments.building import (
+    OBJECTIVES,
+    check_room,
+    fitted,
+    own_text,
+    refuse_tokenizer,
+)
+from clearhead.experiments.configs import CompareConfig
+from clearhead.measure.task import parameters_digest
+from clearhead.models import plan
+from clearhead.models.conversion import imported, require_convertible
+from clearhead.models.inspection import longest_text
+from clearhead.models.loading import load
+from clearhead.models.starts import Start, started, target
+from clearhead.terminal import say
+from clearhead.train.adapters import merge
+
+_COUNTS = ("parameters", "non_embedding_parameters")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A causal model of any library, its tokenizer, and the text as that reads it."""
+
+    name: str
+    model: Any
+    corpus: Corpus
+
+    def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
+        """A copy on the mechanisms of a preset, and of settings over it.
+
+        Without a change of mechanism it is the model itself, in its own class.
+
+        Raises:
+            ClearheadError: for an unknown preset or setting, and as `imported` and `started`.
+        """
+        changes = target(preset, settings)
+        if changes:
+            return started(imported(self.model), changes)
+        return Start(copy.deepcopy(self.model), (), ())
+
+    def describe(self) -> dict[str, str]:
+        """The model's name and a hash of its weights, for records."""
+        return {"name": self.name, "parameters": parameters_digest(self.model)}
+
+
+def open_base(name: str, data: DataConfig, length: int, *, trust_remote_code: bool) -> Base:
+    """Open a model to go on from in windows of that length, in float32, and prepare its text.
+
+    Raises:
+        ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
+            beside its own or with more entries than it has, and windows longer than it can read.
+    """
+    refuse_tokenizer(data)
+    require_convertible(name, trust_remote_code=trust_remote_code)
+    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
+    merge(model)
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"windows of {length} tokens are more than the {limit} positions of {name}: "
+            f"give --train.sequence-length {limit}"
+        )
+    corpus = own_text(data, tokenizer, progress=say)
+    entries = model.get_input_embeddings().num_embeddings
+    if corpus.vocabulary_size > entries:
+        raise ClearheadError(
+            f"the tokenizer of {name} has ids up to {corpus.vocabulary_size - 1}, and its model "
+            f"{entries} embeddings: it is another model's; restore the one it was trained with"
+        )
+    return Base(name, model.float(), corpus)
+
+
+@dataclass(frozen=True)
+class ArmModel:
+    """The model of an arm before it is trained.
+
+    Attributes:
+        outline: the model without weights, on the meta device.
+        counts: its parameters, as a run's header has them.
+        build: makes it, from PyTorch's generator or from the base.
+        origin: what the header of a run says of the base.
+    """
+
+    outline: Any
+    counts: dict[str, int]
+    build: Callable[[], Any]
+    origin: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> "ArmModel":
+        """An arm's model.
+
+        Raises:
+            ClearheadError: where it cannot be built, or made from the base.
+        """
+        if base is None:
+            kind = OBJECTIVES[config.objective]
+            found = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+            check_room(found, arm.train)
+            with torch.device("meta"):
+                outline = kind(found)
+            costs = plan(found)
+            counts = {key: getattr(costs, key) for key in _COUNTS}
+            return cls(outline, counts, lambda: kind(found))
+        try:
+            outline = base.start(arm.preset, arm.model).model.to("meta")
+        except ClearheadError as error:
+            raise ClearheadError(f"{arm.name}: {error}") from error
+        outline.tie_weights()
+        build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
+        return cls(outline, _counted(outline), build, base.describe())
+
+
+def _counted(model: Any) -> dict[str, int]:
+    """Parameters of any model, and those that are neither embeddings nor the head."""
+    modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {module.weight for module in (*modules, model.get_output_embeddings())}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    embedding = sum(table.numel() for table in tables)
+    return dict(zip(_COUNTS, (total, total - embedding), strict=True))
