@@ -7,8 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test attack kernels lint bench gpu clean
 
 demo: $(VENV)/.installed
-	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
-	@echo "open demo/report.html"
+	$(BIN)/clearhead demo
 
 # A file of tests stays in one process: its fixtures are made once. Tests use one thread each.
 test: $(VENV)/.installed
@@ -23,7 +22,7 @@ attack: $(VENV)/.installed
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py tests/ops/test_differential_fused.py
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py
 
 lint: $(VENV)/.installed

@@ -18,7 +18,8 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
@@ -145,7 +146,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         label="toy blocks",
     )
     asked = EvaluateConfig(
-        model=TRAINED, lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
+        models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
     )
     trials = (
         Table(config=config).trial("transformer", 1e-2),
@@ -173,9 +174,7 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert _call(*words) == 1
     told = capsys.readouterr().err
     log = tmp_path / "out/logs/rates/toy-blocks/sas+mlp_gain=0.5-1e-3.log"
-    assert f"[1/2] rates/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (
-        told
-    )
+    assert f"rates/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (told)
     assert "toy blocks/sas · mlp_gain 0.5: left out" in told
     assert len(started) == 2 + 1  # the sweep, the other arm's run
     assert load(tmp_path / "out/records.jsonl").arms() == ["transformer"]
@@ -234,8 +233,8 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
     assert [command.name for command in failed] == ["one/0", "one/2"]
-    assert said[0] == f"[1/3] one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
-    assert said[2].startswith("[3/3] one/2: failed with 4")
+    assert said[0] == f"one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
+    assert said[2].startswith("one/2: failed with 4")
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert len(failed) == 2
     assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
@@ -271,7 +270,7 @@ def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     assert [one.name for one in failed] == ["c"]
     assert sum("of-c: left out, for want of its model" in line for line in said) == 1
     assert len(said) == 6
-    assert {line.split("/")[0] for line in said} == {f"[{n}" for n in range(1, 7)}
+    assert {line.split(":")[0] for line in said} == {"a", "of-a", "b", "of-b", "c", "of-c"}
     order = done.read_text().split()
     assert order == ["a", "of-a", "b", "of-b"]  # of a before b has ended, with any number of jobs
     runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
@@ -329,8 +328,8 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     told = capsys.readouterr().err
     assert "rates: 0 jobs" in told
     name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
-    assert f"[1/2] {name}: failed with 1: clearhead: cannot lock {out}/runs" in told
-    assert "[2/2] evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
+    assert f"{name}: failed with 1: clearhead: cannot lock {out}/runs" in told
+    assert "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
     assert f"nothing was finished: {out}/logs says why" in told
     log = (out / "logs" / f"{name}.log").read_text()
     assert "Traceback" not in log

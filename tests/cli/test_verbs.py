@@ -11,6 +11,8 @@ from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 
+from .conftest import changed
+
 
 def test_lists_of_numbers_are_parted_by_commas_too():
     @dataclasses.dataclass
@@ -97,6 +99,27 @@ def test_version_and_empty_call(capsys):
     assert _call() == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "transformer"],
+        ["compare", "transformer"],
+        ["finetune", "no-model", "--task", "cola"],
+        ["reproduce", "blocks"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_verb_that_trains_refuses_a_tracker_that_is_not_there(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert _call(*words, "--track", "wandb", "--output", str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err == [
+        "clearhead: wandb is not installed; it comes with an extra: pip install 'clearhead[wandb]'"
+    ]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb, capsys):
     assert _call(verb, "--help") == 0
@@ -166,12 +189,12 @@ def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 def test_binary_data_is_refused(capsys, tmp_path, settings):
     path = tmp_path / "noise.txt"
     path.write_bytes(bytes(range(128, 256)) * 50)
-    words = [*settings, "--data.data", str(path), "--output", str(tmp_path / "run")]
+    words = changed(settings, "--data.data", str(path), "--output", str(tmp_path / "run"))
     assert "noise.txt" in _refusal(capsys, "train", *words)
 
 
 def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
-    words = [*settings, "--train.batch-size", "100000", "--train.tokens", "10000000"]
+    words = changed(settings, "--train.batch-size", "100000", "--train.tokens", "10000000")
     assert "batch" in _refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))
 
 

@@ -1,9 +1,9 @@
 """Cost of a scheme: perplexity and accuracy with it, beside those of full precision."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from clearhead.eval import Questions, accuracy, perplexity
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
+from clearhead.records.cells import on_perplexity
 
 CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 
@@ -39,10 +40,8 @@ class Cost:
 
     Attributes:
         perplexity: None where it could not be measured.
-        accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's
-            characters, as in the task `choices`; None without questions, the latter also where the
-            lm-evaluation-harness has none.
-        chance: of guessing.
+        by_window: the perplexity's parts, one a window, their mean.
+        answers: accuracies on the questions, as `clearhead.eval.accuracy` gives them.
         reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
     """
@@ -50,10 +49,8 @@ class Cost:
     scheme: Scheme | None
     perplexity: float | None = None
     tokens: int = 0
-    accuracy: float | None = None
-    accuracy_normalised: float | None = None
-    chance: float | None = None
-    questions: int = 0
+    by_window: tuple[float, ...] = ()
+    answers: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
     unused: tuple[str, ...] = ()
 
@@ -114,18 +111,13 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     value, reason = found.perplexity, found.reason
     if value is not None and not math.isfinite(value):
         value, reason = None, f"the loss is {found.loss}, so there is no perplexity"
-    if value is None or not texts.questions:
-        return Cost(scheme=scheme, perplexity=value, tokens=found.tokens, reason=reason)
-    answers = accuracy(model, texts.tokenizer, texts.questions)
-    return Cost(
-        scheme=scheme,
-        perplexity=value,
-        tokens=found.tokens,
-        accuracy=answers["accuracy"],
-        accuracy_normalised=answers.get("accuracy_norm"),
-        chance=answers["chance"],
-        questions=answers["items"],
-    )
+    if value is None or found.loss is None:
+        return Cost(scheme=scheme, tokens=found.tokens, reason=reason)
+    parts = tuple(on_perplexity(value, found.loss, found.by_window))
+    plain = Cost(scheme=scheme, perplexity=value, tokens=found.tokens, by_window=parts)
+    if not texts.questions:
+        return plain
+    return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))
 
 
 def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """The page of a quantisation: what schemes cost, and bits against perplexity."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from clearhead.errors import ClearheadError
@@ -8,6 +9,7 @@ from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
 from clearhead.report.charts import Looks, categories, line, new, scale_axis
+from clearhead.report.costs import add_costs, all_noise, four_digits, signed
 from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
 from clearhead.report.pivots import (
     Entry,
@@ -53,6 +55,8 @@ def check(records: Records) -> Records:
 def page(records: Records, title: str = "") -> Page:
     """The page of one model, or of several side by side."""
     check(records)
+    for run in records.runs:
+        add_costs(run)
     built = Page(
         title=title or narrative.title_of(records),
         kicker="clearhead quantize",
@@ -61,7 +65,11 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
-    caption = "Perplexity, and what a scheme adds to that of full precision."
+    caption = (
+        "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over "
+        "the windows read, where records have them. A cost below zero, or with zero in its "
+        "interval, is noise."
+    )
     if any(run.measure("accuracy") is not None for run in records.runs):
         caption += (
             " Accuracy is the share of multiple-choice questions answered right, by the "
@@ -159,23 +167,16 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = {"perplexity": _four_digits, "added_perplexity": signed}.get(metric, style.percent)
+        write = {"perplexity": four_digits, "added_perplexity": signed}.get(metric, style.percent)
         quantity = Quantity(
             read=at(metric, scheme=scheme), write=write, judged=metric != "perplexity"
         )
-        return quantity.entries(records, arm, reference)
+        entries = quantity.entries(records, arm, reference)
+        if metric == "added_perplexity" and all_noise(records, arm, str(scheme)):
+            return tuple(replace(one, text=f"{one.text}, noise") for one in entries)
+        return entries
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
-
-
-def _four_digits(value: float) -> str:
-    return style.number(value, 4)
-
-
-def signed(delta: float) -> str:
-    """A difference with its sign; below 100 to three places, so that a column compares."""
-    size = f"{abs(delta):.3f}" if abs(delta) < 100 else style.number(abs(delta))
-    return ("−" if delta < 0 else "+") + size
 
 
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
@@ -231,7 +232,7 @@ def _verdict(records: Records) -> list[str]:
     full = narrative.means(records, "perplexity")
     if not full:
         return ["No perplexity could be measured in full precision."]
-    first = f"In full precision the perplexity is {narrative.listed(full, _four_digits, 'for')}."
+    first = f"In full precision the perplexity is {narrative.listed(full, four_digits, 'for')}."
     extremes = _extremes(records)
     return [first, extremes] if extremes else [first]
 
@@ -239,11 +240,15 @@ def _verdict(records: Records) -> list[str]:
 def _extremes(records: Records) -> str:
     parts = []
     for arm in records.arms():
-        added = _added(records, arm)
-        if added:
-            worst, best = max(added, key=added.__getitem__), min(added, key=added.__getitem__)
-            text = f"{worst} costs {arm} most ({signed(added[worst])})"
-            parts.append(text + (f" and {best} least ({signed(added[best])})" * (best != worst)))
+        costs = _added(records, arm)
+        if costs:
+            worst, best = max(costs, key=costs.__getitem__), min(costs, key=costs.__getitem__)
+            said = {
+                one: signed(costs[one]) + ", noise" * all_noise(records, arm, one)
+                for one in (worst, best)
+            }
+            text = f"{worst} costs {arm} most ({said[worst]})"
+            parts.append(text + (f" and {best} least ({said[best]})" * (best != worst)))
     if len(parts) > narrative.MANY:
         parts = [*parts[: narrative.MANY], "the others as in the table"]
     return f"{'; '.join(parts)}." if parts else ""

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 
 import torch
 
+from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
@@ -40,6 +41,7 @@ def run(
     logs: Path,
     jobs: int,
     say: Callable[[str], None],
+    work: Work | None = None,
     devices: Sequence[str] = (),
 ) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
@@ -50,6 +52,7 @@ def run(
     diverged has not failed: that is a result.
 
     Args:
+        work: shows how many jobs of this call, or of several, are done.
         devices: GPUs; a job sees the one that the fewest others are on.
 
     Raises:
@@ -57,8 +60,12 @@ def run(
             kills them.
     """
     waiting = [job for job in tasks if not _is_finished(job, logs)]
-    total, failed = len(waiting), list[Job]()
-    running, done, asked = list[_Running](), 0, False
+    work = Work("job") if work is None else work
+    work.start(len(tasks))
+    for _ in range(len(tasks) - len(waiting)):
+        work.skip()
+    failed = list[Job]()
+    running, asked = list[_Running](), False
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
@@ -73,9 +80,10 @@ def run(
                         running.append(_Running(job, logs, jobs, device))
                         if device is not None:
                             say(f"{job.name}: on GPU {device}")
+                        work.begin(", ".join(one.job.name for one in running))
                     else:
-                        done += 1
-                        say(f"[{done}/{total}] {job.name}: left out, for want of its model")
+                        work.skip()
+                        say(f"{job.name}: left out, for want of its model")
                 time.sleep(_POLL_SECONDS)
                 ended = [one for one in running if one.process.poll() is not None]
                 running = [one for one in running if one not in ended]
@@ -85,9 +93,9 @@ def run(
                         continue  # it was asked to stop
                     if failure:
                         failed.append(one.job)
-                    done += 1
+                    work.end()
                     told = failure or f"{time.monotonic() - one.started:.0f} s"
-                    say(f"[{done}/{total}] {one.job.name}: {told}")
+                    say(f"{one.job.name}: {told}")
                 if stop.received and not asked:
                     asked = True
                     say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")

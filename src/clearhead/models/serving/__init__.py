@@ -29,11 +29,14 @@ _HAS = {
     "shaping": ("none", "shaped"),
     "epilogue": ("none", "gate", "xsa"),
     "position": ("rope", "learned", "none"),
+    "mlp_rotation": ("none",),
 }
 _REASONS = {
     "differential": "its values are twice as wide as its keys; leave --for out to learn what "
     "DiffLlama has no place for",
     "key": "its sink is a product with the query, and servers take one number a head",
+    "key-value": "its keys and values stand before the text, in no cache of a server",
+    "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
     "alibi": "its keys are wider by 8 columns than its values",
     "xpos": "its keys carry factors that grow with position",
 }
@@ -54,7 +57,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
         ClearheadError: for a mechanism that one attention call a layer cannot hold.
     """
     ours = model.config
-    if reason := _refusal(ours):
+    if reason := _refusal(ours) or _unfinished(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
     config = _config(ours)
     state = {
@@ -91,6 +94,16 @@ def _refusal(ours: ClearheadConfig) -> str | None:
     ):
         if (found := getattr(ours, key)) != plain:
             return f"{key}={found!r} does not fit: only {plain!r} does"
+    return None
+
+
+def _unfinished(model: ClearheadForCausalLM) -> str | None:
+    """Why a mechanism whose strength is a number of the training run is not written."""
+    layers: Any = model.model.layers
+    for layer in layers:
+        strength = getattr(layer.self_attn.epilogue, "strength", None)
+        if strength is not None and float(strength) != 1:
+            return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
 
 
@@ -147,10 +160,11 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
     }
     for name, weight in attention.k_proj.state_dict().items():
         own[f"k_proj.{name}"] = _shared(weight, spec)
-    own |= _matrix("v_proj", attention.v_proj, spec, 1.0)
+    if config.value_projections[spec.index]:
+        own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0)
     gain = _gain(block.attention_gain)
     if config.output_projection:
-        own |= _matrix("o_proj", attention.o_proj, spec, gain)
+        own |= _matrix("o_proj", attention.o_proj, attention.q_proj.weight, gain)
         gain = 1.0
     if config.shaped:
         for name in ("alpha", "beta", "gamma"):
@@ -180,14 +194,12 @@ def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
     )
 
 
-def _matrix(name: str, module: Any, spec: LayerSpec, gain: Any) -> State:
-    """A projection as one matrix, times `gain`; nothing for the identity that stays one."""
-    if isinstance(module, Reparametrised):
-        identity = torch.eye(spec.hidden_size, dtype=module.delta.dtype, device=module.delta.device)
-        initial = identity if module.kind == "identity" else module.initial
-        return {f"{name}.weight": (module.alpha * initial + module.beta * module.delta) * gain}
+def _matrix(name: str, module: Any, like: Tensor, gain: Any) -> State:
+    """A projection as one matrix, times `gain`, beside `like`, whose inputs are the stream."""
     if isinstance(module, torch.nn.Linear):
         return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
-    if name == "v_proj":
-        return {}
-    return {f"{name}.weight": torch.eye(spec.hidden_size) * gain}
+    matrix = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+    if isinstance(module, Reparametrised):
+        initial = matrix if module.kind == "identity" else module.initial
+        matrix = module.alpha * initial + module.beta * module.delta
+    return {f"{name}.weight": matrix * gain}
