@@ -162,14 +162,16 @@ def results(records: Records) -> Pivot | None:
             ("added_perplexity", "added"),
             ("accuracy", "accuracy"),
             ("accuracy_normalised", "by length"),
+            ("bytes", "bytes"),
+            ("tokens_per_second", "tokens/s"),
         )
     ]
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = {"perplexity": _four_digits, "added_perplexity": signed}.get(metric, style.percent)
+        write = _WRITTEN.get(metric, style.percent)
         quantity = Quantity(
-            read=at(metric, scheme=scheme), write=write, judged=metric != "perplexity"
+            read=at(metric, scheme=scheme), write=write, judged=metric not in _UNJUDGED
         )
         entries = quantity.entries(records, arm, reference)
         if metric == "added_perplexity" and _is_noise(records, arm, str(scheme)):
@@ -183,10 +185,23 @@ def _four_digits(value: float) -> str:
     return style.number(value, 4)
 
 
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 def signed(delta: float) -> str:
     """A difference with its sign; below 100 to three places, so that a column compares."""
     size = f"{abs(delta):.3f}" if abs(delta) < 100 else style.number(abs(delta))
     return ("−" if delta < 0 else "+") + size
+
+
+_WRITTEN = {
+    "perplexity": _four_digits,
+    "added_perplexity": signed,
+    "bytes": _whole,
+    "tokens_per_second": _four_digits,
+}
+_UNJUDGED = ("perplexity", "bytes", "tokens_per_second")
 
 
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
