@@ -62,15 +62,6 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
     assert work.place == "run 1 of 6"
 
 
-def test_work_whose_extent_shows_as_it_goes_on_grows():
-    work = Work("cell")
-    work.expect(2)
-    work.begin("first")
-    work.end()
-    work.expect(3)
-    assert work.place.startswith("cell 2 of 5")
-
-
 def test_a_sweep_counts_its_cells_and_those_of_before(capsys):
     with Bar() as bar:
         bar.started({"run": "a"}, 3, 1)

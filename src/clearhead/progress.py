@@ -44,11 +44,6 @@ class Work:
         if self._total is None:
             self._total, self._started = total, self._clock()
 
-    def expect(self, units: int) -> None:
-        """Add units, where their number shows only as the work goes on."""
-        self.start(0)
-        self._total = (self._total or 0) + units
-
     def skip(self) -> None:
         """Count a unit that is done already."""
         self._done += 1

@@ -81,8 +81,6 @@ def test_help_imports_nothing_heavy():
     code = """
 import sys
 from clearhead.cli import main
-
-from .conftest import changed
 try:
     main(["--help"])
 except SystemExit as stop:
