@@ -17,6 +17,8 @@ from clearhead.experiments import milestones
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 
+from .conftest import changed
+
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
@@ -112,7 +114,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = [*words, "--train.tokens", "96", "--measure-every", "1"]
+    longer = changed(words, "--train.tokens", "96", "--measure-every", "1")
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -166,7 +168,7 @@ def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys)
         (tmp_path / name / "only.txt").write_text(f"a lone text, {name}", "utf-8")
         lone.append(str(tmp_path / name))
     text = words[words.index("--data.data") + 1]
-    assert _call("transformer", *words, "--data.data", text, *lone) == 0
+    assert _call("transformer", *changed(words, "--data.data", text, *lone)) == 0
     said = capsys.readouterr().err
     assert "nothing is held out of " in said
     assert " more: validation text has none of it" in said
