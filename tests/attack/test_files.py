@@ -20,6 +20,7 @@ SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
 BEGIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING]
 TRAIN = ["train", "--resume", "stopped"]
+MEASURED = [word.replace("compared", "measured") for word in compared()]
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ TARGETS = (
         ["diagnose", "run", "--output", "new", "--windows", "1", "--length", "16", *data()],
         ("new/*.jsonl",),
     ),
-    Target(
-        "measured/*/final/*", [*compared(), "--output", "measured"], ("measured/records.jsonl",)
-    ),
+    Target("measured/*/final/*", MEASURED, ("measured/records.jsonl",)),
     Target("eval.jsonl", [*EVAL, "--records", "eval.jsonl"], ("eval.jsonl",), sealed=False),
     Target("compared/records.jsonl", ["report", "compared/records.jsonl"], sealed=False),
     Target("diagnosed/*.jsonl", ["report", "diagnosed/diagnosis.jsonl"], sealed=False),
