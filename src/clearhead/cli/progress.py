@@ -1,4 +1,4 @@
-"""Progress of a sweep on a terminal."""
+"""Progress of a sweep."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from clearhead.report.evaluation import scaling_name
 
 
 class Bar(Watcher):
-    """A line of progress: cells done of all, the time left, which cell is at work and how far.
+    """Shows cells done of all, the time left, which cell is at work and how far.
 
     Args:
         models: number of models, taken to have as many cells as the first.
