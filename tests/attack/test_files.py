@@ -20,6 +20,7 @@ SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
 BEGIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING]
 TRAIN = ["train", "--resume", "stopped"]
+NEW = ["train", "--output", "new", "--set", *SHAPE, *training(1)]
 MEASURED = [word.replace("compared", "measured") for word in compared()]
 
 
@@ -59,12 +60,8 @@ TARGETS = (
     Target("compared/records.jsonl", ["report", "compared/records.jsonl"], sealed=False),
     Target("diagnosed/*.jsonl", ["report", "diagnosed/diagnosis.jsonl"], sealed=False),
     Target("quantized.jsonl", ["report", "quantized.jsonl"], sealed=False),
-    Target("text/*", ["train", "--output", "new", "--set", *SHAPE, *training(1)], sealed=False),
-    Target(
-        "packed/*",
-        ["train", "--output", "new", "--set", *SHAPE, *training(1), "--data.data", "packed"],
-        sealed=False,
-    ),
+    Target("text/*", NEW, sealed=False),
+    Target("packed/*", ["packed" if word == "text" else word for word in NEW], sealed=False),
 )
 
 
