@@ -20,6 +20,7 @@ from clearhead.models import preset
 from .conftest import changed
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
+NULLS = ("softmax1", "sink", "key-bias", "key-value")  # with a key beside those of tokens
 
 
 def _call(*words: str) -> int:
@@ -82,7 +83,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
             ),
         ):
             assert found[key]["value"] is not None, (name, key)
-        assert (("null_mass", "softmax") in found) == (name in ("softmax1", "sink", "key-bias"))
+        assert (("null_mass", "softmax") in found) == (name in NULLS)
     assert {x["map"] for x in lines if x["kind"] == "attention"} == {
         "softmax",
         "map 1",
@@ -137,7 +138,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
         return read[-1]
 
     monkeypatch.setattr(milestones, "perplexity", spy)
-    words += ["--data.data", str(tmp_path / "notes.jsonl")]
+    words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
     assert _call(*words) == 0
     lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     losses = [x for x in lines if x.get("metric") == "loss"]
@@ -248,7 +249,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
 
-    other = [*arms, *words, *shape, "--output", str(tmp_path / "other")]
+    other = changed([*arms, *words, *shape], "--output", str(tmp_path / "other"))
     assert _call(*other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
         weights = "final/model.safetensors"
@@ -260,7 +261,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
     assert _call(*other, "--vary", "train.optimizer=orthoadam,adamw") == 2
     assert "given twice" in capsys.readouterr().err
-    assert _call(*other, "--measure-every", "1") == 2
+    assert _call(*changed(other, "--measure-every", "1")) == 2
     assert "other settings: measure_every was 0 and is now 1" in capsys.readouterr().err
 
 
@@ -281,5 +282,5 @@ def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     assert _call(*rates) == 0  # and is not tried again
     assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err
     alone = [word.replace(",1e-3", "") for word in rates]
-    assert _call(*alone, "--output", str(tmp_path / "alone")) == 2
+    assert _call(*changed(alone, "--output", str(tmp_path / "alone"))) == 2
     assert "no run stayed finite" in capsys.readouterr().err
