@@ -194,6 +194,8 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         ("key-bias", {}, "its sink is a product with the query"),
         ("alibi", {}, "wider by 8 columns"),
         ("xpos", {}, "factors that grow with position"),
+        ("key-value", {}, "stand before the text, in no cache of a server"),
+        ("gated", {"mlp_rotation": "hadamard"}, "convert --to mlp_rotation=none"),
         ("gated", {"shaping": "skipinit"}, "it has shaping='none' or 'shaped'"),
         ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
         ("xsa", {"annealed_start": True}, "has come in by 0% only; train it to the end"),

@@ -1,5 +1,6 @@
 """A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -11,14 +12,15 @@ import torch
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.building import OBJECTIVES, batches, check_room, fitted, masked_batches
+from clearhead.experiments.bases import ArmModel, open_base
+from clearhead.experiments.building import batches, masked_batches
 from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
-from clearhead.models import plan
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
@@ -28,6 +30,8 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
+    Progress,
+    make_trackers,
     train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
@@ -37,14 +41,17 @@ from clearhead.train.trainable import choose_parameters
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
 # Of a run's header: what another request must have alike to take its records.
-_SETTINGS = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every", "documents")
+_SETTINGS = (
+    *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
+    "documents",
+)
 
 
 def compare(
     config: CompareConfig,
     *,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]] = list,
+    work: Work | None = None,
 ) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
@@ -52,43 +59,60 @@ def compare(
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result.
 
+    Args:
+        work: shows which run is at hand and how far it is, a unit a run.
+
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
     with hold_folder(config.output) as lock:
-        return _compare(config, lock, say, callbacks)
+        return _compare(config, lock, say, Work(say=say) if work is None else work)
 
 
 def _compare(
     config: CompareConfig,
     lock: Lock,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]],
+    work: Work,
 ) -> Records:
-    corpus = prepare(config.data, progress=say)
+    make_trackers(config.track)  # refuses one that is not installed
+    base = None
+    if config.base is not None:
+        longest = max(arm.train.sequence_length for arm in config.arms)
+        trust = config.trust_remote_code
+        base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    corpus = prepare(config.data, progress=say) if base is None else base.corpus
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
-    jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
+    models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+    jobs = [
+        _Job(config, corpus, arm, seed, models[arm.name])
+        for seed in config.seeds
+        for arm in config.arms
+    ]
     for job in jobs:  # all before the first, which may take hours
         if job.records.exists():
             _check_same(job.records, _intact(job.records), job.header)
         else:
             _check_optimizer(job)
     written, diverged = list[Path](), list[str | None]()
+    work.start(len(jobs))
     for job in jobs:
         if job.records.exists():
+            work.skip()
             say(f"{job.called}: already done")
         else:
-            say(f"{job.called}: {job.header['parameters']:,} parameters")
-            header, *lines = _run(job, callbacks())
+            work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+            header, *lines = _run(job, [Progress(work=work), *make_trackers(config.track)])
             text = "".join(map(as_line, lines))
             lock.check()  # measuring takes its time
             write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            work.end()
         diverged.append(_intact(job.records).get("diverged"))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
@@ -103,14 +127,15 @@ def _compare(
 class _Job:
     """One run: an arm with a seed."""
 
-    def __init__(self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int) -> None:
+    def __init__(
+        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+    ) -> None:
         self.config = config
         self.corpus = corpus
         self.arm = arm
         self.seed = seed
         self.settings = replace(arm.train, seed=seed)
-        self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
-        check_room(self.model, self.settings)
+        self.model = model
         self.folder = config.output / f"{arm.folder}-seed{seed}"
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -118,7 +143,6 @@ class _Job:
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""
-        counts = plan(self.model)
         length = self.settings.sequence_length
         return {
             "kind": "run",
@@ -126,14 +150,14 @@ class _Job:
             "arm": self.arm.name,
             "preset": self.arm.preset,
             "changes": self.arm.changes,
-            "size": self.config.size,
+            "size": self.config.size if self.model.origin is None else "",
+            "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
-            "model": self.model.to_diff_dict(),
+            "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
-            "parameters": counts.parameters,
-            "non_embedding_parameters": counts.non_embedding_parameters,
+            **self.model.counts,
             "objective": self.config.objective,
             "lengths": [multiple * length for multiple in self.config.lengths],
             "evaluation_tokens": self.config.evaluation_tokens,
@@ -144,8 +168,7 @@ class _Job:
 
 def _check_optimizer(job: _Job) -> None:
     """Refuse one whose library is missing, or whose patterns match nothing."""
-    with torch.device("meta"):
-        model = OBJECTIVES[job.config.objective](job.model)
+    model = copy.deepcopy(job.model.outline)
     try:
         choose_parameters(model, job.settings)
         build_optimizer(model, job.settings)
@@ -159,7 +182,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()
     torch.manual_seed(job.seed)
-    model = OBJECTIVES[job.config.objective](job.model).to(device)
+    model = job.model.build().to(device)
     apart = job.config.documents == "apart"
     if every:
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)

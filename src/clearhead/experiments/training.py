@@ -24,15 +24,12 @@ from clearhead.optim import learning_rate
 from clearhead.train import (
     BatchSource,
     Progress,
-    TensorBoard,
-    Trackio,
     TrainResult,
     checkpoint,
+    make_trackers,
     train,
 )
 from clearhead.train.folder import read_record
-
-TRACKERS = {"tensorboard": TensorBoard, "trackio": Trackio}
 
 
 def run_training(
@@ -49,13 +46,15 @@ def run_training(
             that do not work.
     """
     share = None
+    tracked = make_trackers(job.track)  # refuses one that is not installed
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     if job.base is None:
         share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
         model, corpus = _new(job, say)
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
-        base = open_base(job.base, job.data, job.train, trust_remote_code=job.trust_remote_code)
+        length, trust = job.train.sequence_length, job.trust_remote_code
+        base = open_base(job.base, job.data, length, trust_remote_code=trust)
         corpus = base.corpus
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):
@@ -84,7 +83,7 @@ def run_training(
         output=job.output,
         tokenizer=corpus.tokenizer,
         resume=resume,
-        callbacks=[Progress(), *(TRACKERS[name]() for name in job.track)],
+        callbacks=[Progress(), *tracked],
         description={
             **start,
             "objective": job.objective,

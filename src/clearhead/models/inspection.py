@@ -47,6 +47,7 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
+    taken = getattr(backbone(model), "places_before", 0)
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue
@@ -54,7 +55,7 @@ def longest_text(model: Any) -> int | None:
         if any(word in name for word in _WORDS_FOR_POSITION) and rows >= (limit or 0):
             # A table with a row for padding has it before those of the positions (RoBERTa).
             first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return min(limit or rows, rows - first)
+            return min(limit or rows, rows - first) - taken
     return None
 
 

@@ -43,6 +43,7 @@ def paged_attention(batch: dict[str, Any]) -> Attend:
         *,
         visibility: Visibility,
         sink: Any,
+        prefix: tuple[Tensor, Tensor] | None,
         scale: float,
         lambdas: Any,
         rows: Any,
@@ -61,6 +62,7 @@ def paged_attention(batch: dict[str, Any]) -> Attend:
                 *(q[:, :, start:stop], k[:, :, first:end], v[:, :, first:end]),
                 window=visibility.window,
                 sink=logits,
+                prefix=prefix,
                 scale=scale,
             )
         return o_BHTV

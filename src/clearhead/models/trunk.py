@@ -59,7 +59,11 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
-    """Token ids to hidden states after the final norm."""
+    """Token ids to hidden states after the final norm.
+
+    Attributes:
+        places_before: positions before every text, which belong to learned keys.
+    """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
@@ -75,6 +79,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        self.places_before: int = max(each.normalizer.places for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
         for layer in self.layers:
@@ -141,11 +147,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
             past_key_values = DynamicCache(config=self.config if windowed else None)
         past = _cached(past_key_values)
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1], in_chunks)
+        before = self.places_before
         longest = self.position.longest()  # type: ignore[operator]
+        longest = None if longest is None else longest - before
         check_positions(position_ids, x.shape[0], x.shape[1], longest)
         positions = _positions(position_ids, key_mask, x, past)
+        if before:
+            if position_ids is None and document_ids is not None:
+                positions = _within(document_ids)
+            positions = before + positions
         if not batched:  # then a row is many texts
-            self._check_length(past + x.shape[1])
+            self._check_length(before + past + x.shape[1])
         if document_ids is not None and past_key_values is not None:
             raise ClearheadError("document_ids cannot be used with a key-value cache")
 
@@ -186,13 +198,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self, positions_BT: Tensor, key_mask: Tensor | None, past: int
     ) -> list[tuple[QueryGroup, ...]]:
         """Each layer's groups of queries; layers that tell order alike share theirs."""
-        made: dict[tuple[str, bool], tuple[QueryGroup, ...]] = {}
+        made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
         groups = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            key = _place(attention.layer), attention.cache_unrotated and past > 0
+            places = attention.normalizer.places
+            key = _place(attention.layer), attention.cache_unrotated and past > 0, places
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
+                if places:
+                    first = torch.arange(places, device=keys.device)
+                    keys = torch.cat([first.expand(len(keys), -1), keys], 1)
                 made[key] = self._position_of(key[0]).query_groups(positions_BT, keys)
             groups.append(made[key])
         return groups
@@ -230,7 +246,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                         module.position_only(q), module.position_only(k), **resting
                     )
 
-                weights = oracles.weights(q, k, **options)
+                weights = oracles.weights(q, k, **options)[..., -k.shape[2] :]
                 first = k.shape[2] - q.shape[2]
                 matrix = module.effective_weights(weights, lambdas, alone, first)
                 maps.append(matrix.to(q.dtype))
@@ -321,6 +337,13 @@ def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> 
         count = key_mask.long().cumsum(-1)
         earlier = count[:, :past] - count[:, past : past + 1]
     return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
+
+
+def _within(document_ids: Tensor) -> Tensor:
+    """The position of each token in its own document, int64 [B, T]."""
+    place = torch.arange(document_ids.shape[1], device=document_ids.device)
+    opens = document_ids != document_ids.roll(1, 1)
+    return place - (place * opens).cummax(1).values
 
 
 def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:

@@ -21,6 +21,7 @@ from clearhead.models.inspection import batches, decoder_layers, evaluating, run
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Attend
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.attention_override import AttentionOverride
@@ -186,7 +187,11 @@ def attention_call(
     }
     if isinstance(module, Attention):
         names = ("visibility", "sink", "lambdas", "rows")
-        return AttentionCall(**common, **{name: options[name] for name in names})
+        own = {name: options[name] for name in names}
+        if (prefix := options["prefix"]) is not None:
+            null = as_null(query, prefix, own["sink"], common["scale"])
+            own["sink"], own["sink_value"] = null
+        return AttentionCall(**common, **own)
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return AttentionCall(

@@ -104,10 +104,9 @@ def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optim
     if adapters.present(model):
         adapters.restore(folder, model, tensors)
     else:
-        with without_bars():
-            # Through from_pretrained, because only it knows each architecture's tied and renamed
-            # weights; copied over, so that the optimizer still holds the same parameters.
-            stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
+        # Through from_pretrained, because only it knows each architecture's tied and renamed
+        # weights; copied over, so that the optimizer still holds the same parameters.
+        stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
         model.load_state_dict(stored.state_dict())
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     optimizer_state.unpack(_parameter_names(model), optimizer, tensors, record["optimizer"])

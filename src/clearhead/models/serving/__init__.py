@@ -29,11 +29,14 @@ _HAS = {
     "shaping": ("none", "shaped"),
     "epilogue": ("none", "gate", "xsa"),
     "position": ("rope", "learned", "none"),
+    "mlp_rotation": ("none",),
 }
 _REASONS = {
     "differential": "its values are twice as wide as its keys; leave --for out to learn what "
     "DiffLlama has no place for",
     "key": "its sink is a product with the query, and servers take one number a head",
+    "key-value": "its keys and values stand before the text, in no cache of a server",
+    "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
     "alibi": "its keys are wider by 8 columns than its values",
     "xpos": "its keys carry factors that grow with position",
 }
@@ -96,9 +99,9 @@ def _refusal(ours: ClearheadConfig) -> str | None:
 
 def _unfinished(model: ClearheadForCausalLM) -> str | None:
     """Why a mechanism whose strength is a number of the training run is not written."""
-    for layer in model.model.layers:
-        attention: Any = layer.self_attn
-        strength = getattr(attention.epilogue, "strength", None)
+    layers: Any = model.model.layers
+    for layer in layers:
+        strength = getattr(layer.self_attn.epilogue, "strength", None)
         if strength is not None and float(strength) != 1:
             return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
