@@ -187,12 +187,13 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
     if every:
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
+    made = masked_batches if job.config.objective == "mlm" else batches
     measures: dict[str, Any] = {}
     diverged = None
     try:
         model, result = train_to_end(
             model,
-            (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
+            made(corpus, settings, folder),
             settings,
             output=folder,
             tokenizer=corpus.tokenizer,
@@ -210,8 +211,8 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
-    made = read_record(folder)
-    yield job.header | {key: made[key] for key in KEYS if key in made} | {"diverged": diverged}
+    record = read_record(folder)
+    yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
     for line in jsonl.salvage(folder / METRICS):
         yield line | {"kind": "step", "run": name}
     if every:
