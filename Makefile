@@ -32,9 +32,27 @@ bench: $(VENV)/.installed
 	$(BIN)/clearhead bench --output results/bench.jsonl
 
 # On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
-	PYTHONPATH=src $(PYTHON) -m clearhead bench kernel blocks encoders training-step attention memory --rounds 5 --output results/gpu.jsonl
+# In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
+# reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
+GPU_TESTS := tests-attention tests-differential tests-rest
+GPU_FIGURES := kernel lengths decoding attention memory blocks encoders training-step
+GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
+	timeout 480 $(PYTHON) -m
+tests-attention := tests/ops/test_gpu.py -k matches_oracle
+tests-differential := tests/ops/test_gpu.py -k differential
+tests-rest := --deselect tests/ops/test_gpu.py::test_matches_oracle \
+	--deselect tests/ops/test_gpu.py::test_fused_differential_attention
+gpu: $(GPU_TESTS:%=build/gpu/%) $(GPU_FIGURES:%=build/gpu/%)
+
+$(GPU_TESTS:%=build/gpu/%): build/gpu/%: $(shell find src tests/ops -name '*.py')
+	@mkdir -p build/gpu
+	$(GPU_RUN) pytest -m gpu $($*)
+	@touch $@
+
+$(GPU_FIGURES:%=build/gpu/%): build/gpu/%: $(shell find src benchmarks -name '*.py')
+	@mkdir -p build/gpu
+	$(GPU_RUN) clearhead bench $* --rounds 5 --output results/gpu.jsonl
+	@touch $@
 
 # torch first and by its exact version: a range would let pip take a newer build.
 $(VENV)/.installed: pyproject.toml constraints.txt

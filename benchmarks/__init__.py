@@ -17,6 +17,8 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "kernel": ("attention", "kernel"),
     "attention": ("attention", "layers"),
     "memory": ("attention", "memory"),
+    "lengths": ("kernels", "lengths"),
+    "decoding": ("kernels", "decoding"),
     "blocks": ("blocks", "blocks"),
     "encoders": ("encoders", "encoders"),
     "orthoadam": ("optimizer", "orthoadam"),

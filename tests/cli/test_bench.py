@@ -66,6 +66,32 @@ def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
     assert "softmax-1" in capsys.readouterr().out
 
 
+def test_bench_of_lengths_and_decoding(tmp_path, monkeypatch):
+    """A variant's name, width and length, and the device, in every line."""
+    from benchmarks import kernels as bench
+
+    monkeypatch.setitem(bench.SHAPES, "cpu", (64, (32,), (16,), 64))
+    monkeypatch.setitem(bench.CACHES, "cpu", ((1,), (40,)))
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    monkeypatch.setattr(bench, "MODEL", small | {"num_attention_heads": 2})
+    out = tmp_path / "bench.jsonl"
+    assert _call("bench", "lengths", "decoding", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    ours = [line["ours"] for line in lines]
+    assert ours[:7] == ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"]
+    assert ours[7:] == ["softmax", "V1", "transformer", "differential"]
+    assert lines[0]["name"] == "attention, D 16, T 32"
+    assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
+
+
+def test_bench_of_layers(monkeypatch):
+    from benchmarks import attention
+
+    monkeypatch.setitem(attention.TOKENS, "cpu", 512)
+    for name in ("transformer", *attention.BOUNDS):
+        attention._layer_step(name, 512, "fp32", "eager")()
+
+
 def test_what_the_bench_calls_compiled_is():
     from benchmarks.training import _prepared
     from clearhead import ClearheadForCausalLM, preset

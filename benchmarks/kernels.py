@@ -1,0 +1,155 @@
+"""Attention's kernels by length, and steps of decoding: figures of a GPU, or of a CPU."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.race import Ratio, ratio_of
+from clearhead import ops
+from clearhead.experiments.timing import take_turns
+from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.loading import best_device
+from clearhead.ops.dispatch import FUSED, VARIABLE
+
+# Tokens of a batch, lengths, widths of a head, and channels of all heads.
+SHAPES = {
+    "cuda": (16_384, (2048, 4096, 8192, 16_384, 32_768), (64, 128), 1024),
+    "cpu": (1024, (512, 1024), (64,), 256),
+}
+CACHES = {"cuda": ((1, 32), (4096, 16_384, 65_536)), "cpu": ((1,), (256, 2048))}
+MODEL: dict[str, Any] = {
+    **{"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 50_000},
+    **{"num_attention_heads": 12, "intermediate_size": 2048},
+}
+PEER = "PyTorch softmax"
+# Of the peer's time, by width where that matters: what issue and documentation promise on an H200.
+BOUNDS = {"softmax": 1.05, "softmax-1": 1.1, "sink": 1.1, "documents": 1.11, "padding": 1.25}
+BOUNDS |= {"V1": 2.1, "V1, fused": 1.6, "V2": 2.1}
+
+
+def lengths(rounds: int) -> Iterator[Ratio]:
+    """Attention forward and backward, bf16, causal, against PyTorch's of the same width."""
+    tokens, of_lengths, widths, channels = SHAPES[best_device().type]
+    for width in widths:
+        for length in of_lengths:
+            batch, heads = max(1, tokens // length), channels // width
+            q, k, v = (_drawn(batch, heads, length, width).requires_grad_() for _ in range(3))
+            sides = {PEER: _pass(_softmax, q, k, v)}
+            for name, function in _variants(batch, heads, length).items():
+                sides[name] = _pass(function, q, k, v)
+            seconds = take_turns(sides, rounds)
+            for name in sides:
+                if name != PEER:
+                    title = f"attention, D {width}, T {length}"
+                    two = {side: seconds[side] for side in (name, PEER)}
+                    yield ratio_of(title, name, PEER, BOUNDS[name], two)
+
+
+def decoding(rounds: int) -> Iterator[Ratio]:
+    """A step's attention over a cache, then a model's whole step against transformers' Llama."""
+    batches, caches = CACHES[best_device().type]
+    lam = torch.tensor(0.3, device=best_device())
+    options: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+    for batch in batches:
+        for length in caches:
+            q = _drawn(batch, 16, 1, 64)
+            k, v = (_drawn(batch, 16, length, 64) for _ in range(2))
+
+            def run(function: Callable[..., Any], *inputs: Any, **keys: Any) -> Callable[[], None]:
+                @torch.no_grad()
+                def step() -> None:
+                    for _ in range(8):
+                        function(*inputs, **keys)
+
+                return step
+
+            sides = {
+                PEER: run(nn.functional.scaled_dot_product_attention, q, k, v),
+                "softmax": run(ops.attend, q, k, v),
+                "V1": run(ops.differential, q, k, v, lam, **options),
+            }
+            seconds = take_turns(sides, rounds)
+            for name in ("softmax", "V1"):
+                two = {side: seconds[side] for side in (name, PEER)}
+                yield ratio_of(f"decoding, {batch} × {length} keys", name, PEER, 1.05, two)
+    yield from _steps(rounds)
+
+
+def _steps(rounds: int) -> Iterator[Ratio]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    bounds = {"transformer": 1.05, "differential": 1.12}
+    models: dict[str, Any] = {"Llama": LlamaForCausalLM(LlamaConfig(**MODEL))}
+    models |= {name: ClearheadForCausalLM(preset(name, **MODEL)) for name in bounds}
+    ids = torch.randint(0, MODEL["vocab_size"], (1, 256), device=best_device())
+
+    def decoder(model: Any) -> Callable[[], None]:
+        model.to(best_device(), torch.bfloat16).eval()
+        with torch.no_grad():
+            cache = model(ids, use_cache=True).past_key_values
+
+        @torch.no_grad()
+        def step() -> None:
+            for _ in range(8):
+                model(ids[:, :1], past_key_values=cache)
+            cache.crop(-8)
+
+        return step
+
+    seconds = take_turns({name: decoder(model) for name, model in models.items()}, rounds)
+    for name, bound in bounds.items():
+        two = {side: seconds[side] for side in (name, "Llama")}
+        yield ratio_of("decoding, 8 tokens", name, "Llama", bound, two)
+
+
+def _drawn(*shape: int) -> Tensor:
+    """[B, H, T, D] as a layer has them: tokens first in memory."""
+    batch, heads, length, width = shape
+    x = torch.randn(batch, length, heads, width, device=best_device(), dtype=torch.bfloat16)
+    return x.transpose(1, 2)
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _variants(batch: int, heads: int, length: int) -> dict[str, Callable[..., Tensor]]:
+    at = torch.arange(length, device=best_device()).expand(batch, -1)
+    segments = (at * 4 // length).int()
+    mask = at >= length // 8
+    sink = torch.zeros(heads, device=best_device(), requires_grad=True)
+    lam = torch.tensor(0.3, device=best_device(), requires_grad=True)
+    norm: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+    by_token = torch.rand(batch, heads, length, 1, device=best_device())
+
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = FUSED
+        try:
+            return ops.differential(q, k, v, lam, **norm)
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
+
+    variants: dict[str, Callable[..., Tensor]] = {
+        "softmax": lambda q, k, v: ops.attend(q, k, v),
+        "softmax-1": lambda q, k, v: ops.attend(q, k, v, sink=0.0),
+        "sink": lambda q, k, v: ops.attend(q, k, v, sink=sink),
+        "documents": lambda q, k, v: ops.attend(q, k, v, segments=segments),
+        "padding": lambda q, k, v: ops.attend(q, k, v, key_mask=mask),
+        "V1": lambda q, k, v: ops.differential(q, k, v, lam, **norm),
+        "V2": lambda q, k, v: ops.differential_v2(torch.cat([q, q], 1), k, v, by_token),
+    }
+    return variants | ({"V1, fused": fused} if torch.cuda.is_available() else {})
+
+
+def _pass(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        torch.autograd.grad(function(*inputs).sum(), inputs)
+
+    return step
