@@ -20,6 +20,8 @@ SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
 BEGIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING]
 TRAIN = ["train", "--resume", "stopped"]
+NEW = ["train", "--output", "new", "--set", *SHAPE, *training(1)]
+MEASURED = [word.replace("compared", "measured") for word in compared()]
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,13 @@ TARGETS = (
         ["diagnose", "run", "--output", "new", "--windows", "1", "--length", "16", *data()],
         ("new/*.jsonl",),
     ),
-    Target(
-        "measured/*/final/*", [*compared(), "--output", "measured"], ("measured/records.jsonl",)
-    ),
+    Target("measured/*/final/*", MEASURED, ("measured/records.jsonl",)),
     Target("eval.jsonl", [*EVAL, "--records", "eval.jsonl"], ("eval.jsonl",), sealed=False),
     Target("compared/records.jsonl", ["report", "compared/records.jsonl"], sealed=False),
     Target("diagnosed/*.jsonl", ["report", "diagnosed/diagnosis.jsonl"], sealed=False),
     Target("quantized.jsonl", ["report", "quantized.jsonl"], sealed=False),
-    Target("text/*", ["train", "--output", "new", "--set", *SHAPE, *training(1)], sealed=False),
-    Target(
-        "packed/*",
-        ["train", "--output", "new", "--set", *SHAPE, *training(1), "--data.data", "packed"],
-        sealed=False,
-    ),
+    Target("text/*", NEW, sealed=False),
+    Target("packed/*", ["packed" if word == "text" else word for word in NEW], sealed=False),
 )
 
 

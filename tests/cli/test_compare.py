@@ -17,7 +17,10 @@ from clearhead.experiments import milestones
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 
+from .conftest import changed
+
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
+NULLS = ("softmax1", "sink", "key-bias", "key-value")  # with a key beside those of tokens
 
 
 def _call(*words: str) -> int:
@@ -80,7 +83,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
             ),
         ):
             assert found[key]["value"] is not None, (name, key)
-        assert (("null_mass", "softmax") in found) == (name in ("softmax1", "sink", "key-bias"))
+        assert (("null_mass", "softmax") in found) == (name in NULLS)
     assert {x["map"] for x in lines if x["kind"] == "attention"} == {
         "softmax",
         "map 1",
@@ -112,7 +115,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, mo
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = [*words, "--train.tokens", "96", "--measure-every", "1"]
+    longer = changed(words, "--train.tokens", "96", "--measure-every", "1")
     assert _call(*longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -135,7 +138,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
         return read[-1]
 
     monkeypatch.setattr(milestones, "perplexity", spy)
-    words += ["--data.data", str(tmp_path / "notes.jsonl")]
+    words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
     assert _call(*words) == 0
     lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     losses = [x for x in lines if x.get("metric") == "loss"]
@@ -166,7 +169,7 @@ def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys)
         (tmp_path / name / "only.txt").write_text(f"a lone text, {name}", "utf-8")
         lone.append(str(tmp_path / name))
     text = words[words.index("--data.data") + 1]
-    assert _call("transformer", *words, "--data.data", text, *lone) == 0
+    assert _call("transformer", *changed(words, "--data.data", text, *lone)) == 0
     said = capsys.readouterr().err
     assert "nothing is held out of " in said
     assert " more: validation text has none of it" in said
@@ -246,7 +249,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
 
-    other = [*arms, *words, *shape, "--output", str(tmp_path / "other")]
+    other = changed([*arms, *words, *shape], "--output", str(tmp_path / "other"))
     assert _call(*other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
         weights = "final/model.safetensors"
@@ -258,7 +261,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
     assert _call(*other, "--vary", "train.optimizer=orthoadam,adamw") == 2
     assert "given twice" in capsys.readouterr().err
-    assert _call(*other, "--measure-every", "1") == 2
+    assert _call(*changed(other, "--measure-every", "1")) == 2
     assert "other settings: measure_every was 0 and is now 1" in capsys.readouterr().err
 
 
@@ -279,5 +282,5 @@ def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     assert _call(*rates) == 0  # and is not tried again
     assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err
     alone = [word.replace(",1e-3", "") for word in rates]
-    assert _call(*alone, "--output", str(tmp_path / "alone")) == 2
+    assert _call(*changed(alone, "--output", str(tmp_path / "alone"))) == 2
     assert "no run stayed finite" in capsys.readouterr().err

@@ -322,7 +322,7 @@ class TestDeployment:
         assert _call("quantize", str(model), *words, "--deploy", form, "--output", str(out)) == 0
         shown = capsys.readouterr().out
         assert "loaded and run by a new process" in shown
-        assert "tokens a second" in shown
+        assert "tokens/s" in shown
         figures = json.loads((out / "quantization.json").read_text())
         assert figures["form"] == form
         assert figures["bytes"] == (out / "model.safetensors").stat().st_size
@@ -346,6 +346,29 @@ class TestDeployment:
         assert "exists" in _refusal(
             capsys, str(model), *words, "--deploy", form, "--output", str(out)
         )
+
+    def test_a_model_and_its_repair_side_by_side(self, tokenizer, words, tmp_path, capsys):
+        plain = _saved(tmp_path / "plain", tokenizer)
+        repaired = _saved(tmp_path / "repaired", tokenizer, mlp_rotation="hadamard")
+        out, page = tmp_path / "both", tmp_path / "both.html"
+        forms = ("int8-dynamic", "int8-dynamic-tensor")
+        options = ("--deploy", *forms, "--output", str(out), "--page", str(page))
+        models = (str(plain), str(repaired))
+        assert "--records would have no effect" in _refusal(
+            capsys, *models, *words, *options, "--records", str(tmp_path / "r.jsonl")
+        )
+        assert not out.exists()
+        assert _call("quantize", *models, *words, *options) == 0
+        shown = capsys.readouterr().out
+        names = [f"{name}-{form}" for name in ("plain", "repaired") for form in forms]
+        assert sorted(path.name for path in out.iterdir()) == sorted(names)
+        for text in (shown, page.read_text("utf-8")):
+            for word in ("plain", "repaired", *forms, "bytes", "tokens/s"):
+                assert word in text
+        for name in names:
+            figures = json.loads((out / name / "quantization.json").read_text("utf-8"))
+            assert f"{figures['bytes']:,}" in page.read_text("utf-8")
+        assert "exists" in _refusal(capsys, *models, *words, *options)
 
     def test_a_model_that_came_out_no_smaller_says_so(self, model, words, tmp_path, capsys):
         out = tmp_path / "few"  # 24 wide: the file's longer header takes more than int8 saves
@@ -401,7 +424,7 @@ class TestDeployment:
         out = ("--output", str(tmp_path / "few"))
         assert "--output" in _refusal(capsys, str(model), *given)
         assert "--deploy and --output" in _refusal(capsys, str(model), *out)
-        for option in ("--scheme", "--records", "--page", "--choices"):
+        for option in ("--scheme", "--records", "--choices"):
             message = _refusal(capsys, str(model), *given, *out, option, "w4-channel")
             assert f"{option} would have no effect" in message
 

@@ -365,6 +365,17 @@ def test_threads_are_shared(tmp_path, monkeypatch):
     assert (tmp_path / "logs/one/0.log").read_text() == "2\n"
 
 
+def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
+    said: list[str] = []
+    commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 1"] * 5)
+    devices = ("0", "MIG-a")
+    runner.run(commands, logs=tmp_path / "logs", jobs=4, say=said.append, devices=devices)
+    seen = [(tmp_path / f"logs/one/{number}.log").read_text().strip() for number in range(5)]
+    assert seen[:4] == ["0", "MIG-a", "0", "MIG-a"]  # two on each
+    told = [line for line in said if "on GPU" in line]
+    assert told == [f"one/{number}: on GPU {device}" for number, device in enumerate(seen)]
+
+
 def test_records_are_joined_under_their_arm_and_label(tmp_path):
     measure = {"kind": "measure", "run": "a/seed0", "metric": "loss", "value": 2.0}
     files = {

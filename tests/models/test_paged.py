@@ -50,6 +50,7 @@ def _generated(model) -> list[list[int]]:
         ("differential-v2", {}),
         ("softmax1", {}),
         ("key-bias", {}),
+        ("key-value", {}),
         ("gated", {}),
         ("xsa", {}),
         ("xpos", {}),

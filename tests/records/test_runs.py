@@ -58,7 +58,7 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
     found = run.measure("accuracy", task="passkey", **cell["at"])
     assert found is not None
     assert found.value == cell["result"]["accuracy"]
-    assert found.details["interval"] == (cell["result"]["low"], cell["result"]["high"])
+    assert tuple(found.details["interval"]) == (cell["result"]["low"], cell["result"]["high"])
 
     bits = load(RESULTS / "quantization.jsonl")
     # The names of folders hold the seed, so that models can be compared over seeds.
@@ -137,3 +137,15 @@ def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one").write_text('{"kind": "diagnosis", "run": "x"}\n' * 2)
     with pytest.raises(ClearheadError, match=r"line 2: not a record: a second diagnosis"):
         load(tmp_path / "one")
+
+
+@pytest.mark.parametrize("details", [{"interval": [1]}, {"interval": 3}, {"items": [[1]]}])
+def test_errors_of_a_measure_that_are_no_numbers_are_refused(details: dict[str, Any]) -> None:
+    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
+    line = {"kind": "measure", "run": "a", "metric": "m", "value": 1.0}
+    with pytest.raises((ValueError, TypeError)):
+        parse([header, {**line, **details}])
+    (run,) = parse([header, {**line, "items": [1.0, None], "interval": [0.5, 1.5]}]).runs
+    found = run.measure("m")
+    assert found is not None
+    assert found.details == {"interval": [0.5, 1.5]}

@@ -42,7 +42,8 @@ class Command:
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
     goes on where it stopped, and claims of one experiment share its runs."""
     jobs: Count = 1
-    """Jobs that run at once, each with its share of the CPU's threads."""
+    """Jobs that run at once, each with its share of the CPU's threads and on one GPU of those there
+    are, the least used."""
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()

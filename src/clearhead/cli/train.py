@@ -37,6 +37,8 @@ def run(words: list[str]) -> int:
     if begun is not None:
         command = _extended(command, begun)
         words = _recorded(begun.output)
+        if command.train.tokens == begun.train.tokens and _finished(begun.output):
+            return 0
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
@@ -52,6 +54,21 @@ def run(words: list[str]) -> int:
         return 128 + result.stop_signal
     say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
     return 0
+
+
+def _finished(output: Path) -> bool:
+    """Say so where the run is finished: a kill after its end leaves nothing to go on with."""
+    from clearhead.records.manifest import verify_model
+    from clearhead.train.folder import FINAL, is_finished
+
+    if not is_finished(output):
+        return False
+    verify_model(output / FINAL)
+    say(
+        f"the run in {output} is finished: its model is in {output / FINAL}; extend it by more "
+        "--train.tokens"
+    )
+    return True
 
 
 def _parse(words: list[str], usual: Command) -> Command:

@@ -15,6 +15,7 @@ from clearhead.experiments.measures import attention_records, states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
+from clearhead.models.loading import kind_of, resolved
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
@@ -104,7 +105,23 @@ def run_demo(
     """
     work.start(asked.units + 2 + (pretrained is not None))
     found: dict[str, Path] = {}
-    if pretrained is not None:  # first: a name that leads nowhere is better known at once
+    if pretrained is not None:  # a name that leads nowhere is better known before the training
+        kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
+    compare(asked.text, say=say, work=work)
+    work.begin("the models in 8 bits")
+    found["text"] = asked.text.output / RECORDS
+    baselines = [str(folder) for folder in _folders(asked.text, asked.text.presets[:1])]
+    if baselines:
+        text = replace(asked.text.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
+        found["bits"] = _quantized(tuple(baselines), output / "bits.jsonl", text, False, say)
+    work.end()
+    compare(asked.sinks, say=say, work=work)
+    work.begin("the first token's attention")
+    lines = _sinks(asked.sinks, prepare(asked.sinks.data))
+    found["sinks"] = output / "sinks.jsonl"
+    write_text(found["sinks"], "".join(map(as_line, lines)))
+    work.end()
+    if pretrained is not None:
         work.begin(pretrained)
         text = DataConfig(limit=1_000_000, validation=0.2)
         diagnosed = DiagnoseConfig(
@@ -121,20 +138,6 @@ def run_demo(
             (pretrained,), output / "pretrained/bits.jsonl", text, trust_remote_code, say
         )
         work.end()
-    compare(asked.text, say=say, work=work)
-    work.begin("the models in 8 bits")
-    found["text"] = asked.text.output / RECORDS
-    baselines = [str(folder) for folder in _folders(asked.text, asked.text.presets[:1])]
-    if baselines:
-        text = replace(asked.text.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
-        found["bits"] = _quantized(tuple(baselines), output / "bits.jsonl", text, False, say)
-    work.end()
-    compare(asked.sinks, say=say, work=work)
-    work.begin("the first token's attention")
-    lines = _sinks(asked.sinks, prepare(asked.sinks.data))
-    found["sinks"] = output / "sinks.jsonl"
-    write_text(found["sinks"], "".join(map(as_line, lines)))
-    work.end()
     return found
 
 

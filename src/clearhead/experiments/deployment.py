@@ -1,6 +1,6 @@
 """A model saved in few bits against the one in bfloat16: bytes, tokens a second, perplexity."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
 from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.names import short_names
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory
@@ -24,51 +25,78 @@ from clearhead.quantize.deploy import (
     deploy,
 )
 from clearhead.records import manifest
-from clearhead.records.files import write_json
-from clearhead.records.provenance import provenance
+from clearhead.records.files import require_new, write_json
+from clearhead.records.provenance import KEYS, provenance
+from clearhead.records.runs import QUANTIZATION, Line
 from clearhead.versions import versions
 
 PROMPT, TOKENS, ROUNDS = 32, 32, 5
+_SIDES = ("perplexity", "bytes", "tokens_per_second")
+_RUN = {"kind": "run", "dtype": "bfloat16"}
+_HEADER = ("class", "parameters", "quantized_parameters", "length", "tokens", *KEYS)
 FIGURES = "quantization.json"  # in the model's folder
 
 
-def run_deployment(config: QuantizeConfig, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Save a model in few bits, load and measure it; return its figures, which its folder has too.
+def run_deployment(
+    config: QuantizeConfig, *, say: Callable[[str], None]
+) -> dict[Path, dict[str, Any]]:
+    """Save models in few bits, load and measure them; return each folder's figures, which it holds.
 
     Raises:
-        ClearheadError: options that have no effect, a model or a form that does not work; the saved
+        ClearheadError: options that have no effect, a model or a form that does not work; a saved
             model does not come back as it was.
     """
     refuse_tokenizer(config.data)
-    names = ("scheme", "seeds", "choices", "questions", "records", "page", "title")
-    idle = config.given(*names)
-    if config.deploy is None or config.output is None or len(config.models) != 1 or idle:
+    idle = config.given("scheme", "seeds", "choices", "questions", "records")
+    if not config.deploy or config.output is None or idle:
         raise ClearheadError(
-            "a model to keep takes one model, --deploy and --output"
+            "a model to keep takes --deploy and --output"
             + (f"; {', '.join(idle)} would have no effect" if idle else "")
         )
-    (source,) = config.models
-    with within_memory("the model is held twice, whole and in few bits: free memory for both"):
+    forms = list(dict.fromkeys(config.deploy))
+    alone = len(config.models) == len(forms) == 1
+    require_new(config.output)
+    deployed: dict[Path, dict[str, Any]] = {}
+    for source, name in zip(config.models, short_names(config.models), strict=True):
         peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
-        made = deploy(
-            peer,
-            tokenizer,
-            resolved(source),
-            config.deploy,
-            config.output,
-            trust_remote_code=config.trust_remote_code,
-        )
-    corpus = prepare(config.data, tokenizer=tokenizer, progress=say)
-    count = max(1, config.tokens // config.length)
-    read = list(windows(corpus, length=config.length, count=count))
-    found = {
-        "form": config.deploy,
-        "of": source,
-        **figures(made, config.output, read, progress=say),
-    }
-    write_json(config.output / FIGURES, found)
-    manifest.seal(config.output)
-    return found
+        corpus = prepare(config.data, tokenizer=tokenizer, progress=say)
+        count = max(1, config.tokens // config.length)
+        read = list(windows(corpus, length=config.length, count=count))
+        for form in forms:
+            folder = config.output if alone else config.output / f"{name}-{form}"
+            with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+                made = deploy(
+                    peer,
+                    tokenizer,
+                    resolved(source),
+                    form,
+                    folder,
+                    trust_remote_code=config.trust_remote_code,
+                )
+            say(f"{name}, {form}: saved")
+            found = {
+                "form": form,
+                "of": source,
+                **figures(made, folder, read, progress=say),
+            }
+            write_json(folder / FIGURES, found)
+            manifest.seal(folder)
+            deployed[folder] = {"name": name, **found}
+    return deployed
+
+
+def records_of(deployed: Mapping[Path, dict[str, Any]]) -> list[Line]:
+    """The figures as records of a quantisation, whose full precision is bfloat16."""
+    lines: list[Line] = []
+    for found in deployed.values():
+        where = {"kind": "measure", "run": found["name"]}
+        if not any(line["run"] == found["name"] for line in lines):
+            header = {key: found[key] for key in _HEADER if key in found}
+            lines.append({"study": QUANTIZATION, "path": found["of"], **header, **where} | _RUN)
+            lines += [{**where, "metric": key, "value": found[f"bfloat16_{key}"]} for key in _SIDES]
+        where |= {"scheme": found["form"]}
+        lines += [{**where, "metric": key, "value": found[key]} for key in _SIDES]
+    return lines
 
 
 def figures(
@@ -118,7 +146,10 @@ def figures(
         )
     if found.perplexity is None or full.perplexity is None:
         raise ClearheadError(f"no perplexity: {found.reason or full.reason}")
+    layers = [deployed.peer.get_submodule(name) for name in deployed.layers]
     return {
+        "class": type(deployed.peer).__name__,
+        "parameters": sum(parameter.numel() for parameter in deployed.peer.parameters()),
         "bytes": deployed.bytes,
         "bfloat16_bytes": deployed.peer_bytes,
         "tokens_per_second": ours,
@@ -127,8 +158,9 @@ def figures(
         "bfloat16_perplexity": full.perplexity,
         "length": length,
         "tokens": len(texts) * length,
-        "quantized_layers": len(deployed.layers),
-        "narrowest_input": min(deployed.peer.get_submodule(n).in_features for n in deployed.layers),
+        "quantized_layers": len(layers),
+        "quantized_parameters": sum(layer.weight.numel() for layer in layers),
+        "narrowest_input": min(layer.in_features for layer in layers),
         "other_linear_layers": list(deployed.others),
         **provenance(deployed.model.device),
         "versions": versions("torchao"),

@@ -129,13 +129,14 @@ class QuantizeConfig(SweepConfig):
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
     docs/quantize.md."""
-    deploy: (
-        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"]
-        | None
-    ) = None
-    """Instead of simulating, save one model in this form (extra torchao) to --output."""
+    deploy: tuple[
+        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"], ...
+    ] = ()
+    """Instead of simulating, save the models in these forms (extra torchao) to --output, and show
+    size, speed and perplexity side by side."""
     output: Path | None = None
-    """The folder of the saved model; it must not exist yet."""
+    """The folder of the saved model; of several models or forms that of MODEL-FORM folders. It must
+    not exist yet."""
     length: Length = 256
     """Tokens in a window of text."""
     tokens: int = 32_768

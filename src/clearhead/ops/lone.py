@@ -26,7 +26,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
     score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
-    lse_BGR = score_BGRS.logsumexp(-1)
+    lse_BGR = _log_sum_exp(score_BGRS)
     o_BGRV = torch.matmul(_weights(score_BGRS, lse_BGR).to(v_BGSV.dtype), v_BGSV)
     return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
 
@@ -59,7 +59,7 @@ def differential(
     by_map = (groups // 2, shared, 2)
     q = q_BH1D.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
     score_BGRS = _scores(q, k_BGSD, scale, key_mask)
-    lse_BGR = score_BGRS.logsumexp(-1)
+    lse_BGR = _log_sum_exp(score_BGRS)
     if isinstance(sink, float | int):
         lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
     elif sink is not None:
@@ -81,6 +81,15 @@ def _scores(q_BH1D: Tensor, k_BGSD: Tensor, scale: float, key_mask: Tensor | Non
     if key_mask is None:
         return score_BGRS
     return torch.where(key_mask[:, None, None], score_BGRS, -torch.inf)
+
+
+def _log_sum_exp(score_BGRS: Tensor) -> Tensor:
+    """As torch.logsumexp, which no compiler traces over keys of unknown number; −inf of no key."""
+    top = score_BGRS.amax(-1, keepdim=True).detach()
+    shift = torch.where(top == -torch.inf, 0.0, top)
+    total = torch.exp(score_BGRS - shift).sum(-1, keepdim=True)
+    log = torch.log(torch.where(total == 0, 1.0, total))
+    return torch.where(total == 0, -torch.inf, shift + log).squeeze(-1)
 
 
 def _weights(score_BGRS: Tensor, lse_BGR: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import groups
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.sinks import by_row
 
 
@@ -27,7 +28,7 @@ def as_null(
         logit [B, H, T] and value [B, H, T, V], in float32 at least.
     """
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
-    with torch.autocast(q_BHTD.device.type, enabled=False):
+    with without_autocast(q_BHTD):
         k_BHND, v_BHNV = (groups.repeat(x.to(exact), q_BHTD.shape[1]) for x in prefix)
         score_BHTN = q_BHTD.to(exact) @ k_BHND.mT * scale
         logit_BHT = score_BHTN.logsumexp(-1)

@@ -224,6 +224,13 @@ def _measures_of_line(line: Line) -> Iterator[Measure]:
         for name, item in line.items()
         if name not in (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
     }
+    for name in ("interval", "items"):
+        if details.get(name) is not None:
+            details[name] = [_number(one) for one in details[name]]
+            if None in details[name]:  # one that was not finite
+                del details[name]
+    if details.get("interval") is not None and len(details["interval"]) != 2:
+        raise ValueError(f"an interval has two ends, found {len(details['interval'])}")
     yield Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
 
 

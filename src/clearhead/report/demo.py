@@ -209,7 +209,7 @@ def _bits(parts: Parts) -> Section:
         answer=said.bits(parts),
         caption="Where one scale serves a whole tensor, its largest number decides how finely all "
         "others are written. Small models trained for a minute have no outliers; larger ones do. "
-        "OrthoAdam, an optimizer that steps in a rotated basis, trains without them.",
+        "OrthoAdam is an optimizer against them: it steps in a rotated basis.",
         blocks=(
             *_tables(build("outliers and 8 bits", rows, columns, fill, corner="model")),
             *_beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),

@@ -21,7 +21,7 @@ LONGER: dict[str, tuple[str, tuple[str, ...]]] = {
     "blocks.jsonl": ("8.2 M tokens a model, rates tuned", (BASE, SHAPED)),
     "backcopy-diagnoses.jsonl": ("the same made text, 4.1 M tokens a model", (BASE, "softmax1")),
     "orthoadam.jsonl": (
-        "two optimizers, 2 M tokens a model",
+        "OrthoAdam with one rotation a size, 2 M tokens a model",
         ("transformer · adamw", "transformer · orthoadam"),
     ),
     "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", ()),
@@ -191,7 +191,7 @@ def sinks(records: Records) -> str:
 def bits(parts: Parts) -> str:
     """Changes of perplexity in 8 bits."""
     each = [
-        f"{change:+.1%} in {arm}".replace("-", "−", 1).replace("%", "\u00a0%")
+        f"{'+' if change >= 0 else '−'}{style.percent(abs(change))} in {arm}"
         for (arm, _), (change, _) in _changes(parts).items()
     ]
     return f"8 bits change perplexity by {enumerate_words(each)}." if each else ""

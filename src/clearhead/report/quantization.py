@@ -162,14 +162,16 @@ def results(records: Records) -> Pivot | None:
             ("added_perplexity", "added"),
             ("accuracy", "accuracy"),
             ("accuracy_normalised", "by length"),
+            ("bytes", "bytes"),
+            ("tokens_per_second", "tokens/s"),
         )
     ]
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = {"perplexity": four_digits, "added_perplexity": signed}.get(metric, style.percent)
+        write = _WRITTEN.get(metric, style.percent)
         quantity = Quantity(
-            read=at(metric, scheme=scheme), write=write, judged=metric != "perplexity"
+            read=at(metric, scheme=scheme), write=write, judged=metric not in _UNJUDGED
         )
         entries = quantity.entries(records, arm, reference)
         if metric == "added_perplexity" and all_noise(records, arm, str(scheme)):
@@ -177,6 +179,19 @@ def results(records: Records) -> Pivot | None:
         return entries
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+_WRITTEN = {
+    "perplexity": four_digits,
+    "added_perplexity": signed,
+    "bytes": _whole,
+    "tokens_per_second": four_digits,
+}
+_UNJUDGED = ("perplexity", "bytes", "tokens_per_second")
 
 
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:

@@ -27,6 +27,14 @@ class Stopped(Exception):  # noqa: N818 (a request, not a fault)
         self.code = 128 + number
 
 
+def gpus() -> tuple[str, ...]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    if not torch.cuda.is_available():
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(chosen.split(",") if chosen else map(str, range(torch.cuda.device_count())))
+
+
 def run(
     tasks: Sequence[Job],
     *,
@@ -34,6 +42,7 @@ def run(
     jobs: int,
     say: Callable[[str], None],
     work: Work | None = None,
+    devices: Sequence[str] = (),
 ) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
@@ -44,6 +53,7 @@ def run(
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
+        devices: GPUs; a job sees the one that the fewest others are on.
 
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
@@ -65,7 +75,11 @@ def run(
                         break
                     waiting.remove(job)
                     if job.model is None or job.model.is_dir():
-                        running.append(_Running(job, logs, jobs))
+                        used = [one.device for one in running]
+                        device = min(devices, key=used.count, default=None)
+                        running.append(_Running(job, logs, jobs, device))
+                        if device is not None:
+                            say(f"{job.name}: on GPU {device}")
                         work.begin(", ".join(one.job.name for one in running))
                     else:
                         work.skip()
@@ -108,11 +122,12 @@ def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
 class _Running:
     """A running job."""
 
-    def __init__(self, job: Job, logs: Path, jobs: int) -> None:
-        self.job, self.started = job, time.monotonic()
+    def __init__(self, job: Job, logs: Path, jobs: int, device: str | None) -> None:
+        self.job, self.device, self.started = job, device, time.monotonic()
         self._log, self._mark = logs / f"{job.name}.log", _mark(job, logs)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, torch.get_num_threads() // jobs))
+        seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         with self._log.open("ab") as log, TemporaryFile("w+", encoding="utf-8") as configuration:
             configuration.write(job.to_json())
             configuration.seek(0)
@@ -121,7 +136,7 @@ class _Running:
                 stdin=configuration,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": threads},
+                env={**os.environ, "OMP_NUM_THREADS": threads, **seen},
                 # A terminal's Ctrl-C is for the runner alone: a second signal would end a job
                 # before it has saved.
                 process_group=0,

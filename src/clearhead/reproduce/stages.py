@@ -13,7 +13,7 @@ from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
 from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import run
+from clearhead.reproduce.runner import gpus, run
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
@@ -88,7 +88,8 @@ def _reproduce(
     def stage(name: str, listed: list[Job]) -> None:
         nonlocal failed
         say(f"{name}: {len(listed)} jobs")
-        failed += len(run(listed, logs=output / "logs", jobs=jobs, say=say, work=work))
+        logs = output / "logs"
+        failed += len(run(listed, logs=logs, jobs=jobs, say=say, work=work, devices=gpus()))
 
     known = settled(output)
     swept = sweeps(one for one in trials if one.key not in known)
