@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
@@ -15,11 +15,12 @@ from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
-from clearhead.reproduce import Experiment as Study
-from clearhead.reproduce.selection import ALL, choose_studies
-from clearhead.reproduce.trials import Table, Trial
 from clearhead.terminal import say, show, write
 from clearhead.train.config import Tracker
+
+if TYPE_CHECKING:
+    from clearhead.reproduce import Experiment as Study
+    from clearhead.reproduce.trials import Table, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +144,10 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     show(f"claims: {output}")
 
 
-def _chosen(command: Command) -> list[tuple[str, Sequence[Trial], Path]]:
+def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
+    from clearhead.reproduce.selection import ALL, choose_studies
+
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []
     names: dict[str, None] = {}
@@ -167,7 +170,7 @@ def _chosen(command: Command) -> list[tuple[str, Sequence[Trial], Path]]:
     return found
 
 
-def _changed(table: Table, command: Command, study: Study) -> Table:
+def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     """The table with the seeds and texts of the command in place of its own."""
     config = replace(table.config, track=command.track)
     questions = {
@@ -188,7 +191,7 @@ def _changed(table: Table, command: Command, study: Study) -> Table:
     return replace(table, config=config, questions=questions)
 
 
-def _print(trials: Sequence[Trial], output: Path) -> None:
+def _print(trials: "Sequence[Trial]", output: Path) -> None:
     from clearhead.reproduce import stages
 
     rates = stages.rates(trials, output)

@@ -61,7 +61,7 @@ def _paired(value: Any) -> str:
 def _is_text(value: str) -> bool:
     try:
         json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return False
 
