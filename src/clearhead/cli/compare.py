@@ -40,13 +40,17 @@ def run(words: list[str]) -> int:
     from clearhead.experiments.compare import compare
     from clearhead.records.loading import load
     from clearhead.train import InterruptedRun, Progress
+    from clearhead.train.world import joined
 
     load(command.beside)  # a file that cannot be read is better known before the training
-    try:
-        compare(command, say=say, callbacks=lambda: [Progress()])
-    except InterruptedRun as stop:
-        say("stopped and saved: the same command goes on from here")
-        return stop.code
+    with joined(command.train.timeout) as world:
+        try:
+            compare(command, say=say, callbacks=lambda: [Progress()])
+        except InterruptedRun as stop:
+            say("stopped and saved: the same command goes on from here")
+            return stop.code
+    if not world.first:
+        return 0
     page = command.output / "report.html"
     publish([command.output / RECORDS, *command.beside], page)
     return 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
@@ -15,6 +15,9 @@ from clearhead.metavars import Pair, Preset, Size
 from clearhead.ranges import Part
 from clearhead.terminal import say
 from clearhead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from clearhead.train.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +61,14 @@ def run(words: list[str]) -> int:
         presets=True,
         default=Command(objective="mlm", train=masked_recipe()) if masked else None,
     )
-    return _train(command)
+    from clearhead.train.world import joined
+
+    settings = command.train
+    with joined(settings.timeout, alone=settings.parallel != "fsdp") as world:
+        return _train(command, world)
 
 
-def _train(command: Command) -> int:
+def _train(command: Command, world: "World") -> int:
     import torch
 
     from clearhead.data import prepare, with_mask_token
@@ -82,7 +89,7 @@ def _train(command: Command) -> int:
     config = preset(command.preset, command.size, **changes)  # refuses before anything is read
     check_objective(command.objective, config)
     share = _share(command)
-    corpus = prepare(command.data, progress=say)
+    corpus = world.in_turn(lambda: prepare(command.data, progress=say))
     if share is not None:
         corpus = with_mask_token(corpus)
     config = fitted(command.preset, command.size, corpus, command.train, **changes)

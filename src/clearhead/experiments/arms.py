@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from clearhead.errors import ClearheadError, choose
 from clearhead.models import ClearheadConfig, preset
 from clearhead.train import TrainConfig
+from clearhead.train.config import Processes
 
 BETWEEN = " · "
 TRAIN = "train."
@@ -24,6 +25,7 @@ _ELSEWHERE = {
     "train.save_every": "no result depends on it",
     "train.keep": "no result depends on it",
     "train.log_every": "no result depends on it",
+    **{f"{TRAIN}{field.name}": "no result depends on it" for field in fields(Processes)},
 }
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from clearhead.train import (
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
 from clearhead.train.folder import FINAL, read_record, with_newer_settings
+from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.world import World, joined
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
@@ -52,53 +56,72 @@ def compare(
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
-    diverges is recorded as such, and the others go on: in a sweep that is a result.
+    diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
+    torchrun started train every run together; the first measures and writes.
 
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
-    with hold_folder(config.output) as lock:
-        return _compare(config, lock, say, callbacks)
+    with joined(config.train.timeout) as world, ExitStack() as stack:
+        locks = list[Lock]()  # of the first process
+        hold = hold_folder(config.output)
+        world.by_first(lambda: locks.append(stack.enter_context(hold)))
+        return _compare(config, locks, world, say, callbacks)
 
 
 def _compare(
     config: CompareConfig,
-    lock: Lock,
+    locks: list[Lock],
+    world: World,
     say: Callable[[str], None],
     callbacks: Callable[[], list[Callback]],
 ) -> Records:
-    corpus = prepare(config.data, progress=say)
+    corpus = world.in_turn(lambda: prepare(config.data, progress=say))
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
-    jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
-    for job in jobs:  # all before the first, which may take hours
-        if job.records.exists():
-            _check_same(job.records, _intact(job.records), job.header)
-        else:
-            _check_optimizer(job)
+    with world.alike():
+        jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
+
+    def check() -> None:
+        for job in jobs:  # all before the first, which may take hours
+            if job.records.exists():
+                _check_same(job.records, _intact(job.records), job.header)
+            else:
+                _check_optimizer(job)
+
+    world.by_first(check)
     written, diverged = list[Path](), list[str | None]()
-    for job in jobs:
-        if job.records.exists():
-            say(f"{job.called}: already done")
-        else:
-            say(f"{job.called}: {job.header['parameters']:,} parameters")
-            header, *lines = _run(job, callbacks())
+
+    def publish(job: _Job, trained: "_Trained | None") -> str | None:
+        """Measure and record a run, unless that was done before; returns how it diverged."""
+        if trained is not None:
+            header, *lines = _records(job, trained)
             text = "".join(map(as_line, lines))
-            lock.check()  # measuring takes its time
+            for lock in locks:
+                lock.check()  # measuring takes its time
             write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
-        diverged.append(_intact(job.records).get("diverged"))
-        if diverged[-1]:
-            say(f"{job.called}: {diverged[-1]}")
         written.append(job.records)
         text = "".join(path.read_bytes().decode() for path in written)
         write_text(config.output / RECORDS, text)
+        return _intact(job.records).get("diverged")
+
+    for job in jobs:
+        trained = None
+        if world.by_first(job.records.exists):
+            say(f"{job.called}: already done")
+        else:
+            say(f"{job.called}: {job.header['parameters']:,} parameters")
+            trained = _trained(job, callbacks(), world)
+        diverged.append(world.by_first(partial(publish, job, trained)))
+        if diverged[-1]:
+            say(f"{job.called}: {diverged[-1]}")
     if all(diverged):
-        raise DivergedError(f"no run stayed finite: {diverged[0]}")
+        raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
     return load(config.output / RECORDS)
 
 
@@ -113,6 +136,10 @@ class _Job:
         self.settings = replace(arm.train, seed=seed)
         self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
         check_room(self.model, self.settings)
+        if config.measure_every and arm.train.parallel == "fsdp":
+            raise ClearheadError(
+                "measure_every needs the whole model in one process: choose parallel ddp"
+            )
         self.folder = config.output / f"{arm.folder}-seed{seed}"
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -154,24 +181,29 @@ def _check_optimizer(job: _Job) -> None:
         raise ClearheadError(f"{job.arm.name}: {error}") from error
 
 
-def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
-    """Train one model, or resume it, then measure it. Yields its records."""
+@dataclass(frozen=True)
+class _Trained:
+    """The model of a run, what its training took, and how it diverged."""
+
+    model: Any
+    measures: dict[str, Any]
+    diverged: str | None = None
+
+
+def _trained(job: _Job, callbacks: list[Callback], world: World) -> _Trained:
+    """Train one model, or resume it."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
     device = best_device()
     torch.manual_seed(job.seed)
     model = OBJECTIVES[job.config.objective](job.model).to(device)
-    apart = job.config.documents == "apart"
     if every:
+        apart = job.config.documents == "apart"
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
     measures: dict[str, Any] = {}
     diverged = None
-    if is_finished(folder):  # trained, but stopped before it was measured
-        verify_model(folder / FINAL)
-        model = pretrained(type(model), folder / FINAL).to(device)
-        measures = {"reason": "the process that trained it was stopped before the measurements"}
-    else:
+    if not world.by_first(partial(is_finished, folder)):
         try:
             result = train(
                 model,
@@ -179,7 +211,7 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 settings,
                 output=folder,
                 tokenizer=corpus.tokenizer,
-                resume=holds_run(folder),
+                resume=world.by_first(partial(holds_run, folder)),
                 callbacks=callbacks,
                 description={"run": name},
             )
@@ -193,6 +225,22 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
+            if not is_sharded(model):
+                return _Trained(model, measures)
+    else:  # trained, but stopped before it was measured
+        measures = {"reason": "the process that trained it was stopped before the measurements"}
+    if world.first and diverged is None:
+        verify_model(folder / FINAL)
+        model = pretrained(plain_class(model), folder / FINAL).to(device)
+    return _Trained(model, measures, diverged)
+
+
+def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
+    """Measure a trained model; yields the run's records."""
+    settings, corpus, folder = job.settings, job.corpus, job.folder
+    name, every = job.header["run"], job.header["measure_every"]
+    model, measures, diverged = trained.model, trained.measures, trained.diverged
+    apart = job.config.documents == "apart"
     made = read_record(folder)
     yield job.header | {key: made[key] for key in KEYS if key in made} | {"diverged": diverged}
     for line in jsonl.salvage(folder / METRICS):

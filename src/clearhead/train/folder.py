@@ -9,7 +9,7 @@ OUTPUT/.lock/           while a process writes here
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import TrainConfig
+from clearhead.train.config import Processes, TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ RUN_FILE = "run.json"
 FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every"}
+FREE_KEYS = {"save_every", "keep", "log_every", *(field.name for field in fields(Processes))}
 # Settings that runs made before them had otherwise than today's default has it.
 EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
