@@ -97,6 +97,7 @@ class LayerSpec:
     mlp_gain: float | None = None
     mlp_skip_gain: float | None = None
     dropout: float = 0.0
+    annealed_start: bool = False
     scores: str = _axis("dot", "how a query is compared with a key")
     qk_norm: str = _axis("none", "what is done to queries and keys before position")
     normalizer: str = _axis("softmax", "how a row of scores becomes weights")
@@ -155,6 +156,7 @@ class Declaration:
             default, as the same function where there is one: `adopt(weights, before, after)`, by
             name within the layer's attention, and the specs before and after. None where a new
             mechanism starts as its paper says, beside weights as they are.
+        anneals: whether `annealed_start` brings it in over the training run, from no effect.
     """
 
     axis: str
@@ -170,6 +172,7 @@ class Declaration:
     query_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     key_width: Callable[[LayerSpec], int] = lambda layer: layer.head_dim
     adopt: Callable[[dict[str, Any], LayerSpec, LayerSpec], dict[str, Any]] | None = None
+    anneals: bool = False
 
 
 class Registry:
@@ -213,6 +216,10 @@ class Registry:
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
         return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+
+    def anneals(self, layer: LayerSpec) -> bool:
+        """True where `annealed_start` has an effect on a layer."""
+        return any(declaration.anneals for declaration in self.of(layer).values())
 
     def table(self) -> str:
         """Every mechanism in Markdown, as docs/mechanisms.md has it."""

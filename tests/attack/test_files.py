@@ -18,7 +18,7 @@ from .server import Server
 TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold|lines_sha256")
 SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
-TRAIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING, "--resume"]
+TRAIN = ["train", "--resume", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ TARGETS = (
     Target("stopped/**/*", TRAIN, ("stopped/final/*",)),
     Target(
         "cache/corpora/**/*",
-        [*TRAIN, *training(4, "--train.save-every", "1")],
+        TRAIN,
         ("stopped/final/*",),
     ),
     Target("compared/**/*", compared(), ("compared/*/records.jsonl", "compared/records.jsonl")),

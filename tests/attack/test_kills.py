@@ -45,7 +45,7 @@ def _result(folder: Path) -> dict[str, Any]:
 def _resumed(words: list[str], folder: Path) -> list[str]:
     """The command that goes on; `compare` is its own."""
     begun = words[0] == "train" and (folder / "new" / "run.json").exists()
-    return [*words, "--resume"] if begun else words
+    return [*words, "--resume", "new"] if begun else words
 
 
 @pytest.fixture(scope="module")

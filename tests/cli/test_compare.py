@@ -34,13 +34,13 @@ def words(settings: list[str], tmp_path: Path) -> list[str]:
 
 def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, monkeypatch):
     given: dict[str, list[torch.Tensor]] = {}
-    real = job.train
+    real = job.train_to_end
 
     def spy(model, batches, config, **options):
         given[options["description"]["run"]] = [batches.batch(i)["input_ids"] for i in (0, 1)]
         return real(model, batches, config, **options)
 
-    monkeypatch.setattr(job, "train", spy)
+    monkeypatch.setattr(job, "train_to_end", spy)
     words = [*PRESETS, *words]
     assert _call(*words, "--seeds", "0", "1") == 0
     for seed in (0, 1):  # the same tokens in the same order, another order with another seed
@@ -95,10 +95,10 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
     assert "differential" in page
 
     # The same command again has nothing to train; other settings are refused.
-    monkeypatch.setattr(job, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
     assert _call(*words, "--seeds", "0", "1") == 0
     assert _call(*words, "--train.learning-rate", "0.5") == 2
-    assert "other settings (train: learning_rate)" in capsys.readouterr().err
+    assert "other settings: train.learning_rate was 0.003 and is now 0.5" in capsys.readouterr().err
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
@@ -149,7 +149,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
     older = tmp_path / "out/transformer-seed0/records.jsonl"
     older.write_text(older.read_text("utf-8").replace(', "documents": "apart"', ""), "utf-8")
     assert _call(*words) == 2
-    assert "holds a run of other settings (documents)" in capsys.readouterr().err
+    assert "holds a run of other settings: documents was 'together'" in capsys.readouterr().err
 
 
 def test_arms_are_validated_alike(words, tmp_path):
@@ -216,7 +216,7 @@ def test_a_folder_from_before_a_setting_goes_on_with_its_default_alone(words, tm
     assert _call(*words) == 0
     assert "transformer, seed 0: already done" in capsys.readouterr().err
     assert _call(*words, "--set", "sliding_window=8") == 2
-    assert "other settings (model: sliding_window)" in capsys.readouterr().err
+    assert "other settings: model.sliding_window was None and is now 8" in capsys.readouterr().err
 
 
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):
@@ -255,11 +255,11 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
         ).read_bytes()
 
     # A further value joins; what is done stays; another rhythm of measurements is refused.
-    monkeypatch.setattr(job, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
     assert _call(*other, "--vary", "train.optimizer=orthoadam,adamw") == 2
     assert "given twice" in capsys.readouterr().err
     assert _call(*other, "--measure-every", "1") == 2
-    assert "other settings (measure_every)" in capsys.readouterr().err
+    assert "other settings: measure_every was 0 and is now 1" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):

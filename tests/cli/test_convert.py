@@ -184,6 +184,41 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
     assert not made.exists()
 
 
+def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_it_unasked(
+    llama, tmp_path, capsys
+):
+    gated, made = tmp_path / "gated", tmp_path / "made"
+    assert _call("convert", str(llama), str(gated), "--to", "gated", "normalizer=softmax1") == 0
+    capsys.readouterr()
+    assert _call("convert", str(gated), str(made), "--for", "serving") == 0
+    said = capsys.readouterr().out
+    assert f"→ ClearheadServingForCausalLM, with equal logits: {made}" in said
+    config = json.loads((made / "config.json").read_text("utf-8"))
+    assert config["auto_map"].keys() == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    code = (made / "modeling_clearhead_serving.py").read_text("utf-8")
+    assert "import clearhead" not in code
+    assert "from clearhead" not in code
+    assert _call("generate", str(made), "attention", "--tokens", "4") == 2
+    assert "brings Python code of its own" in _error(capsys)
+    words = ("--tokens", "4", "--trust-remote-code")
+    assert _call("generate", str(made), "attention", *words) == 0
+    served = capsys.readouterr().out
+    assert _call("generate", str(gated), "attention", "--tokens", "4") == 0
+    assert capsys.readouterr().out == served
+
+
+def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tmp_path, capsys):
+    made, null = tmp_path / "made", tmp_path / "null"
+    assert _call("convert", str(llama), str(null), "--to", "key-bias") == 0
+    assert _call("convert", str(null), str(made), "--for", "serving") == 2
+    assert "normalizer='key' does not fit, for its sink is a product" in _error(capsys)
+    assert _call("convert", str(llama), str(made), "--for", "serving") == 2
+    assert "is not clearhead's, and is served as it is" in _error(capsys)
+    assert _call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2
+    assert "--to and --for are two steps" in _error(capsys)
+    assert not made.exists()
+
+
 def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     made, folder = tmp_path / "made", tmp_path / "bits"
     folder.mkdir()

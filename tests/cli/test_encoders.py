@@ -143,7 +143,7 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     assert _call("finetune", model, *_words(rows), "--output", str(out), "--seeds", "0") == 0
     assert "already done" in capsys.readouterr().err
     changed = [*_words(rows), "--train.dropout", "0.2", "--output", str(out)]
-    assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
+    assert "train.dropout was None and is now 0.2" in _refusal(capsys, "finetune", model, *changed)
 
     # Records of before know fewer settings, which were then what are the defaults now.
     header, *lines = (out / "seed0/records.jsonl").read_text().splitlines()
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     assert _call("finetune", model, *_words(rows), "--output", str(out)) == 0
     assert "already done" in capsys.readouterr().err
     changed = [*_words(rows), "--train.schedule", "linear", "--output", str(out)]
-    assert "holds a run of another train" in _refusal(capsys, "finetune", model, *changed)
+    assert "train.schedule was 'cosine'" in _refusal(capsys, "finetune", model, *changed)
 
 
 def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
@@ -201,9 +201,9 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
     assert left == ["records.jsonl", "seed0", "seed1-training"]
     assert [run.seed for run in load(job.output / "records.jsonl").runs] == [0]
     other = replace(job, train=replace(job.train, warmup=0.5))
-    with pytest.raises(ClearheadError, match="seed0 holds a run of another train"):
+    with pytest.raises(ClearheadError, match=r"seed0 holds .*: train\.warmup was"):
         run_finetune(other, say=str)
-    with pytest.raises(ClearheadError, match="seed1-training holds a run of another train"):
+    with pytest.raises(ClearheadError, match=r"seed1-training holds .*: train\.warmup was"):
         run_finetune(replace(other, seeds=(1,)), say=str)
 
     said.clear()
@@ -288,7 +288,7 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
     assert reader.mask_token == "<|mask|>"
     assert run["model"]["vocab_size"] == reader.mask_token_id + 1
-    assert "is finished" in _refusal(capsys, *masked_words, "--resume")
+    assert "is finished" in _refusal(capsys, "train", "--resume", str(tmp_path / "run"))
 
     where = ["--data.data", str(text), "--data.validation", "0.1", "--tokens", "128"]
     records = tmp_path / "eval.jsonl"

@@ -21,6 +21,7 @@ from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig, EvaluateConfig
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
+from clearhead.reproduce.claims import claims
 from clearhead.reproduce.jobs import Job, from_json
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.stages import collect
@@ -84,8 +85,11 @@ def test_a_rate_is_written_as_folders_have_it(rate):
 def test_the_list_says_what_each_experiment_asks(capsys):
     assert _call("--list") == 0
     out = capsys.readouterr().out.splitlines()
-    assert "blocks: Which parts of a block can go? arXiv 2311.01906; tiny, small, paper" in out
-    assert len(out) == len(EXPERIMENTS)
+    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
+    cost = "at tiny 72 runs, 32.4 M tokens, about 46 min of training on two cores"
+    assert asked + cost in out
+    assert "sas/residual: A small gain of the MLP's branch is best. [blocks]" in out
+    assert len(out) == len(EXPERIMENTS) + len(claims())
 
 
 def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):

@@ -57,6 +57,24 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return lines[-1]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--seeds", "0", "--seeds", "1"],
+        ["--train.tokens=9", "--train.tokens", "8"],
+        ["--train.document-masks", "--train.no-document_masks"],
+    ],
+)
+def test_an_option_given_twice_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *words])
+    assert stop.value.code == 2
+    assert (
+        f"{words[-2] if words[-1].isdigit() else '--train.no-document-masks'} is given twice"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_help_imports_nothing_heavy():
     code = """
 import sys

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import clearhead
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
-from clearhead.models import PRESETS, plan, preset
+from clearhead.models import PRESETS, SIZES, plan, preset
 from clearhead.models.catalogue import SMALLER
 from clearhead.nn import REGISTRY
 from clearhead.spec import AXES, RANGES
@@ -209,19 +209,47 @@ def test_unknown_presets_and_sizes_name_the_near_misses():
         preset("differential", num_attention_heads=3, head_dim=32)
 
 
-@pytest.mark.parametrize("size", ["tiny", "small"])  # the others are papers' own shapes
-def test_presets_are_matched_to_the_baseline_within_one_percent(size):
+SHAPES = {
+    "tiny": {},
+    "small": {},
+    "large": {},
+    "gpt2-130m": {},
+    "narrow": {"hidden_size": 64, "num_attention_heads": 2},
+    "wide": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+    "long": {"max_position_embeddings": 4096},
+    "relu": {"mlp": "relu", "bias": True},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_presets_are_matched_to_the_baseline_within_one_percent(shape):
+    size, keys = (shape, {}) if shape in SIZES else ("tiny", SHAPES[shape])
+    baseline = plan(preset("transformer", size, **keys)).parameters
+    for name in set(PRESETS) - set(SMALLER):
+        assert abs(plan(preset(name, size, **keys)).parameters / baseline - 1) < 0.01, name
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_presets_that_claim_to_need_fewer_parameters_have_fewer(size):
     baseline = plan(preset("transformer", size)).parameters
     for name in SMALLER:
         assert plan(preset(name, size)).parameters < 0.95 * baseline
-    for name in set(PRESETS) - set(SMALLER):
-        assert abs(plan(preset(name, size)).parameters / baseline - 1) < 0.01, name
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_another_shape_derives_its_mlp_again(name):
-    config = preset(name, hidden_size=64, num_attention_heads=2)
-    assert config.intermediate_size == (256 if name == "gpt2" else 192)
+def test_a_width_that_is_given_is_kept_and_named_sizes_keep_the_widths_of_their_records():
+    assert preset("differential-v2", intermediate_size=512).intermediate_size == 512
+    widths = {
+        "gpt2": (736, 2016),
+        "differential-v2": (448, 1200),
+        "gated": (448, 1208),
+        "coca": (544, 1464),
+        "coca-strict": (576, 1544),
+        "coca-slack": (544, 1464),
+        "xsa": (512, 1376),
+    }
+    for name, known in widths.items():
+        assert tuple(preset(name, size).intermediate_size for size in ("tiny", "small")) == known
 
 
 def test_plan_by_hand():

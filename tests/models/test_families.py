@@ -112,12 +112,16 @@ def test_there_and_back_every_weight_is_the_same(case):
         assert torch.equal(back.state_dict()[name], weight), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias": True}, {"sliding_window": 4}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"bias": True}, {"sliding_window": 4}, {"annealed_start": True}]
+)
 @pytest.mark.parametrize("name", ["softmax1", "sink"])
 def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
     ours = ClearheadForCausalLM(preset(name, **SHAPE, **changes)).eval()
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    for layer in ours.model.layers:  # as in the middle of a training run
+        layer.self_attn.normalizer.on_step_end(0.9, 3.0)
     theirs = converted(ours)
     assert type(theirs).__name__ == "GraniteSWAForCausalLM"
     theirs.set_attn_implementation("eager")

@@ -104,8 +104,8 @@ def test_widths_that_transformers_refuses_are_refused_in_a_line():
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("torchao", r"is quantised \(torchao\): convert the one that it was made from"),
-        ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and convert that"),
+        ("torchao", r"is quantised \(torchao\): give the one that it was made from"),
+        ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and give that"),
     ],
 )
 def test_a_quantised_model_is_refused(method, said):

@@ -43,6 +43,9 @@ def _logits(model: ClearheadForCausalLM) -> torch.Tensor:
         ("sink", {}),
         ("gated", {"maps": "differential-v2", "normalizer": "sink"}),
         (None, {"qk_norm": "none", "order": "sequential"}),
+        ("softmax1", {"annealed_start": True}),
+        ("sink", {"annealed_start": True}),
+        ("xsa", {"annealed_start": True}),
     ],
 )
 def test_these_starts_keep_the_function(name, settings, bias):
@@ -51,7 +54,8 @@ def test_these_starts_keep_the_function(name, settings, bias):
     start = started(model, target(name, settings))
     wanted = _logits(model)
     assert (_logits(start.model) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
-    assert start.new == start.dropped == ()
+    assert start.dropped == ()
+    assert all(name.endswith((".offset", ".strength")) for name in start.new)
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
 
 
@@ -119,6 +123,7 @@ def test_differential_attention_takes_an_even_number_of_heads_as_they_are():
         ("transformer", "gate", {}, "unknown preset 'gate': did you mean gated"),
         ("transformer", "gated", {"projections": "identity"}, "has no W_O to double"),
         ("sas", "gated", {}, "has no W_O to double"),
+        ("transformer", "gated", {"annealed_start": True}, "there is none here: leave it out"),
         ("differential-v2", None, {"maps": "single"}, "convert the model that this one was made"),
         ("transformer", "bert", {}, "direction='bidirectional'"),
     ],

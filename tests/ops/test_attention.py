@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import aten_kernels, attend, oracles, tiles
+from clearhead.ops import attend, oracles, tiles
 
-KERNELS = {"stock": aten_kernels, "tiles": tiles}
 # Bounds on the error relative to the largest entry: the rounding of the inputs' dtype, a few times.
 BOUND = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -31,7 +30,7 @@ def _inputs(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: KERNELS[kernel])
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: kernel)
 
 
 def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:
@@ -53,7 +52,7 @@ def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: objec
         assert error < BOUND[dtype], f"{name}: {error:.2e}"
 
 
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 @pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("length", [1, 7, 63, 129, 257])
@@ -70,7 +69,7 @@ def test_matches_oracle(kernel, sink, causal, length, padded, monkeypatch):
     _compare(inputs, sink, causal=causal, key_mask=mask)
 
 
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
 @pytest.mark.parametrize("spread", [0.3, 8.0], ids=["low", "high"])
@@ -81,12 +80,12 @@ def test_matches_oracle_in_each_dtype(kernel, dtype, sink, spread, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_matches_oracle_where_gradients_are_not_taken_in_float32(dtype, monkeypatch):
-    _use(monkeypatch, "stock")
+    _use(monkeypatch, "cpu-flash")
     _compare(_inputs(queries=300, width=16, dtype=dtype), 0.0)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 def test_grouped_queries(groups, kernel, monkeypatch):
     _use(monkeypatch, kernel)
     _compare(_inputs(groups=groups, queries=33), 0.0)
@@ -98,7 +97,7 @@ def test_value_width_unlike_key_width(value, groups):
     _compare(_inputs(groups=groups, queries=37, value=value), 0.0)
 
 
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 def test_value_narrower_than_key_on_both_kernels(kernel, monkeypatch):
     _use(monkeypatch, kernel)
     _compare(_inputs(queries=37, width=16, value=8), 0.0)
@@ -116,7 +115,7 @@ def test_segments_see_only_themselves(sink):
     _compare(_inputs(queries=133), sink, segments=segments, key_mask=mask)
 
 
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 def test_softmax1_with_logits_far_below_zero(kernel, monkeypatch):
     """Where the sink takes nearly all the weight, a kernel that ignores it is off by e^40."""
     _use(monkeypatch, kernel)
@@ -142,7 +141,7 @@ def test_the_shortcut_through_lse_would_be_caught():
         assert (a - b).abs().max() / b.abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kernel", ["stock", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
 @pytest.mark.parametrize("sink", [None, 0.0], ids=["softmax", "softmax1"])
 def test_a_row_without_keys_is_zero_and_never_nan(kernel, sink, monkeypatch):
     _use(monkeypatch, kernel)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.ops import aten_kernels, oracles, tiles
+from clearhead.ops import cpu_flash, oracles, tiles
 from clearhead.ops.visibility import Visibility
 
 SINKS = {"softmax": None, "softmax1": 0.0, "sink": (4,), "by query": (2, 4)}
@@ -132,14 +132,14 @@ def test_time_and_memory_grow_with_the_window_and_not_with_the_square():
 @pytest.mark.parametrize(("queries", "window"), [(64, 64), (64, 500), (1, 64), (1, 7)])
 def test_where_no_window_bites_the_stock_kernel_serves(queries, window, monkeypatch):
     taken = []
-    for kernel in (aten_kernels, tiles):
+    for kernel in (cpu_flash, tiles):
         forward = kernel.forward
         monkeypatch.setattr(
             kernel, "forward", lambda *a, k=kernel, f=forward, **o: taken.append(k) or f(*a, **o)
         )
     q, k = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 64, 8)
     got = ops.attend(q, k, k, window=window)
-    assert taken == [aten_kernels]
+    assert taken == [cpu_flash]
     assert torch.allclose(got, oracles.attend(q, k, k, window=window).float(), atol=1e-6)
 
 

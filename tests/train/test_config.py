@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -113,6 +114,33 @@ def test_a_ramp_grows_linearly_to_the_full_step():
     assert sizes[-1] == 16
     assert 400 - 16 < config.starts[-1] <= 400
     assert config.tokens_before(config.steps) == config.starts[-1] * 8
+
+
+def test_a_longer_run_begins_as_its_plan_does():
+    sizes = {"sequence_length": 4, "batch_size": 2, "accumulation": 16, "ramp": 0.6}
+    plan = TrainConfig(tokens=8 * 400, **sizes)
+    longer = TrainConfig(tokens=8 * 900, schedule_tokens=8 * 400, **sizes)
+    assert longer.starts[: plan.steps + 1] == plan.starts
+    assert {b - a for a, b in itertools.pairwise(longer.starts[plan.steps :])} == {16}
+    assert [longer.used(step) for step in range(plan.steps)] == [
+        plan.used(step) for step in range(plan.steps)
+    ]
+    assert longer.used(longer.steps) == longer.done(longer.steps) == 1.0
+    assert longer.done(plan.steps // 2) == plan.done(plan.steps // 2) < 1
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "triangle"])
+def test_a_plan_that_ends_at_rate_0_is_not_extended(schedule):
+    ends = {"schedule": schedule, "final_learning_rate": 0.0, "schedule_tokens": 200_000}
+    with pytest.raises(ClearheadError, match="ends after 200000 tokens at learning rate 0"):
+        TrainConfig(**ends)
+    TrainConfig(**{**ends, "schedule": "constant"})
+    TrainConfig(**{**ends, "schedule_tokens": 400_000})
+
+
+def test_a_plan_below_one_step_is_refused():
+    with pytest.raises(ClearheadError, match="schedule_tokens is 5, less than one step of 2048"):
+        TrainConfig(schedule_tokens=5)
 
 
 def test_without_a_ramp_all_steps_are_full():

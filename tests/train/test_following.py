@@ -19,6 +19,10 @@ SHAPE = {
 }
 KINDS = {
     "annealed": ("transformer", {"shaping": "annealed"}),
+    "softmax-1": ("softmax1", {"annealed_start": True}),
+    "sink": ("sink", {"annealed_start": True}),
+    "key": ("key-bias", {"annealed_start": True}),
+    "xsa": ("xsa", {"annealed_start": True}),
     "scheduled": (
         "sas-p-nonorm",
         {"residual_scale": "scheduled", "attention_gain": None, "mlp_gain": 0.1},
@@ -63,10 +67,43 @@ def test_an_annealed_run_ends_as_plain_attention(tiny, tmp_path):
     assert attention.shaping.identity.item() == 1
     train(model, tiny.Batches(), tiny.make_config(learning_rate=1e-3), output=tmp_path / "run")
     assert attention.shaping.identity.item() == 0
-    plain = ClearheadForCausalLM(preset("transformer", **SHAPE)).eval()
-    plain.load_state_dict(model.state_dict(), strict=False)
     ids = tiny.Batches().batch(0)["input_ids"]
-    assert torch.equal(model(ids).logits, plain(ids).logits)
+    assert torch.equal(model(ids).logits, _plain(model, "transformer")(ids).logits)
+
+
+def _plain(model: ClearheadForCausalLM, name: str) -> ClearheadForCausalLM:
+    plain = ClearheadForCausalLM(preset(name, **SHAPE)).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    return plain
+
+
+@pytest.mark.parametrize("name", ["softmax1", "sink", "key-bias", "xsa"])
+def test_an_annealed_start_is_the_transformer_at_first_and_the_mechanism_at_last(
+    name, tiny, tmp_path
+):
+    ids = tiny.Batches().batch(0)["input_ids"]
+    torch.manual_seed(3)
+    model = ClearheadForCausalLM(preset(name, **SHAPE, annealed_start=True)).eval()
+    wanted = _plain(model, "transformer")(ids).logits
+    assert (model(ids).logits - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    config = tiny.make_config(learning_rate=1e-3)
+    train(model, tiny.Batches(), config, output=tmp_path / "run")
+    assert torch.allclose(model(ids).logits, _plain(model, name)(ids).logits, atol=1e-6)
+    # A model whose mechanism has arrived keeps it in a training that follows.
+    after = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    train(model, tiny.Batches(), config, output=tmp_path / "again")
+    assert all(torch.equal(buffer, after[key]) for key, buffer in model.named_buffers())
+
+
+def test_the_null_rises_by_the_square_of_what_is_left(tiny, tmp_path):
+    torch.manual_seed(3)
+    model = ClearheadForCausalLM(preset("softmax1", **SHAPE, annealed_start=True))
+    normalizer = model.model.layers[0].self_attn.normalizer
+    assert normalizer.offset.item() == -40
+    stop = [tiny.SignalAt(3, signal.SIGTERM)]
+    config = tiny.make_config(learning_rate=1e-3)
+    train(model, tiny.Batches(), config, output=tmp_path / "run", callbacks=stop)
+    assert normalizer.offset.item() == pytest.approx(-40 * (9 / 12) ** 2)
 
 
 def test_the_scheduled_gain_is_in_proportion_to_what_is_done(tiny, tmp_path):

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -286,11 +287,11 @@ def test_a_run_of_orthoadam_from_before_it_had_shares_goes_on_with_one_rotation_
 
 
 def test_resuming_with_another_model_or_other_data_is_refused(tiny, stopped):
-    with pytest.raises(ClearheadError, match="model intermediate_size was 48 and is now 64"):
+    with pytest.raises(ClearheadError, match=r"model\.intermediate_size was 48 and is now 64"):
         again(tiny, stopped, model=tiny.make_model(intermediate_size=64))
     other = tiny.Batches()
     other.fingerprint = "other"
-    with pytest.raises(ClearheadError, match="data fingerprint was tiny and is now other"):
+    with pytest.raises(ClearheadError, match=r"data\.fingerprint was 'tiny' and is now 'other'"):
         again(tiny, stopped, batches=other)
 
 
@@ -302,8 +303,49 @@ def test_what_changes_no_weight_may_change_and_a_finished_run_says_so(tiny, stop
         again(tiny, stopped)
 
 
+def test_a_finished_run_is_extended_to_the_bits_of_one_that_was_planned_so(tiny, tmp_path):
+    plan = {"schedule_tokens": 12 * 32, "schedule": "linear"}
+    for output, tokens in ((tmp_path / "whole", 20 * 32), (tmp_path / "run", 12 * 32)):
+        again(tiny, output, resume=False, tokens=tokens, **plan)
+    first = (tmp_path / "run/final/model.safetensors").read_bytes()
+    with pytest.raises(ClearheadError, match=r"train\.schedule_tokens was 384 and is now 640"):
+        again(tiny, tmp_path / "run", tokens=20 * 32, schedule="linear")
+    again(tiny, tmp_path / "run", tokens=20 * 32, **plan)
+    weights = [tmp_path / run / "final/model.safetensors" for run in ("whole", "run")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert (tmp_path / "run/final-00000012/model.safetensors").read_bytes() == first
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["learning_rate"] for line in lines]
+    assert len(rates) == 20
+    assert rates[11:] == [pytest.approx(1e-3)] * 9
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["config"]["tokens"] == 20 * 32
+    assert [resumed["step"] for resumed in record["resumed"]] == [12]
+    with pytest.raises(ClearheadError, match=r"is finished.*extend it by more --train\.tokens"):
+        again(tiny, tmp_path / "run", tokens=20 * 32, **plan)
+
+
+def test_an_extension_that_is_stopped_anywhere_goes_on(tiny, tmp_path):
+    plan, run = {"schedule_tokens": 12 * 32}, tmp_path / "run"
+    again(tiny, tmp_path / "whole", resume=False, tokens=20 * 32, **plan)
+    again(tiny, run, resume=False)
+    more = replace(tiny.make_config(), tokens=20 * 32, **plan)
+    for _ in range(2):  # as where it was killed before the model of before was renamed
+        stop = [tiny.SignalAt(14, signal.SIGTERM)]
+        train(tiny.make_model(), tiny.Batches(), more, output=run, resume=True, callbacks=stop)
+        assert not is_finished(run)
+        with pytest.raises(ClearheadError, match="has done 14 steps, more than the 13"):
+            again(tiny, run, tokens=13 * 32, **plan)
+        if (run / "final-00000012").exists():
+            (run / "final-00000012").rename(run / "final")
+            shutil.rmtree(run / "checkpoints/step-00000014")
+    again(tiny, run, tokens=20 * 32, **plan)
+    weights = [tmp_path / name / "final/model.safetensors" for name in ("whole", "run")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def test_a_folder_with_a_run_needs_resume_and_resume_needs_a_run(tiny, stopped, tmp_path):
-    with pytest.raises(ClearheadError, match="already holds a run: pass --resume"):
+    with pytest.raises(ClearheadError, match="already holds a run: go on with it by --resume"):
         again(tiny, stopped, resume=False)
     with pytest.raises(ClearheadError, match="holds no run to resume"):
         again(tiny, tmp_path / "nothing")

@@ -24,7 +24,14 @@ VARIANTS = {
     "sgd": {"optimizer": "sgd"},
     "rmsprop": {"optimizer": "rmsprop"},
     "adafactor": {"optimizer": "adafactor"},
+    "attention only, by muon": {"optimizer": "muon", "only": ["*self_attn*"]},
+    "a layer frozen, by orthoadam": {"optimizer": "orthoadam", "freeze": ["*.layers.0.*"]},
 }
+if importlib.util.find_spec("peft"):
+    VARIANTS |= {
+        "lora": {"lora": 2},
+        "lora of attention, by muon": {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]},
+    }
 if importlib.util.find_spec("pytorch_optimizer"):
     VARIANTS |= {"soap": {"optimizer": "soap"}, "lion": {"optimizer": "lion"}}
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
@@ -26,6 +28,9 @@ class Command(OpensModels):
     to: tuple[Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
     normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
+    """Write a model for servers: of a family of transformers where one fits, or else with a
+    modelling file of its own, which they run with trust_remote_code."""
     calibrate: Source | None = None
     """Give learned sinks the logits at which they take what the first token takes in this text:
     a file, a folder, or another source of --data.data."""
@@ -51,7 +56,7 @@ def run(words: list[str]) -> int:
         examples=(
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
-            "runs/train/final ./as-llama",
+            "runs/train/final ./served --for serving",
         ),
         presets=True,
     )
@@ -68,15 +73,15 @@ def run(words: list[str]) -> int:
     idle = [f"--{key.replace('_', '-')}" for key in _MEASURES if _given(command, key)]
     if idle and not command.to:
         raise ClearheadError(f"{', '.join(idle)} would have no effect without --to")
+    if command.to and command.purpose:
+        raise ClearheadError("--to and --for are two steps: convert --to first, then that --for it")
     if command.calibrate is not None and command.sink_logit is not None:
         raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
     settings = overrides([word for word in command.to if "=" in word])
     require_new(command.output)
     if (joined := whole(Path(command.model))) is not None:
-        if command.to:
-            raise ClearheadError(
-                "--to takes a whole model: convert this checkpoint without it first"
-            )
+        if command.to or command.purpose:
+            raise ClearheadError("--to and --for take a whole model: convert without them first")
         folder = Path(command.model)
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
         with publish_folder(command.output) as temporary:
@@ -89,7 +94,7 @@ def run(words: list[str]) -> int:
     require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     if not command.to:
-        found = to_the_other_format(model, command.model)
+        found = to_the_other_format(model, command.model, serving=command.purpose is not None)
     else:
         found = to_other_mechanisms(
             model,

@@ -7,22 +7,39 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
+from tyro.conf import Positional
 
 from clearhead.errors import ClearheadError
 from clearhead.ranges import check
 
 T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
-# As `clearhead.models.PRESETS`, which needs torch; a test compares them.
+# As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
     *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
     *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+)
+SIZES = (
+    *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),
+    *("diff-830m", "diff-1.4b", "diff-2.8b", "diff-6.8b", "diff-13.1b", "diff-3b", "diff-3b-64k"),
+    *("coca-350m", "gpt2-60m", "gpt2-130m", "gpt2-350m", "gpt2-1.4b", "llama-130m"),
 )
 
 
@@ -117,18 +134,22 @@ def parse(
 
     Args:
         examples: what may follow the verb, shown by the help.
-        presets: whether the help lists the presets.
+        presets: whether the help lists the presets and the sizes.
         default: stands in for the defaults of `kind`.
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
+    _check_once(words)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    listed = textwrap.wrap(" ".join(PRESETS), 90, break_on_hyphens=False) if presets else []
+    listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
     told = [
         description,
         *_block("examples", [f"{prog} {example}".strip() for example in examples]),
-        *_block("presets", listed),
+        *chain.from_iterable(
+            _block(title, textwrap.wrap(" ".join(names), 90, break_on_hyphens=False))
+            for title, names in listed.items()
+        ),
     ]
     said = io.StringIO()
     try:
@@ -146,6 +167,40 @@ def parse(
         if needed and getattr(found, field.name) == ():
             raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
     return found
+
+
+def words_of(settings: Any, usual: Any, place: str = "") -> dict[str, list[str]]:
+    """The words by which `parse` makes `settings` from `usual`, by option; positional ones first.
+
+    Both are of one class; `place` goes before the names of a nested setting.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    positional, found = dict[str, list[str]](), dict[str, list[str]]()
+    for field in dataclasses.fields(settings):
+        value, other = getattr(settings, field.name), getattr(usual, field.name)
+        marks = getattr(hints[field.name], "__metadata__", ())
+        called = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
+        option = f"--{place}{called.replace('_', '-')}"
+        if value == other:
+            continue
+        if dataclasses.is_dataclass(value):
+            found |= words_of(value, other, f"{place}{called}.")
+        elif get_args(Positional[int])[1] in marks:
+            positional[called] = [str(value)]
+        elif isinstance(value, bool):
+            found[option] = [option if value else f"--{place}no-{called.replace('_', '-')}"]
+        elif isinstance(value, dict):
+            found[option] = [option, *(f"{key}={_text(one)}" for key, one in value.items())]
+        else:
+            items = value if isinstance(value, tuple) else [value]
+            found[option] = [option, *map(str, items)]
+    return positional | found
+
+
+def _text(value: Any) -> str:
+    """A value of a KEY=VALUE pair as `overrides` reads it."""
+    plain = isinstance(value, str) and _value(value) == value
+    return value if plain else json.dumps(value)
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:
@@ -173,6 +228,20 @@ def _gathered(words: list[str], flag: str) -> list[str]:
         if word != flag:
             (pairs if inside else others).append(word)
     return [*others, flag, *pairs] if flag in words else others
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Refuse an option given twice, since only its last values would count."""
+    seen = set[str]()
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        # --no-x and --train.no-x set the same option as --x and --train.x.
+        name = re.sub(r"(--|\.)no-", r"\1", option)
+        if not option.startswith("--") or option == "--":
+            continue
+        if name in seen:
+            raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
+        seen.add(name)
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ class Command:
     presets: Positional[tuple[Preset, ...]] = ()
     """Presets to count; all of them unless some are named."""
     size: Size = "tiny"
-    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
     set: tuple[Pair, ...] = ()
     """Changes to the configuration, such as num_hidden_layers=24."""
 

@@ -1,4 +1,4 @@
-"""clearhead reproduce: a paper's experiment at one of three scales."""
+"""clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,35 +10,42 @@ from typing import Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import EvaluateSettings
-from clearhead.metavars import Experiment, Pattern, Source
+from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
-from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce import Experiment as Study
+from clearhead.reproduce.selection import ALL, choose_studies
 from clearhead.reproduce.trials import Table, Trial
-from clearhead.terminal import say, write
+from clearhead.terminal import say, show, write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """An experiment and its scale."""
+    """Claims or experiments, and their scale."""
 
-    experiment: Positional[Experiment] = ""
-    """Experiment to run; --list prints them."""
+    names: Positional[tuple[Experiment, ...]] = ()
+    """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
+    prints them."""
     list: bool = False
-    """Print the experiments, each with its paper, its question and its scales."""
-    scale: Literal["tiny", "small", "paper"] = "tiny"
-    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
-    recipe, for a cluster."""
+    """Print every claim with the experiment that decides it, and every experiment with its cost at
+    the scale."""
+    judge: tuple[File, ...] = ()
+    """Records to judge the claims by; nothing is run. --output names the page, or a text where it
+    ends in .md."""
+    scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
+    """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
+    model on one GPU, paper is the published recipe, for a cluster."""
     output: Path | None = None
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
-    goes on where it stopped."""
+    goes on where it stopped, and claims of one experiment share its runs."""
     jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads."""
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()
-    """Arms to run, by name or pattern, such as "sas*"; all where none is given."""
+    """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
+    for."""
     data: tuple[Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
@@ -52,51 +59,104 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="reproduce",
-        description="Run a paper's experiment: sweep the rates of each arm, train every seed at "
-        "the best, evaluate, report.",
+        description="Decide a paper's claim by its experiment: sweep the rates of each arm, train "
+        "every seed at the best, evaluate, and set the published number beside ours.",
         examples=("--list", 'blocks --jobs 2 --only transformer "sas*"'),
     )
     if command.list:
-        for one in EXPERIMENTS.values():
-            write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}")
+        _list(command.scale)
         return 0
-    from clearhead.cli.publishing import publish
-    from clearhead.reproduce import stages
-    from clearhead.reproduce.runner import Stopped
+    if command.judge:
+        return _judge(command)
+    failed, sources = 0, {}
+    for name, trials, output in _chosen(command):
+        if command.dry_run:
+            _print(trials, output)
+            continue
+        from clearhead.cli.publishing import publish
+        from clearhead.reproduce import stages
+        from clearhead.reproduce.runner import Stopped
 
-    output = command.output or Path("runs") / f"{command.experiment}-{command.scale}"
-    trials = _trials(command, output)
-    if command.dry_run:
-        _print(trials, output)
-        return 0
-    try:
-        records, failed = stages.reproduce(trials, output, jobs=command.jobs, say=say)
-    except Stopped as stop:
-        say("stopped: the same command goes on from here")
-        return stop.code
-    title = f"clearhead reproduce {command.experiment}, {command.scale}"
-    publish([records], output / "report.html", title=title)
+        try:
+            records, wrong = stages.reproduce(trials, output, jobs=command.jobs, say=say)
+        except Stopped as stop:
+            say("stopped: the same command goes on from here")
+            return stop.code
+        failed += wrong
+        sources[name] = records
+        title = f"clearhead reproduce {name}, {command.scale}"
+        publish([records], output / "report.html", title=title)
+    if sources:
+        folder = command.output or Path("runs")
+        _publish_book(sources, folder / "claims.html")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0
 
 
-def _trials(command: Command, output: Path) -> Sequence[Trial]:
-    experiment = EXPERIMENTS[choose("experiment", command.experiment, EXPERIMENTS)]
-    scale = choose(f"scale of {experiment.name}", command.scale, experiment.scales)
-    trials = [
-        replace(one, output=output, table=_changed(one.table, command))
-        for one in experiment.trials(scale)
-    ]
-    names = dict.fromkeys(one.arm.name for one in trials)
+def _list(scale: str) -> None:
+    from clearhead.reproduce import EXPERIMENTS
+    from clearhead.reproduce.claims import claims
+    from clearhead.reproduce.cost import cost
+
+    for claim in claims():
+        write(f"{claim.name}: {claim.says} [{claim.study or 'no experiment'}]")
+    for one in EXPERIMENTS.values():
+        priced = next((at for at in (scale, "tiny") if at in one.scales), one.scales[0])
+        bill = cost(list(one.trials(priced))).in_words(priced)
+        write(
+            f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; at {priced} {bill}"
+        )
+
+
+def _judge(command: Command) -> int:
+    if command.names or command.dry_run:
+        raise ClearheadError("judge reads records of all claims: give it --output alone")
+    output = command.output or Path("claims.html")
+    _publish_book({Path(one).name: Path(one) for one in command.judge}, output)
+    return 0
+
+
+def _publish_book(sources: dict[str, Path], output: Path) -> None:
+    from clearhead.records.files import write_text
+    from clearhead.report import load, write_page
+    from clearhead.reproduce import book
+
+    records = {name: load([path]) for name, path in sources.items()}
+    if output.suffix == ".md":
+        write_text(output, "\n".join(book.markdown(records)) + "\n")
+    else:
+        page = book.page(records)
+        write_page(page, output)
+        write(page.verdict[0])
+    show(f"claims: {output}")
+
+
+def _chosen(command: Command) -> list[tuple[str, Sequence[Trial], Path]]:
+    """The experiments asked for: name, trials and folder."""
+    studies = choose_studies(command.names, command.scale)
+    found: list[tuple[str, Sequence[Trial], Path]] = []
+    names: dict[str, None] = {}
+    for study, arms in studies:
+        output = command.output or Path("runs") / f"{study.name}-{command.scale}"
+        if command.output is not None and len(studies) > 1:
+            output = command.output / study.name
+        trials = [
+            replace(one, output=output, table=_changed(one.table, command, study))
+            for one in study.trials(command.scale)
+        ]
+        names.update(dict.fromkeys(one.arm.name for one in trials))
+        patterns = command.only or arms or (ALL,)
+        chosen = [one for one in trials if any(fnmatchcase(one.arm.name, p) for p in patterns)]
+        if chosen:
+            found.append((study.name, chosen, output))
     for pattern in command.only:
         if not any(fnmatchcase(arm, pattern) for arm in names):
             raise ClearheadError(f"only names {pattern!r}: arms are {', '.join(names)}")
-    patterns = command.only or ("*",)
-    return [one for one in trials if any(fnmatchcase(one.arm.name, p) for p in patterns)]
+    return found
 
 
-def _changed(table: Table, command: Command) -> Table:
+def _changed(table: Table, command: Command, study: Study) -> Table:
     """The table with the seeds and texts of the command in place of its own."""
     config, questions = table.config, dict(table.questions)
     if command.seeds:
@@ -106,7 +166,7 @@ def _changed(table: Table, command: Command) -> Table:
     if command.test_data:
         asked = {n: q for n, q in questions.items() if isinstance(q, EvaluateSettings)}
         if not asked:
-            raise ClearheadError(f"test_data has no effect on {command.experiment}: leave it out")
+            raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
         for name, question in asked.items():
             text = replace(question.data, data=command.test_data)
             questions[name] = replace(question, data=text, split="all")

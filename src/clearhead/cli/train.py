@@ -1,132 +1,133 @@
 """clearhead train: one model."""
 
-from dataclasses import dataclass, field
-from itertools import pairwise
+import shlex
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import overrides, parse
-from clearhead.data.config import SHARE, DataConfig
+from clearhead.cli.options import Overrides, parse, words_of
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import masked_recipe
-from clearhead.metavars import Pair, Preset, Size
-from clearhead.ranges import Part
+from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
+from clearhead.metavars import Preset
 from clearhead.terminal import say
-from clearhead.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from clearhead.train.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(TrainJob):
     """One training run."""
 
-    preset: Positional[Preset] = "transformer"
-    """Preset to train; clearhead plan says what each is."""
-    size: Size = "tiny"
-    """tiny, small, or a paper's own: codeparrot, codeparrot-72, languini, crammed."""
-    objective: Literal["next-token", "mlm"] = "next-token"
-    """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
-    BERT's recipe: add --objective mlm to --help to see them."""
-    mask: Part | None = None
-    """Share of the tokens that mlm hides; 0.25 where not given."""
-    output: Path = Path("runs/train")
-    """Folder of the run."""
-    resume: bool = False
-    """Go on with the run in the output folder."""
-    set: tuple[Pair, ...] = ()
-    """Changes to the preset's configuration, such as maps=differential."""
-    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
-    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
-    train: TrainConfig = field(default_factory=TrainConfig)
-    """Settings of the training."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text, tokenizer and split."""
+    preset: Positional[Preset | None] = None
+    """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
+    of --from as it is."""
+    set: Overrides = field(default_factory=dict)
+    resume: Path | None = None
+    """Go on with the run in this folder: all settings are in its run.json. --train.tokens may be
+    another number, so that a finished run is extended; --train.save-every, --train.keep,
+    --train.log-every, --track and how processes share the run may change."""
 
 
 def run(words: list[str]) -> int:
-    masked = ("--objective", "mlm") in pairwise(words) or "--objective=mlm" in words
-    command = parse(
+    folder = _given(words, "--resume")
+    begun = None if folder is None else _begun(Path(folder))
+    usual = _usual(words) if begun is None else begun
+    command = _parse(words, usual)
+    if begun is not None:
+        command = _extended(command, begun)
+        words = _recorded(begun.output)
+    from clearhead.experiments.training import run_training
+
+    resume, command = command.resume is not None, replace(command, resume=None)
+    whole = words_of(command, _usual(words))
+    result = run_training(
+        command,
+        command=shlex.join(["clearhead", "train", *chain(*whole.values())]),
+        resume=resume,
+        say=say,
+    )
+    if result.stop_signal is not None:
+        say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
+        return 128 + result.stop_signal
+    say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
+    return 0
+
+
+def _parse(words: list[str], usual: Command) -> Command:
+    return parse(
         Command,
         words,
         verb="train",
         description="Train one model; OUTPUT/final is then a plain Hugging Face checkpoint.",
         examples=(
             "sas-p --data.data my/texts --train.tokens 2000000 --output runs/sas-p",
-            "bert --objective mlm --output runs/bert",
+            "--from ./SmolLM2-135M --data.data my/texts --train.only '*attn*'",
+            "--resume runs/sas-p --train.tokens 4000000",
         ),
         presets=True,
-        default=Command(objective="mlm", train=masked_recipe()) if masked else None,
+        default=usual,
     )
-    from clearhead.train.world import joined
-
-    settings = command.train
-    with joined(settings.timeout, alone=settings.parallel != "fsdp") as world:
-        return _train(command, world)
 
 
-def _train(command: Command, world: "World") -> int:
-    import torch
-
-    from clearhead.data import prepare, with_mask_token
-    from clearhead.experiments.building import (
-        OBJECTIVES,
-        batches,
-        check_objective,
-        check_room,
-        fitted,
-        masked_batches,
-    )
-    from clearhead.models import plan, preset
-    from clearhead.models.loading import best_device
-    from clearhead.train import BatchSource, Progress, TensorBoard, Trackio, train
-
-    trackers = {"tensorboard": TensorBoard, "trackio": Trackio}
-    changes = overrides(command.set)
-    config = preset(command.preset, command.size, **changes)  # refuses before anything is read
-    check_objective(command.objective, config)
-    share = _share(command)
-    corpus = world.in_turn(lambda: prepare(command.data, progress=say))
-    if share is not None:
-        corpus = with_mask_token(corpus)
-    config = fitted(command.preset, command.size, corpus, command.train, **changes)
-    check_room(config, command.train)
-    counts = plan(config)
-    say(f"{command.preset}: {counts.parameters:,} parameters")
-    torch.manual_seed(command.train.seed)
-    made: BatchSource = batches(corpus, command.train)
-    if share is not None:
-        made = masked_batches(corpus, command.train, share)
-    result = train(
-        OBJECTIVES[command.objective](config).to(best_device()),
-        made,
-        command.train,
-        output=command.output,
-        tokenizer=corpus.tokenizer,
-        resume=command.resume,
-        callbacks=[Progress(), *(trackers[name]() for name in command.track)],
-        description={
-            "preset": command.preset,
-            "size": command.size,
-            "objective": command.objective,
-            "mask": share,
-            "data": corpus.describe(),
-        },
-    )
-    if result.stop_signal is not None:
-        say(f"stopped and saved at step {result.steps}: add --resume to go on")
-        return 128 + result.stop_signal
-    say(f"loss {result.final_loss:.4f}; model: {command.output / 'final'}")
-    return 0
+def _usual(words: list[str]) -> Command:
+    """The defaults: masked training, and going on from a model, have their own."""
+    if _given(words, "--from") is not None:
+        return Command(train=continued_recipe())
+    masked = _given(words, "--objective") == "mlm"
+    return Command(train=masked_recipe()) if masked else Command()
 
 
-def _share(command: Command) -> float | None:
-    """The share of tokens hidden; None where the next token is learnt."""
-    if command.objective != "mlm":
-        if command.mask is not None:
-            raise ClearheadError("mask has no effect without --objective mlm: leave it out")
-        return None
-    return SHARE if command.mask is None else command.mask
+def _given(words: list[str], option: str) -> str | None:
+    """The value of an option that stands with one of the words, or after it."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
+
+
+def _recorded(output: Path) -> list[str]:
+    """The words after the verb of the command that the run in `output` has."""
+    from clearhead.train.folder import read_record
+
+    command = str(read_record(output).get("command"))
+    try:
+        words = shlex.split(command)
+        return words[words.index("train", 0, 4) + 1 :]
+    except ValueError:
+        raise ClearheadError(
+            f"the run in {output} was not made by clearhead train but by {command!r}: give that "
+            "again to go on with it"
+        ) from None
+
+
+def _begun(output: Path) -> Command:
+    """The run in `output` as a command, with the settings that it has now."""
+    from clearhead.train.folder import recorded_config, require_run
+
+    require_run(output)
+    words = _recorded(output)
+    return replace(_parse(words, _usual(words)), output=output, train=recorded_config(output))
+
+
+def _extended(command: Command, begun: Command) -> Command:
+    """The run with what a person may change of it.
+
+    Raises:
+        ClearheadError: for another change.
+    """
+    from clearhead.train.folder import FREE_KEYS
+
+    keys = FREE_KEYS | {"tokens", "no_reshard"}
+    settings = {f"--train.{key.replace('_', '-')}" for key in keys}
+    free = settings | {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    if fixed := [option for option in words_of(command, begun) if option not in free]:
+        raise ClearheadError(
+            f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
+            "another run"
+        )
+    before = begun.train
+    if command.train.tokens == before.tokens:
+        return command
+    planned = before.schedule_tokens or before.tokens
+    return replace(command, train=replace(command.train, schedule_tokens=planned))

@@ -12,8 +12,17 @@ from clearhead.errors import ClearheadError
 
 
 def weights_digest(model: Any) -> str:
-    """A hash of the configuration and each parameter's sum and sum of squares, 16 hex digits."""
-    digest = hashlib.sha256(model.config.to_json_string().encode())
+    """A hash of the configuration and of what `parameters_digest` reads, 16 hex digits."""
+    return _digest(model, model.config.to_json_string())
+
+
+def parameters_digest(model: Any) -> str:
+    """A hash of each parameter's name, sum and sum of squares, 16 hex digits."""
+    return _digest(model, "")
+
+
+def _digest(model: Any, start: str) -> str:
+    digest = hashlib.sha256(start.encode())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             wide = parameter.double()

@@ -1,7 +1,6 @@
 """A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -20,30 +19,28 @@ from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
 from clearhead.models import plan
-from clearhead.models.loading import best_device, pretrained
+from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.records.manifest import verify_model
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
-    InterruptedRun,
-    holds_run,
-    is_finished,
-    train,
+    train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
-from clearhead.train.folder import FINAL, read_record, with_newer_settings
-from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.folder import read_record, refuse_changes
+from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
+# Of a run's header: what another request must have alike to take its records.
+_SETTINGS = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every", "documents")
 
 
 def compare(
@@ -116,7 +113,7 @@ def _compare(
             say(f"{job.called}: already done")
         else:
             say(f"{job.called}: {job.header['parameters']:,} parameters")
-            trained = _trained(job, callbacks(), world)
+            trained = _trained(job, callbacks())
         diverged.append(world.by_first(partial(publish, job, trained)))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
@@ -176,6 +173,7 @@ def _check_optimizer(job: _Job) -> None:
     with torch.device("meta"):
         model = OBJECTIVES[job.config.objective](job.model)
     try:
+        choose_parameters(model, job.settings)
         build_optimizer(model, job.settings)
     except ClearheadError as error:
         raise ClearheadError(f"{job.arm.name}: {error}") from error
@@ -190,48 +188,39 @@ class _Trained:
     diverged: str | None = None
 
 
-def _trained(job: _Job, callbacks: list[Callback], world: World) -> _Trained:
+def _trained(job: _Job, callbacks: list[Callback]) -> _Trained:
     """Train one model, or resume it."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
-    device = best_device()
     torch.manual_seed(job.seed)
-    model = OBJECTIVES[job.config.objective](job.model).to(device)
+    model = OBJECTIVES[job.config.objective](job.model).to(best_device())
     if every:
         apart = job.config.documents == "apart"
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
     measures: dict[str, Any] = {}
     diverged = None
-    if not world.by_first(partial(is_finished, folder)):
-        try:
-            result = train(
-                model,
-                (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
-                settings,
-                output=folder,
-                tokenizer=corpus.tokenizer,
-                resume=world.by_first(partial(holds_run, folder)),
-                callbacks=callbacks,
-                description={"run": name},
-            )
-        except DivergedError as error:
-            diverged = measures["reason"] = str(error)
+    try:
+        model, result = train_to_end(
+            model,
+            (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
+            settings,
+            output=folder,
+            tokenizer=corpus.tokenizer,
+            callbacks=callbacks,
+            description={"run": name},
+        )
+    except DivergedError as error:
+        diverged = measures["reason"] = str(error)
+    else:
+        if result is None:
+            measures["reason"] = "the process that trained it was stopped before the measurements"
         else:
-            if result.stop_signal is not None:
-                raise InterruptedRun(result)
             measures = {
                 "train_seconds": result.seconds,
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
-            if not is_sharded(model):
-                return _Trained(model, measures)
-    else:  # trained, but stopped before it was measured
-        measures = {"reason": "the process that trained it was stopped before the measurements"}
-    if world.first and diverged is None:
-        verify_model(folder / FINAL)
-        model = pretrained(plain_class(model), folder / FINAL).to(device)
     return _Trained(model, measures, diverged)
 
 
@@ -296,21 +285,10 @@ def _sha256(text: str | bytes) -> str:
 
 def _check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    wanted = json.loads(json.dumps(header))
-    found = {"measure_every": 0, "documents": "together", **found}  # of older records
-    asked = {"config": found.get("train") or {}, "model": found.get("model") or {}}
-    asked = with_newer_settings(asked, {"config": wanted["train"], "model": wanted["model"]})
-    found |= {"train": asked["config"], "model": asked["model"]}
-    settings = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every")
-    for key in (*settings, "documents"):
-        different = key if found.get(key) != wanted[key] else ""
-        if isinstance(wanted[key], dict):
-            changed = [name for name in wanted[key] if found[key].get(name) != wanted[key][name]]
-            different = f"{key}: {', '.join(changed)}" if changed else ""
-        if different:
-            raise ClearheadError(
-                f"{path.parent} holds a run of other settings ({different}): "
-                "choose another output folder, or the settings of that run"
-            )
-    if (found.get("data") or {}).get("fingerprint") != wanted["data"].get("fingerprint"):
-        raise ClearheadError(f"{path.parent} holds a run on other data: choose another output")
+    older: dict[str, Any] = {"measure_every": 0, "documents": "together"}
+    asked, wanted = (
+        {key: one.get(key) for key in _SETTINGS}
+        | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
+        for one in (older | found, header)
+    )
+    refuse_changes(path.parent, asked, wanted)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from clearhead.consent import OpensModels
@@ -27,7 +28,7 @@ from clearhead.metavars import (
     Source,
     TaskName,
 )
-from clearhead.ranges import Count, Length, Natural, Range, check
+from clearhead.ranges import Count, Length, Natural, Part, Range, check
 from clearhead.train.config import FinetuneConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -35,6 +36,53 @@ if TYPE_CHECKING:
 
 RECORDS = "records.jsonl"
 """In the output folder of a comparison or a fine-tuning."""
+
+
+Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(OpensModels):
+    """One training run: a model, its text and its settings."""
+
+    preset: Preset | None = None
+    """Preset to train; clearhead plan says what each is. Where not given, transformer, or the model
+    of --from as it is."""
+    base: Base = None
+    """A trained causal model to go on from: a folder, a run or a hub name. A preset, and KEY=VALUE
+    pairs, put it on their mechanisms first, as clearhead convert does; its own tokenizer reads the
+    text. The defaults are for this: add --from MODEL to --help to see them."""
+    size: Size = "tiny"
+    """Size of the preset: tiny, small, medium, large, or a paper's own."""
+    objective: Literal["next-token", "mlm"] = "next-token"
+    """Prediction of the next token, or of hidden ones (mlm). With mlm the defaults are the crammed
+    BERT's recipe: add --objective mlm to --help to see them."""
+    mask: Part | None = None
+    """Share of the tokens that mlm hides; 0.25 where not given."""
+    output: Path = Path("runs/train")
+    """Folder of the run."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the preset's configuration, such as maps=differential."""
+    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Settings of the training."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text, tokenizer and split."""
+
+    def __post_init__(self) -> None:
+        if self.objective != "mlm" and self.mask is not None:
+            raise ClearheadError("mask has no effect without --objective mlm: leave it out")
+        if self.base is not None:
+            if self.objective == "mlm":
+                raise ClearheadError("--from goes on with the next token: leave --objective out")
+            check_base(self.size)
+
+
+def check_base(size: str) -> None:
+    """Refuse a size beside a model that has its own."""
+    if size != TrainJob.size:
+        raise ClearheadError(f"--size {size} has no effect beside --from: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +334,11 @@ class DiagnoseConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def continued_recipe() -> TrainConfig:
+    """The defaults of training that goes on from a model: a tenth of the usual learning rate."""
+    return TrainConfig(learning_rate=1e-4, sequence_length=512, batch_size=4)
 
 
 def masked_recipe() -> TrainConfig:

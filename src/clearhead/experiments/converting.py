@@ -9,10 +9,17 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.models.conversion import converted, imported, logit_difference, tolerance
+from clearhead.models.conversion import (
+    converted,
+    for_serving,
+    imported,
+    logit_difference,
+    tolerance,
+)
 from clearhead.models.inspection import within_memory
 from clearhead.models.starts import started, target
-from clearhead.nn.sink import NOTHING, Sink
+from clearhead.nn.null import NOTHING
+from clearhead.nn.sink import Sink
 from clearhead.records.provenance import provenance
 
 RECORD = "conversion.json"  # in the folder of the converted model
@@ -28,9 +35,9 @@ class Conversion:
     lines: list[str] = field(default_factory=list)
 
 
-def to_the_other_format(model: Any, name: str) -> Conversion:
-    """The same function in the other library's format."""
-    made = converted(model)
+def to_the_other_format(model: Any, name: str, *, serving: bool = False) -> Conversion:
+    """The same function in the other library's format, or in one that servers load."""
+    made = for_serving(model) if serving else converted(model)
     record = _record(name, model, made)
     return Conversion(model=made, record={**record, "relative": logit_difference(model, made)})
 

@@ -5,7 +5,6 @@ OUTPUT/seedN-training/   its run folder (`clearhead.train.folder`), until then
 OUTPUT/records.jsonl     the records of all finished seeds
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -38,16 +37,14 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     FinetuneConfig,
-    InterruptedRun,
     Run,
     StepMetrics,
     holds_run,
-    is_finished,
-    train,
+    train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.folder import FREE_KEYS, describe, read_record
+from clearhead.train.folder import FREE_KEYS, describe, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
@@ -225,18 +222,9 @@ class _Seed:
     def check_finished(self) -> None:
         """Refuse a finished seed that is damaged, or was made with other settings."""
         manifest.verify_model(self.folder)
-        self._check_same(self.folder, jsonl.first(self.folder / RECORDS) or {})
-
-    def _check_same(self, folder: Path, found: dict[str, Any]) -> None:
-        # Settings that are newer than the run had their defaults.
-        found = {**found, "train": {**_settings(FinetuneConfig()), **found.get("train", {})}}
-        found, wanted = json.loads(json.dumps([found, self.header]))
-        changed = [key for key in ("arm", "task", "train", "data") if found.get(key) != wanted[key]]
-        if changed:
-            raise ClearheadError(
-                f"{folder} holds a run of another {' and '.join(changed)}: choose another output "
-                "folder, or the settings of that run"
-            )
+        asked = jsonl.first(self.folder / RECORDS) or {}
+        wanted = {key: self.header[key] for key in ("arm", "task", "train", "data")}
+        refuse_changes(self.folder, asked, wanted, FinetuneConfig)
 
     def trained(self) -> Any:
         """The model after all steps; those that remain are done.
@@ -244,27 +232,19 @@ class _Seed:
         Raises:
             InterruptedRun: after SIGINT or SIGTERM.
         """
-        task, begun = self.task, holds_run(self.run)
-        if begun:
-            self._check_same(self.run, read_record(self.run)["description"])
+        task = self.task
         count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
         task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)
-        if is_finished(self.run):  # trained, but stopped before it was measured
-            return task.classifier(str(self.run)).to(best_device())
-        model = task.classifier(task.job.model).to(best_device())
-        result = train(
-            model,
+        model, _ = train_to_end(
+            task.classifier(task.job.model).to(best_device()),
             self.batches,
             task.job.train.run(self.batches.per_epoch, self.seed),
             output=self.run,
             tokenizer=task.tokenizer,
-            resume=begun,
             callbacks=[_Epochs(self.batches.per_epoch, task.say)],
             description=self.header,
         )
-        if result.stop_signal is not None:
-            raise InterruptedRun(result)
         return model
 
     def steps(self) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,16 @@
 """Named models: a point on the axes at a size, matched in parameters to the baseline."""
 
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+import torch
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.sizes import SIZES
+from clearhead.models.trunk import ClearheadModel
 
 BASELINE = "transformer"
 
@@ -85,85 +91,32 @@ SUMMARIES = {
     "bert-sas-p": "bert with SAS-P's blocks",
 }
 
-_CODEPARROT = {
-    "vocab_size": 50_000,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 1024,
-    "position": "learned",
-    "mlp": "relu",
-}
-
-# `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU; the others are those of
-# arXiv 2311.01906.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 4096,
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "max_position_embeddings": 256,
-    },
-    "small": {
-        "vocab_size": 16_384,
-        "hidden_size": 512,
-        "intermediate_size": 1376,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 1024,
-    },
-    "codeparrot": _CODEPARROT,
-    "codeparrot-72": {**_CODEPARROT, "num_hidden_layers": 72, "intermediate_size": 1536},
-    "languini": {
-        "vocab_size": 16_384,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 512,
-        "position": "alibi",
-        "mlp": "gelu",
-    },
-    "crammed": {
-        "vocab_size": 32_768,
-        "hidden_size": 768,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 128,
-    },
-}
-
 # The paper's Pre-LN has RMSNorm, ReLU and no biases.
 _PRE_LN = {"norm": "rmsnorm", "mlp": "relu", "bias": False}
 
-# What a preset has at one size only: most of all the MLP width at which one with other matrices
-# beside the MLP matches the baseline.
+# The paper's GPT-2 has one gain a norm and no biases.
+_GPT2 = {"norm": "rmsnorm-single", "bias": False}
+
+# What a preset has at one size only.
 _AT_SIZE: dict[tuple[str, str], dict[str, Any]] = {
     ("gpt2", "tiny"): {"intermediate_size": 736},
-    ("gpt2", "small"): {"intermediate_size": 2016},
     ("gpt2", "codeparrot"): _PRE_LN,
     ("gpt2", "codeparrot-72"): _PRE_LN,
-    ("differential-v2", "tiny"): {"intermediate_size": 448},
-    ("differential-v2", "small"): {"intermediate_size": 1200},
-    ("gated", "tiny"): {"intermediate_size": 448},
-    ("gated", "small"): {"intermediate_size": 1208},
-    ("coca", "tiny"): {"intermediate_size": 544},
-    ("coca", "small"): {"intermediate_size": 1464},
-    ("coca-strict", "tiny"): {"intermediate_size": 576},
-    ("coca-strict", "small"): {"intermediate_size": 1544},
-    ("coca-slack", "tiny"): {"intermediate_size": 544},
-    ("coca-slack", "small"): {"intermediate_size": 1464},
+    **{("gpt2", f"gpt2-{size}"): _GPT2 for size in ("60m", "130m", "350m", "1.4b")},
     # As the paper's BERT had it, lower than the depth rule (arXiv 2311.01906, D.2).
     ("bert-sas", "crammed"): {"mlp_gain": 0.05},
     ("bert-sas-p", "crammed"): {"mlp_gain": 0.05},
 }
 _OWN = frozenset(PRESETS)
-# Another value of these has another MLP width.
-_SHAPING_KEYS = ("hidden_size", "mlp", "bias")
+# The baseline's shape: what of a user's changes it has too when a preset is matched to it.
+_SHAPE = frozenset(
+    {
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "max_position_embeddings", "mlp", "bias"),
+    }
+)
+_DERIVES = ("hidden_size", "mlp", "bias")  # another value of these has another MLP width
+_STEP = 8  # of a matched MLP width, as tensor cores want it
 
 
 def register_preset(
@@ -199,9 +152,9 @@ def presets() -> dict[str, str]:
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
 
-    Presets match the baseline in parameters at the shapes of the sizes. With another `hidden_size`,
-    `mlp` or `bias` the MLP gets the baseline's width, and with other heads it keeps its own: then
-    give `intermediate_size`, or see what the preset costs (`clearhead plan`).
+    Presets match the baseline in parameters, within 1 %: where `intermediate_size` is not given,
+    the MLP has the width that makes up for the preset's other matrices at this shape. Those named
+    in `SMALLER` keep the baseline's width.
 
     Raises:
         ClearheadError: an unknown preset, size or key (naming the near misses), or a combination
@@ -209,11 +162,46 @@ def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """
     choose("preset", name, PRESETS)
     choose("size", size, SIZES)
-    keys = {**SIZES[size], **PRESETS[name], **_AT_SIZE.get((name, size), {})}
-    changed = (key for key in _SHAPING_KEYS if key in overrides)
-    if any(overrides[key] != keys.get(key) for key in changed):
-        keys.pop("intermediate_size")  # matched to another shape: derive it again
+    own = {**PRESETS[name], **_AT_SIZE.get((name, size), {})}
+    shape = {key: overrides[key] for key in _SHAPE & overrides.keys()}
+    if any(value != {**SIZES[size], **own}.get(key) for key, value in shape.items()):
+        own.pop("intermediate_size", None)  # matched to another shape
     try:
+        keys = _keys(size, own, shape)
+        if "intermediate_size" not in {*own, *overrides} and name not in (BASELINE, *SMALLER):
+            both = (_keys(size, {}, shape), keys)
+            keys["intermediate_size"] = _matched(*(json.dumps(one, default=repr) for one in both))
         return ClearheadConfig(**{**keys, **overrides})
     except ClearheadError as error:
         raise ClearheadError(f"preset {name!r} at size {size!r}: {error}") from error
+
+
+def _keys(size: str, own: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a size with changes; no MLP width where that of the size is another shape's."""
+    before = {**SIZES[size], **own}
+    keys = {**before, **shape}
+    if any(keys.get(key) != before.get(key) for key in _DERIVES):
+        keys.pop("intermediate_size", None)
+    if keys.get("position", "rope") not in ("rope", "xpos"):
+        keys.pop("rope_parameters", None)  # the size's, for models that rotate
+    return keys
+
+
+@cache
+def _matched(baseline: str, changed: str) -> int:
+    """The MLP width at which a model has as many parameters as the baseline; keys as JSON."""
+    wanted = ClearheadConfig(**json.loads(baseline))
+    width = wanted.intermediate_size
+    assert width is not None
+    narrow, wide = (
+        _parameters(ClearheadConfig(**{**json.loads(changed), "intermediate_size": each}))
+        for each in (width, width + _STEP)
+    )
+    steps = round((_parameters(wanted) - narrow) / (wide - narrow))
+    return max(_STEP, width + _STEP * steps)
+
+
+def _parameters(config: ClearheadConfig) -> int:
+    with torch.device("meta"):
+        model = ClearheadModel(config)
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
 
 from clearhead.errors import ClearheadError, choose
@@ -88,8 +89,12 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 
 def _readable(x: Tensor) -> bool:
-    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped.
+
+    Fake tensors, by which memory is planned, have none.
+    """
+    fake = isinstance(x, FakeTensor)
+    return x.device.type == "cpu" and not fake and not torch.compiler.is_compiling()
 
 
 def check_cache(cache: Any, layers: int) -> None:

@@ -104,6 +104,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     adds to a stream that passes by it, and before a classification head's last matrix; attention
     maps keep theirs, and so does a branch that is the stream itself.
 
+    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
+    effect and come in over the training run: a trained model keeps its function at the start.
+
     `requires` names the packages whose mechanisms the model has (`clearhead.register`), None for
     none; it is found by itself, and a saved model is opened only where they have been imported.
 
@@ -296,6 +299,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
+        if self.annealed_start and not any(map(REGISTRY.anneals, self._layers())):
+            raise ClearheadError(
+                "annealed_start brings in a null key or XSA over a training run, and there is none "
+                "here: leave it out, or choose normalizer='softmax1', 'sink' or 'key', or "
+                "epilogue='xsa'"
+            )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values()
         layers = self._layers()

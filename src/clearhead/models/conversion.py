@@ -9,6 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
 from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
 _NAMES = ", ".join(
@@ -32,7 +33,28 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
-    made = _convert(model)
+    return _with_equal_logits(model, _convert(model))
+
+
+def for_serving(model: Any) -> Any:
+    """A clearhead model as one that servers load: of a family of transformers, or `served`.
+
+    Raises:
+        ClearheadError: for another library's model, where neither has a place for this one, and
+            where it would give other logits.
+    """
+    if not isinstance(model, ClearheadForCausalLM):
+        raise ClearheadError(
+            f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
+        )
+    try:
+        made = _convert(model)
+    except ClearheadError:  # no family has a place for it
+        made = served(model)
+    return _with_equal_logits(model, made)
+
+
+def _with_equal_logits(model: Any, made: Any) -> Any:
     difference = logit_difference(model, made)
     if not difference <= tolerance(model.dtype):  # nor where it is no number
         raise ClearheadError(
@@ -89,8 +111,8 @@ def require_full_precision(config: Any, name: str) -> None:
     way = _DEQUANTISED.get(method)
     raise ClearheadError(
         f"{name} is quantised ({method}): "
-        + (f"open it with {way}, save_pretrained, and convert that; or " if way else "")
-        + "convert the one that it was made from"
+        + (f"open it with {way}, save_pretrained, and give that; or " if way else "")
+        + "give the one that it was made from"
     )
 
 
@@ -103,7 +125,7 @@ def _refuse_gguf(name: str) -> None:
     raise ClearheadError(
         f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
         f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
-        "tokenizer, and convert that"
+        "tokenizer, and give that"
     )
 
 

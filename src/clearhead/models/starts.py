@@ -21,6 +21,7 @@ from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec
 
 _ROTARY = ("rope", "xpos")
+_ANNEALING = ("normalizer", "epilogue")
 _MAPS_OWN = {"lambda_init": None, "head_norm": "affine"}  # without effect on other maps
 _SIZES = ("head_dim", "bias", "max_position_embeddings", "norm_eps", "rope_parameters")
 # What of a configuration may change: a layer's own mechanisms and gains, and no width.
@@ -93,6 +94,8 @@ def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConf
     keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
     if changes.get("maps", ours.maps) != ours.maps:
         keys |= _MAPS_OWN
+    if any(changes.get(axis, getattr(ours, axis)) != getattr(ours, axis) for axis in _ANNEALING):
+        keys["annealed_start"] = False
     if changes.get("position", "rope") not in _ROTARY:
         keys["rope_parameters"] = None
     return ClearheadConfig(**{**keys, **changes})

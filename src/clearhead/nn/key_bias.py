@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.null import NullKey
 from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.softmax import Softmax
 from clearhead.ops import groups
 from clearhead.spec import Declaration, LayerSpec
 
 
-class KeyBias(Softmax):
+class KeyBias(NullKey):
     """exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ learned for each key head (arXiv 2410.10781).
 
     k′ has no position: it is scored against the query as projected, so that distance changes
@@ -23,6 +23,7 @@ class KeyBias(Softmax):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         nn.init.zeros_(self.key)
 
     @with_own_parameters
@@ -31,10 +32,8 @@ class KeyBias(Softmax):
         key_BHD1 = groups.repeat(self.key[None, :, :, None], self.heads, self.together)
         # Autocast would round the logits to bfloat16.
         with torch.autocast(q_BHTD.device.type, enabled=False):
-            return (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale
-
-    def resting(self) -> float:
-        return 0.0
+            logit_BHT = (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale
+        return logit_BHT if self.offset is None else logit_BHT + self.offset
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -52,6 +51,7 @@ DECLARATION = Declaration(
     summary="exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ a learned key of value zero, from 0",
     source="arXiv 2410.10781 (K biases)",
     build=KeyBias,
+    anneals=True,
     refuses=_refuses,
     flops=lambda layer, length: 2.0 * layer.num_attention_heads * layer.head_dim,
 )

@@ -4,15 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.nn.adoption import Weights
+from clearhead.nn.null import NOTHING, NullKey
 from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.softmax import Softmax
 from clearhead.spec import Declaration, LayerSpec
 
-# Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
-NOTHING = -40.0
 
-
-class Sink(Softmax):
+class Sink(NullKey):
     """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map.
 
     b starts at 0, so that the layer starts as softmax-1 exactly.
@@ -24,16 +21,20 @@ class Sink(Softmax):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         nn.init.zeros_(self.logit)
 
     @with_own_parameters
     def resting(self) -> Tensor:
-        return self.logit
+        return self.logit if self.offset is None else self.logit + self.offset
 
 
 def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-    """Logits that no row notices, or that of the fixed sink in whose place they are."""
-    logit = 0.0 if before.normalizer == "softmax1" else NOTHING
+    """Logits that no row notices, or that of the fixed sink in whose place they are.
+
+    An annealed start keeps them from notice by itself.
+    """
+    logit = 0.0 if after.annealed_start or before.normalizer == "softmax1" else NOTHING
     like = weights["q_proj.weight"]
     return {**weights, "normalizer.logit": like.new_full((after.num_attention_heads,), logit)}
 
@@ -44,5 +45,6 @@ DECLARATION = Declaration(
     summary="exp(s) / (exp(b) + Σ exp(s)), b learned for each head, from 0 (softmax-1)",
     source="arXiv 2410.17174, section 3.2, with gpt-oss's learned logit",
     build=Sink,
+    anneals=True,
     adopt=_adopt,
 )

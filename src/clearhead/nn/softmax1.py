@@ -1,14 +1,15 @@
 """Softmax-1: a null key with logit 0 and value 0, so that a head may attend to nothing."""
 
-from clearhead.nn.softmax import Softmax
-from clearhead.spec import Declaration
+from clearhead.nn.null import NullKey
+from clearhead.spec import Declaration, LayerSpec
 
 
-class Softmax1(Softmax):
+class Softmax1(NullKey):
     """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s))."""
 
-    def resting(self) -> float:
-        return 0.0
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        super().__init__(layer, heads, together)
+        self.reset_parameters()
 
 
 DECLARATION = Declaration(
@@ -17,4 +18,5 @@ DECLARATION = Declaration(
     summary="exp(s) / (1 + Σ exp(s)): a row may sum to less than 1",
     source="arXiv 2410.17174, section 3.2",
     build=Softmax1,
+    anneals=True,
 )

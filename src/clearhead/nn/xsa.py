@@ -3,21 +3,22 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.nn.epilogues import NoEpilogue
 from clearhead.spec import Declaration, LayerSpec
 
 
-def without_own(o: Tensor, v: Tensor) -> Tensor:
+def without_own(o: Tensor, v: Tensor, strength: Tensor | float = 1.0) -> Tensor:
     """o − (o · v̂) v̂ over the last dimension, v̂ = v / ‖v‖ (arXiv 2603.09078); o where v is 0.
 
-    The arithmetic is float32 (float64 for float64); the result has the dtype of o.
+    Another `strength` takes that share of the component. The arithmetic is float32 (float64 for
+    float64); the result has the dtype of o.
     """
     exact = torch.promote_types(o.dtype, torch.float32)
     wide, v = o.to(exact), v.to(exact)
     share = (wide * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True).clamp_min(1e-30)
-    return (wide - share * v).to(o.dtype)
+    return (wide - strength * share * v).to(o.dtype)
 
 
 class ExclusiveSelfAttention(NoEpilogue):
@@ -26,15 +27,32 @@ class ExclusiveSelfAttention(NoEpilogue):
     Heads that share a value each lose their component along it; a head of differential attention
     (V1) has one value of twice the width. The first of causal tokens, which sees only its own
     value, gets nothing.
+
+    With `annealed_start` its strength rises from 0 in proportion to the training run; like the
+    null's logit (`clearhead.nn.null`) it is a buffer that never falls.
     """
+
+    strength: Tensor | None
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__(layer, heads)
         self.heads = heads
+        self.register_buffer("strength", torch.empty(1) if layer.annealed_start else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.strength is not None:
+            nn.init.zeros_(self.strength)
+
+    def on_step_end(self, done: float, loss: float) -> None:
+        """After a step: `done` of the run, from 0 to 1."""
+        if self.strength is not None:
+            self.strength.clamp_(min=done)
 
     def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
         o, v = (part.unflatten(-1, (self.heads, -1)) for part in (o_BTC, own()))
-        return without_own(o, v).flatten(2)
+        strength = 1.0 if self.strength is None else self.strength
+        return without_own(o, v, strength).flatten(2)
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -58,5 +76,6 @@ DECLARATION = Declaration(
     source="arXiv 2603.09078",
     build=ExclusiveSelfAttention,
     refuses=_refuses,
+    anneals=True,
     flops=lambda layer, length: 6.0 * layer.width,
 )

@@ -1,11 +1,9 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-The stock kernels return the output o of plain softmax and its log-sum-exp. A sink with logit s
-takes weight exp(s) beside every row: with lse1 = logaddexp(lse, s) its output is
-o1 = o · exp(lse − lse1). Handing (o1, lse1) to the *stock* backward in place of (o, lse) gives the
-exact gradient, since that kernel recomputes P = exp(score − lse1) and the row term
-rowsum(dO ∘ o1); and ds = −Σ exp(s − lse1) · rowsum(dO ∘ o1). Differentiating o · sigmoid(lse)
-instead is silently wrong, as the kernels' lse carries no gradient.
+`clearhead.ops.dispatch` chooses the kernel. It returns the output o of plain softmax and its
+log-sum-exp; `clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own
+backward pass then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
+kernels' lse carries no gradient.
 """
 
 from typing import Any
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import higher_order, oracles
-from clearhead.ops.dispatch import select_kernel, sink_by_row, sink_gradient
+from clearhead.ops import higher_order, oracles, sinks
+from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.visibility import Visibility
 
 
@@ -30,6 +28,7 @@ def attend(
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
     scale: float | None = None,
+    kernel: str | None = None,
 ) -> Tensor:
     """Attention: o_i = Σ_j exp(s_ij) v_j / (exp(sink) + Σ_j exp(s_ij)), s_ij = scale · q_i · k_j.
 
@@ -42,15 +41,18 @@ def attend(
             Time and memory then grow with T · window.
         sink: None for softmax; 0.0 for softmax-1 (arXiv 2410.17174); a tensor [H], a logit a head,
             or [B, H, T], a logit a query, which receives its gradient.
-        key_mask: bool [B, S], False for keys that nobody sees (padding).
+        key_mask: bool [B, S], False for keys that nobody sees (padding). What their own queries
+            get is unspecified: 0 by kernels that leave them out.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         scale: 1/√D unless given.
+        kernel: names of `clearhead.ops.dispatch.KERNELS`, in order, with commas between; unless
+            given, the dispatch table chooses.
 
     Returns:
         [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
 
     Raises:
-        ClearheadError: on shapes, dtypes or devices that do not fit.
+        ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
     """
     visibility = Visibility(causal, window, key_mask, segments)
     _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
@@ -62,7 +64,8 @@ def attend(
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, scale, visibility)
+    name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, scale, visibility, name)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -80,15 +83,12 @@ class _Attend(torch.autograd.Function):
         sink: Tensor | None,
         scale: float,
         visibility: Visibility,
+        kernel: str,
     ) -> Tensor:
-        kernel = select_kernel(q, k, v, visibility)
         # Autocast would round the float32 scores that the tiles are careful to keep.
         with torch.autocast(q.device.type, enabled=False):
-            o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
-        if sink is not None:
-            lse1 = torch.logaddexp(lse, sink_by_row(sink, lse))
-            # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
-            o, lse = o.mul_(torch.exp(lse - lse1)[..., None]), lse1
+            o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
+        o, lse = sinks.join(o, lse, sink)
         ctx.save_for_backward(q, k, v, o, lse, sink, visibility.key_mask, visibility.segments)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
         ctx.kernel = kernel
@@ -106,15 +106,15 @@ class _Attend(torch.autograd.Function):
                 )
 
             inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
-            return *higher_order.gradients(plain, inputs, needed, grad), None, None
+            return *higher_order.gradients(plain, inputs, needed, grad), None, None, None
         dsink = None
         with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv = ctx.kernel.backward(
+            dq, dk, dv = KERNELS[ctx.kernel].run.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
             if sink is not None and ctx.needs_input_grad[3]:
-                dsink = sink_gradient(sink, grad, o, lse)
-        return dq, dk, dv, dsink, None, None
+                dsink = sinks.gradient(sink, grad, o, lse)
+        return dq, dk, dv, dsink, None, None, None
 
 
 def _check(

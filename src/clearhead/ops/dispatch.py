@@ -1,34 +1,191 @@
-"""Choice of the kernel for a request of attention: PyTorch's own where they can, or tiles."""
+"""The dispatch table of attention: request × device × dtype → kernel.
 
-from typing import Any
+Kernels are asked in the table's order. The first that neither refuses the request nor fails its
+test on the device (`clearhead.ops.self_test`) is taken: once for each kind of request, and logged.
+`ops.attend(kernel=…)` or the environment's CLEARHEAD_ATTENTION_KERNEL name others, in order.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.ops import aten_kernels, tiles
+from clearhead.errors import ClearheadError, choose
+from clearhead.ops import cpu_flash, cuda_cudnn, cuda_efficient, cuda_flash, self_test, tiles
+from clearhead.ops.packed import Operator
+from clearhead.ops.requests import Request, arguments_of, request
 from clearhead.ops.visibility import Visibility
 
-# Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
-# tiles also take long to compile.
-LONGEST_COMPILED_TILES = 1024
+VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
+_log = logging.getLogger(__name__)
 
 
-def select_kernel(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility) -> Any:
-    """The module whose `forward` and `backward` compute this: `aten_kernels` or `tiles`."""
-    short = k_BGSD.shape[2] <= LONGEST_COMPILED_TILES
-    if torch.compiler.is_compiling() and q_BHTD.device.type == "cpu" and short:
-        return tiles
-    return aten_kernels if aten_kernels.supports(q_BHTD, k_BGSD, v_BGSV, visibility) else tiles
+class Kernel(NamedTuple):
+    """An entry of the table.
+
+    Attributes:
+        device: on which it runs; None for every one. serves: in words, for the documentation.
+        run: has `forward` and `backward`. refuses: the reason why it does not serve a request.
+    """
+
+    device: str | None
+    serves: str
+    run: Any
+    refuses: Callable[[Request], str | None]
 
 
-def sink_by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:
-    """A logit a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
-    sink = sink.to(lse_BHT.dtype)
-    return sink if sink.ndim == 3 else sink[:, None]
+def _unmasked(request: Request) -> str | None:
+    if request.segments or request.key_mask:
+        return "no documents, no padding"
+    return cuda_flash.refuses(request)
 
 
-def sink_gradient(sink: Tensor, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor) -> Tensor:
-    """−exp(sink − lse) · rowsum(dO ∘ o), summed to the sink's shape; o and lse: with the sink."""
-    row_BHT = (grad.to(lse_BHT.dtype) * o_BHTV.to(lse_BHT.dtype)).sum(-1)
-    gradient_BHT = -torch.exp(sink_by_row(sink, lse_BHT) - lse_BHT) * row_BHT
-    return (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
+KERNELS: Mapping[str, Kernel] = {
+    "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash, cpu_flash.refuses),
+    "cudnn": Kernel(
+        "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
+    ),
+    "flash": Kernel("cuda", "T ≤ S, windows; D and V ≤ 256", cuda_flash, _unmasked),
+    # For a lone query before packing, which would move its cache: it reads that as it lies.
+    "efficient-decode": Kernel(
+        "cuda", "T = 1, padding", Operator("efficient"), cuda_efficient.refuses_lone
+    ),
+    "flash-packed": Kernel(
+        "cuda", "as flash, with documents and padding", Operator("flash"), cuda_flash.refuses
+    ),
+    "efficient": Kernel(
+        "cuda",
+        "float32, any widths; T ≤ S, causal windows, documents, padding",
+        Operator("efficient"),
+        cuda_efficient.refuses,
+    ),
+    "tiles": Kernel(None, "everything", tiles, lambda request: None),
+}
+
+
+class Choice(NamedTuple):
+    """The kernel that was taken, and why each asked before it was not."""
+
+    name: str
+    refusals: Mapping[str, str]
+
+
+def select_kernel(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    visibility: Visibility,
+    kernel: str | None = None,
+) -> str:
+    """The name of the kernel in `KERNELS` that computes this.
+
+    Args:
+        kernel: names of kernels, in order, with commas between; by default what the environment
+            says, or the table's own order.
+
+    Raises:
+        ClearheadError: if none of the kernels named serves the request.
+    """
+    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility))
+
+
+@torch.compiler.assume_constant_result
+def _resolved(names: str | None, *arguments: object) -> str:
+    return _chosen(names or os.environ.get(VARIABLE) or "", *arguments)
+
+
+@cache
+def _chosen(names: str, *arguments: Any) -> str:
+    asked = request(*arguments)
+    choice = resolve(asked, names, self_test.failure)
+    refusals = "; ".join(f"not {name}: {reason}" for name, reason in choice.refusals.items())
+    _log.info("attention on %s: %s%s", asked, choice.name, f" ({refusals})" if refusals else "")
+    return choice.name
+
+
+def resolve(
+    asked: Request, names: str = "", failure: Callable[[Any, Request], str | None] | None = None
+) -> Choice:
+    """The first kernel that serves the request; of `names`, if any are given.
+
+    Args:
+        failure: tests a kernel on its GPU; None trusts every one.
+    """
+    order = [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]
+    refusals: dict[str, str] = {}
+    for name in order or KERNELS:
+        kernel = KERNELS[name]
+        if kernel.device not in (None, asked.device):
+            if order:
+                refusals[name] = f"it runs on {kernel.device}"
+            continue
+        reason = kernel.refuses(asked)
+        if reason is None and kernel.device == "cuda" and failure is not None:
+            reason = failure(kernel.run, asked)
+        if reason is None:
+            return Choice(name, refusals)
+        refusals[name] = reason
+    told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
+
+
+def markdown() -> str:
+    """The table for the documentation: kernels, and what typical requests go to."""
+    lines = ["| kernel | runs on | serves |", "| --- | --- | --- |"]
+    for name, kernel in KERNELS.items():
+        lines.append(f"| `{name}` | {kernel.device or 'everything'} | {kernel.serves} |")
+    devices = " | ".join(_DEVICES)
+    lines += ["", f"| request | {devices} | why not others, on Hopper |"]
+    lines.append("| --- |" + " --- |" * (len(_DEVICES) + 1))
+    for title, changes in _REQUESTS.items():
+        choices = [resolve(_PLAIN._replace(**of, **changes)) for of in _DEVICES.values()]
+        hopper = choices[list(_DEVICES).index("Hopper bf16")]
+        why = "; ".join(f"{name}: {reason}" for name, reason in hopper.refusals.items())
+        cells = " | ".join(f"`{choice.name}`" for choice in choices)
+        lines.append(f"| {title} | {cells} | {why} |")
+    return "\n".join(lines)
+
+
+_PLAIN = Request(
+    device="cpu",
+    ordinal=None,
+    capability=None,
+    dtype=torch.float32,
+    depth=64,
+    width=64,
+    shared=1,
+    lone=False,
+    square=True,
+    short=False,
+    causal=True,
+    window=False,
+    key_mask=False,
+    segments=False,
+    learning=True,
+    compiled=False,
+)
+_HALF: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+_DEVICES: Mapping[str, dict[str, Any]] = {
+    "CPU": {},
+    "Hopper bf16": _HALF | {"capability": (9, 0)},
+    "Ampere bf16": _HALF | {"capability": (8, 0)},
+    "CUDA float32": {"device": "cuda", "capability": (9, 0)},
+}
+_LAST: dict[str, Any] = {"square": False, "learning": False}
+_LONE: dict[str, Any] = _LAST | {"lone": True, "causal": False}
+_REQUESTS: Mapping[str, dict[str, Any]] = {
+    "training, whole texts": {},
+    "the same, V = 2 D": {"width": 128},
+    "evaluation, whole texts": {"learning": False},
+    "documents": {"segments": True},
+    "padded rows": {"key_mask": True},
+    "a window": {"window": True},
+    "1 < T < S": _LAST,
+    "decoding, T = 1": _LONE,
+    "decoding, padded cache": _LONE | {"key_mask": True},
+    "more than 256 wide": {"depth": 320, "width": 320},
+}

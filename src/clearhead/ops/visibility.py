@@ -41,8 +41,10 @@ class Visibility(NamedTuple):
     def settled(self, queries: int, keys: int) -> "Visibility":
         """The same keys, in the form that the most kernels take."""
         bites = self.window is not None and self.window < keys
+        # A condition: under torch.compile a comparison of lengths need be no constant.
+        several = True if queries > 1 or bites else False  # noqa: SIM210
         return self._replace(
-            causal=self.causal and (queries > 1 or bites),  # a lone query is the last
+            causal=self.causal and several,  # a lone query is the last
             window=self.window if bites else None,
         )
 
@@ -51,7 +53,9 @@ class Visibility(NamedTuple):
         return 0 if self.window is None else max(0, keys - queries - self.window + 1)
 
     def of_keys(self, first: int, end: int | None = None) -> "Visibility":
-        """The same for the keys `first` to `end` alone."""
+        """The same for the keys `first` to `end` alone; the same masks where these are all."""
+        if first == 0 and end is None:
+            return self
         masks = (self.key_mask, self.segments)
         key_mask, segments = (m if m is None else m[:, first:end] for m in masks)
         return self._replace(key_mask=key_mask, segments=segments)

@@ -8,6 +8,14 @@ from clearhead.errors import choose
 SCHEDULES = ("cosine", "linear", "constant", "triangle")
 
 
+class Plan(Protocol):
+    """A budget of steps."""
+
+    @property
+    def steps(self) -> int:
+        """Number of its optimizer steps."""
+
+
 class ScheduleConfig(Protocol):
     """The settings that `learning_rate` reads; `clearhead.train.TrainConfig` has them all."""
 
@@ -28,19 +36,20 @@ class ScheduleConfig(Protocol):
         """One of `SCHEDULES`: how the rate falls after the warmup."""
 
     @property
-    def steps(self) -> int:
-        """Number of optimizer steps of the whole run."""
+    def plan(self) -> "Plan":
+        """The budget over which the rate runs its course; beyond it the rate stays as it ended."""
 
     def used(self, step: int) -> float:
-        """The share of the run's budget that steps before `step` take; read by "triangle"."""
+        """The share of that budget that steps before `step` take; read by "triangle"."""
 
 
 def learning_rate(step: int, config: ScheduleConfig) -> float:
     """The learning rate of `step`, counted from 0.
 
     It rises linearly and reaches the peak on the last step of the warmup; then it falls so that
-    the last step of the run uses exactly `final_learning_rate` times the peak ("constant" stays at
-    the peak). The first step never has rate 0, which would waste its batch.
+    the last step of the plan uses exactly `final_learning_rate` times the peak ("constant" stays at
+    the peak); steps beyond the plan have the rate of its end. The first step never has rate 0,
+    which would waste its batch.
 
     "triangle" is the crammed BERT's triangle2 (arXiv 2212.14034), a function of the share x of the
     budget used before the step: min(1/4 + 3/4 · x / warmup, (1 − x) / (1 − warmup)), with warmup
@@ -48,10 +57,11 @@ def learning_rate(step: int, config: ScheduleConfig) -> float:
     """
     if config.schedule == "triangle":
         return config.learning_rate * _triangle(config.used(step), config)
-    warmup = round(config.warmup * config.steps)
+    steps = config.plan.steps
+    warmup = round(config.warmup * steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
-    done = min(1.0, (step + 1 - warmup) / max(1, config.steps - warmup))
+    done = min(1.0, (step + 1 - warmup) / max(1, steps - warmup))
     match choose("schedule", config.schedule, SCHEDULES):
         case "constant":
             return config.learning_rate

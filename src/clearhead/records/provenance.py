@@ -36,9 +36,17 @@ def provenance(device: "torch.device") -> dict[str, Any]:
         **source(),
         "device": f"{device.type}, {named}",
         "threads": threads,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([*_program(), *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _program() -> list[str]:
+    """The program as it is called: `python -m PACKAGE` where that was run."""
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py":
+        return ["python", "-m", path.parent.name]
+    return [path.name]
 
 
 @cache

@@ -193,7 +193,7 @@ def entry(
     """
     if write is style.percent:
         scale *= 100
-    values = _values(mine, scale)
+    values = by_seed(mine, scale)
     over = summarize(values)
     assert over is not None
     one_value = over.deviation is None or over.deviation <= 1e-12 * abs(over.mean)
@@ -210,15 +210,22 @@ def entry(
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
     elif len(measures := next(iter(mine.values()))) == 1:
         text += _error_of_one(measures[0])
-    difference = None
-    if theirs:
-        difference = compare(values, _values(theirs, scale), _item_error(mine, theirs))
+    difference = difference_of(mine, theirs, scale)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {reference}")
     return Entry(name=name, text=text, detail=detail, difference=difference)
 
 
-def _values(measures: Found, scale: float) -> list[float]:
+def difference_of(mine: Found, theirs: Found, scale: float = 1.0) -> Difference | None:
+    """The difference of two arms over their seeds, its error that of drawn items included; None
+    where an arm has no number."""
+    if not mine or not theirs:
+        return None
+    return compare(by_seed(mine, scale), by_seed(theirs, scale), _item_error(mine, theirs))
+
+
+def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
+    """One number a seed, the mean of its measures, times `scale`."""
     return [
         scale * fmean(one.value for one in ones if one.value is not None)
         for ones in measures.values()

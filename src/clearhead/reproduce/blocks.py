@@ -1,14 +1,14 @@
 """Blocks without some of their parts: arXiv 2311.01906, figures 3, 6 and 13.
 
-`paper` is CodeParrot's recipe (D.1), one seed as there; where it gives no rate (parallel, the
-variants of SAS) it is that of Pre-LN.
+`paper` is CodeParrot's recipe (`recipes`), one seed as there.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
-from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.train import TrainConfig
 
@@ -39,6 +39,23 @@ def blocks(scale: str) -> Iterator[Trial]:
             yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
 
 
+def depth(scale: str) -> Iterator[Trial]:
+    """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
+    wide: dict[str, Any] = {"width": 256, "batch": 64, "compile": "blocks"}
+    deep, rates, layers = {
+        "tiny": (_table(24, 600_000, 150_000, width=64, batch=8), 24, 6),
+        "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
+        "paper": (_published(72, "codeparrot-72"), 72, 18),
+    }[scale]
+    short = _tables(scale)[layers]
+    train = replace(short.config.train, tokens=3 * short.config.train.tokens)
+    config = replace(short.config, train=train, label=f"{short.config.label} for longer")
+    long = replace(short, config=config)
+    for table, place in ((deep, rates), (long, layers)):
+        yield table.trial("transformer", *PRE_LN[place])
+        yield table.trial("sas-p", *SAS[place])  # the intervention
+
+
 def _tables(scale: str) -> dict[int, Table]:
     """Layers → the table that all arms of this depth share."""
     if scale == "tiny":
@@ -49,8 +66,8 @@ def _tables(scale: str) -> dict[int, Table]:
             24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
         }
     return {
-        18: _published(18, 704_512_000, "codeparrot"),
-        72: _published(72, 327_680_000, "codeparrot-72"),
+        18: _published(18, "codeparrot"),
+        72: _published(72, "codeparrot-72"),
     }
 
 
@@ -78,31 +95,7 @@ def _table(
     return Table(config=config, sweep_tokens=sweep_tokens)
 
 
-def _published(layers: int, tokens: int, size: str) -> Table:
-    train = TrainConfig(
-        tokens=tokens,
-        sequence_length=128,
-        batch_size=32,
-        accumulation=4,
-        betas=(0.9, 0.999),
-        schedule="linear",
-        warmup=0.05,
-        final_learning_rate=0,
-        compile="blocks",
-        save_every=1000,
-        log_every=20,
-    )
-    data = DataConfig(
-        data=("hf:huggingface-course/codeparrot-ds-train",),
-        text_field="content",
-        tokenizer="huggingface-course/code-search-net-tokenizer",
-    )
-    config = CompareConfig(
-        presets=("transformer",),
-        size=size,
-        train=train,
-        data=data,
-        label=f"{layers} layers",
-        **MEASURED,
-    )
+def _published(layers: int, size: str) -> Table:
+    published = RUNS[size].config
+    config = replace(published, presets=("transformer",), label=f"{layers} layers", **MEASURED)
     return Table(config=config)

@@ -5,27 +5,17 @@ nearest text to be had; it gives no rate for the baseline, whose 1e-3 is arXiv 2
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import FinetuneConfig, TrainConfig
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 RATES = (1e-3, 2e-3, 4e-3)
-# Weight decay stays at 0.1, which is SAS's.
-CRAMMED: dict[str, Any] = {
-    "sequence_length": 128,
-    "batch_size": 64,
-    "schedule": "triangle",
-    "warmup": 0.75,
-    "final_learning_rate": 0,
-    "betas": (0.9, 0.98),
-    "epsilon": 1e-12,
-    "clip": 0.5,
-    "log_every": 20,
-}
 
 
 def encoders(scale: str) -> Iterator[Trial]:
@@ -40,7 +30,7 @@ def encoders(scale: str) -> Iterator[Trial]:
 def _tiny() -> Table:
     data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-2-raw-v1",))
     return Table(
-        config=_config(TrainConfig(tokens=2_000_000, **CRAMMED), data),
+        config=_config(_short(2_000_000), data),
         sweep_tokens=600_000,
         questions=_glue("rte", rate=1e-3),
     )
@@ -49,26 +39,26 @@ def _tiny() -> Table:
 def _small() -> Table:
     data = DataConfig(data=("hf:Salesforce/wikitext:wikitext-103-raw-v1",))
     return Table(
-        config=_config(TrainConfig(tokens=20_000_000, **CRAMMED), data),
+        config=_config(_short(20_000_000), data),
         sweep_tokens=5_000_000,
         questions=_glue("rte", "mrpc", "cola", "qnli", rate=1e-3),
     )
 
 
 def _paper() -> Table:
-    train = TrainConfig(
-        tokens=5_000_000_000,
-        **CRAMMED,
-        accumulation=128,
-        ramp=0.6,
-        compile="blocks",
-        save_every=200,
+    config = replace(
+        RUNS["crammed"].config, presets=("bert",), rates={}, seeds=(0, 1, 2), label="encoders"
     )
-    data = DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=32_768)
-    return Table(config=_config(train, data, size="crammed"), questions=_glue(*GLUE, rate=1.5e-4))
+    return Table(config=config, questions=_glue(*GLUE, rate=1.5e-4))
 
 
-def _config(train: TrainConfig, data: DataConfig, **more: Any) -> CompareConfig:
+def _short(tokens: int) -> TrainConfig:
+    """The crammed recipe in steps of one batch."""
+    whole: dict[str, Any] = {"accumulation": 1, "ramp": 0.0, "compile": "none", "save_every": 0}
+    return replace(RUNS["crammed"].train, tokens=tokens, **whole)
+
+
+def _config(train: TrainConfig, data: DataConfig) -> CompareConfig:
     return CompareConfig(
         presets=("bert",),
         seeds=(0, 1, 2),
@@ -76,7 +66,6 @@ def _config(train: TrainConfig, data: DataConfig, **more: Any) -> CompareConfig:
         train=train,
         data=data,
         label="encoders",
-        **more,
     )
 
 

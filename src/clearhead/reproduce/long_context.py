@@ -16,6 +16,7 @@ from clearhead.eval.options import (
     PerplexityOptions,
 )
 from clearhead.experiments.configs import CompareConfig, EvaluateConfig, EvaluateSettings
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -97,36 +98,7 @@ def _small() -> Table:
 
 
 def _paper() -> Table:
-    config = CompareConfig(
-        presets=("transformer",),
-        size="small",
-        set={
-            "num_hidden_layers": 24,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "max_position_embeddings": 512,
-            "order": "parallel",
-            "mlp": "gelu",
-            "norm": "layernorm",
-            "bias": True,
-            "tie_word_embeddings": False,
-        },
-        lengths=(1,),
-        train=TrainConfig(
-            tokens=100_000_000_000,
-            sequence_length=512,
-            batch_size=32,
-            accumulation=8,
-            schedule="linear",
-            warmup=0.01,
-            compile="blocks",
-            save_every=1000,
-            log_every=20,
-        ),
-        data=DataConfig(data=("hf:monology/pile-uncopyrighted",), vocabulary=50_000),
-        label="long context",
-    )
+    config = replace(RUNS["coca-350m"].config, presets=("transformer",), label="long context")
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
     text = EvaluateConfig(
         model=TRAINED,

@@ -1,14 +1,15 @@
 """Sinks and outlier activations, and what removes them: arXiv 2410.17174, table 2.
 
-The paper's steps and batch are not known: `paper` takes GaLore's (arXiv 2403.03507) at 130M, which
-has its data, length and sizes. All arms have one rate there, as in the paper.
+`paper` is the recipe of 130M (`recipes`). All arms have one rate there, as in the paper.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.train import TrainConfig
 
@@ -20,6 +21,8 @@ C4 = ("hf:allenai/c4:en",)
 def outliers(scale: str) -> Iterator[Trial]:
     """AdamW and OrthoAdam × softmax and softmax-1, with one gain a norm and no biases.
 
+    OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
+
     `clearhead compare` measures the first token's attention, kurtosis and largest activations.
     """
     table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
@@ -27,6 +30,7 @@ def outliers(scale: str) -> Iterator[Trial]:
     for interventions in (
         {},
         {"train.optimizer": "orthoadam"},
+        {"train.optimizer": "orthoadam", "train.rotation_share": "size"},
         {"normalizer": "softmax1"},
         {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
     ):
@@ -49,7 +53,7 @@ def _small() -> tuple[Table, tuple[float, ...]]:
     config = CompareConfig(
         presets=("gpt2",),
         size="small",
-        set={**PLAIN, "max_position_embeddings": 1024},
+        set={**PLAIN, "max_position_embeddings": 1024, "intermediate_size": 2048},
         seeds=(0, 1, 2),
         train=TrainConfig(
             tokens=100_000_000,
@@ -65,21 +69,5 @@ def _small() -> tuple[Table, tuple[float, ...]]:
 
 
 def _paper() -> tuple[Table, tuple[float, ...]]:
-    shape = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
-    config = CompareConfig(
-        presets=("gpt2",),
-        size="small",
-        set={**PLAIN, "max_position_embeddings": 1024, **shape, "intermediate_size": 3072},
-        train=TrainConfig(
-            tokens=2_621_440_000,
-            sequence_length=256,
-            batch_size=64,
-            accumulation=8,
-            compile="blocks",
-            save_every=500,
-            log_every=20,
-        ),
-        data=DataConfig(data=C4, tokenizer="openai-community/gpt2", limit=15_000_000_000),
-        **MEASURED,
-    )
+    config = replace(RUNS["gpt2-130m"].config, vary={}, **MEASURED)
     return Table(config=config), (1e-3,)

@@ -36,10 +36,12 @@ class Table:
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
-        Of several rates the best by validation loss is chosen.
+        A change takes the place of what the table sets for every arm. Of several rates the best by
+        validation loss is chosen.
         """
         vary = {key: (value,) for key, value in changes.items()}
-        config = replace(self.config, presets=(preset,), vary=vary)
+        kept = {key: value for key, value in self.config.set.items() if key not in changes}
+        config = replace(self.config, presets=(preset,), set=kept, vary=vary)
         return Trial(table=replace(self, config=config), rates=rates)
 
 

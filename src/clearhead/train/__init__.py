@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
     from clearhead.train.result import DivergedError, InterruptedRun, TrainResult
+    from clearhead.train.whole import train_to_end
 
 __all__ = [
     "BatchSource",
@@ -37,6 +38,7 @@ __all__ = [
     "holds_run",
     "is_finished",
     "train",
+    "train_to_end",
 ]
 
 __getattr__ = lazily(__name__)

@@ -8,6 +8,7 @@ OUTPUT/checkpoints/step-00000100/
                                         a tensor, SHA-256 of each file
 
 Of several processes (`sharded_checkpoint`) weights and state lie in shard-*.safetensors instead.
+Of a model with adapters it holds these alone (adapter_model.safetensors), not what they adapt.
 """
 
 import json
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import optimizer_state, sharded_checkpoint
+from clearhead.train import adapters, optimizer_state, sharded_checkpoint
 from clearhead.train.parallel import is_sharded, plain_class
 from clearhead.train.world import ALONE, World
 
@@ -81,8 +82,8 @@ def save(
                 sharded_checkpoint.save_config(model, tokenizer, folder)
             else:
                 save_pretrained(model, tokenizer, folder)
-                random = sharded_checkpoint.random_state(model.device)
-                save_file({**tensors, **random}, folder / OPTIMIZER_FILE)
+                beside = adapters.buffers(model) | sharded_checkpoint.random_state(model.device)
+                save_file(tensors | beside, folder / OPTIMIZER_FILE)
             manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
             stack.close()
             for old in folders(output)[:-keep]:
@@ -105,6 +106,7 @@ def export(
 
     def write() -> None:
         with publish_folder(target, advice) as folder:
+            adapters.merge(model, folder / adapters.FOLDER)
             save_pretrained(model, tokenizer, folder, weights)
             manifest.seal(folder)
 
@@ -158,7 +160,10 @@ def restore(
     """
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     sharded = sharded_checkpoint.is_sharded_folder(folder)
-    if not sharded:
+    tensors = {} if sharded else load_file(folder / OPTIMIZER_FILE)
+    if adapters.present(model) and not sharded:
+        adapters.restore(folder, model, tensors)
+    elif not sharded:
         with without_bars():
             # Through from_pretrained, because only it knows each architecture's tied and renamed
             # weights; copied over, so that the optimizer still holds the same parameters.
@@ -169,7 +174,6 @@ def restore(
     if sharded or is_sharded(model):
         sharded_checkpoint.read(folder, model, optimizer, names, record, world)
         return
-    tensors = load_file(folder / OPTIMIZER_FILE)
     optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
     if record.get("processes", 1) == world.size:
         sharded_checkpoint.set_random_state(tensors, model.device)

@@ -1,7 +1,7 @@
 """Settings of training and of fine-tuning, checked when they are made; no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
@@ -108,6 +108,9 @@ class Windows:
     ramp: Fraction = 0.0
     """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
     0 has it full from the first step."""
+    schedule_tokens: Count | None = None
+    """Tokens over which the learning rate, the ramp and annealed parts run their course; beyond
+    them each stays as it ended. All tokens where not given; an extended run keeps its own."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -122,12 +125,14 @@ class Windows:
     @cached_property
     def starts(self) -> Sequence[int]:
         """Step s takes the batches from starts[s] to before starts[s + 1]."""
-        available = self.tokens // (self.sequence_length * self.batch_size)
+        window = self.sequence_length * self.batch_size
+        available = self.tokens // window
         if not self.ramp:
             return range(0, available + 1, self.accumulation)
+        planned = (self.schedule_tokens or self.tokens) // window
         starts = [0]
         while True:
-            grown = (self.accumulation - 1) * starts[-1] / (self.ramp * available)
+            grown = (self.accumulation - 1) * starts[-1] / (self.ramp * planned)
             end = starts[-1] + min(self.accumulation, 1 + int(grown))
             if end > available:
                 return starts
@@ -137,9 +142,20 @@ class Windows:
         """Input tokens of all steps before `step`, counted from 0."""
         return self.starts[step] * self.batch_size * self.sequence_length
 
+    @cached_property
+    def plan(self) -> "Windows":
+        """The same windows over the tokens of the schedule."""
+        if self.schedule_tokens is None:
+            return self
+        return replace(self, tokens=self.schedule_tokens, schedule_tokens=None)
+
     def used(self, step: int) -> float:
-        """The share of the run's tokens that steps before `step` take."""
-        return self.starts[step] / self.starts[-1]
+        """The share of the schedule's tokens that steps before `step` take."""
+        return min(1.0, self.starts[step] / self.plan.starts[-1])
+
+    def done(self, steps: int) -> float:
+        """The share of the schedule's steps that so many are."""
+        return min(1.0, steps / self.plan.steps)
 
 
 # Ways of spreading a model that are not on offer, and the reason.
@@ -200,6 +216,15 @@ class TrainConfig(Processes, Recipe, Windows):  # the last base's fields come fi
     """Steps between lines of metrics."""
     document_masks: bool = False
     """Attention and positions restart where a document does; the batches must say where."""
+    only: Annotated[tuple[Pattern, ...], Range("patterns such as '*attn*'")] = ()
+    """Names of the parameters to train, such as "*attn*"; all where not given."""
+    freeze: Annotated[tuple[Pattern, ...], Range("patterns such as '*.layers.[0-3].*'")] = ()
+    """Names of parameters to freeze, such as "*.layers.[0-3].*"."""
+    lora: Natural = 0
+    """Rank of low-rank adapters (LoRA, by the extra peft), trained in place of the linear layers
+    that `only` and `freeze` leave, and of all else; 0 trains the weights themselves."""
+    lora_alpha: Positive | None = None
+    """Scale of the adapters, times their rank; twice the rank where not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,10 +236,29 @@ class TrainConfig(Processes, Recipe, Windows):  # the last base's fields come fi
                 f"(sequence_length {self.sequence_length} x batch_size {self.batch_size} x "
                 f"accumulation {self.accumulation}): raise tokens, or lower one of those"
             )
+        self._check_schedule()
+        if self.lora_alpha is not None and not self.lora:
+            raise ClearheadError("lora_alpha has no effect without lora, a rank: leave it out")
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "
                 "accumulation, or leave ramp out"
+            )
+
+    def _check_schedule(self) -> None:
+        planned = self.schedule_tokens
+        if planned is None:
+            return
+        if planned < self.tokens_per_step:
+            raise ClearheadError(
+                f"schedule_tokens is {planned}, less than one step of {self.tokens_per_step}: "
+                "raise it, or leave it out"
+            )
+        if planned < self.tokens and self.schedule != "constant" and not self.final_learning_rate:
+            raise ClearheadError(
+                f"the {self.schedule} schedule ends after {planned} tokens at learning rate 0, so "
+                f"that the rest of {self.tokens} would teach nothing: start another run from this "
+                "one's model (train --from), or give it a final_learning_rate at its start"
             )
 
 

@@ -8,6 +8,7 @@ OUTPUT/.lock/           while a process writes here
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import Processes, TrainConfig
+from clearhead.train.config import FinetuneConfig, Processes, TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,7 +30,7 @@ FINAL = "final"
 # May change between a run and its resumption: no weight depends on them.
 FREE_KEYS = {"save_every", "keep", "log_every", *(field.name for field in fields(Processes))}
 # Settings that runs made before them had otherwise than today's default has it.
-EARLIER = {"orthoadam": {"rotation_share": "size"}}
+_EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -42,6 +43,28 @@ def is_finished(output: Path) -> bool:
 def holds_run(output: Path) -> bool:
     """True if a run was begun in `output`: one killed before that left nothing to go on with."""
     return any((output / name).exists() for name in (RUN_FILE, checkpoint.FOLDER, FINAL))
+
+
+def require_run(output: Path) -> None:
+    """Raise a ClearheadError where there is no run to resume."""
+    if not holds_run(output):
+        raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
+
+
+def recorded_config(output: Path) -> TrainConfig:
+    """The settings of the run in `output`; what an older record lacks is as it was then.
+
+    Raises:
+        ClearheadError: as `read_record`; for settings that no longer work.
+    """
+    config = read_record(output)["config"]
+    names = {one.name for one in fields(TrainConfig)}
+    found: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in {**_EARLIER.get(config.get("optimizer"), {}), **config}.items()
+        if key in names
+    }
+    return TrainConfig(**found)
 
 
 def read_record(output: Path) -> dict[str, Any]:
@@ -70,12 +93,19 @@ def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dic
 
 
 def describe(model: "PreTrainedModel", name: str, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Where, when and by what a run was made. No path is in it that the user did not give."""
+    """Where, when and by what a run was made. No path is in it that the user did not give.
+
+    A "command" of the description is the run's, in place of this process's.
+    """
+    parameters = list(model.parameters())
+    own = {key: description[key] for key in ("command",) if key in description}
     return {
         "run": name,
-        "description": dict(description),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "description": {key: description[key] for key in description if key not in own},
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         **provenance(model.device),
+        **own,
     }
 
 
@@ -87,15 +117,20 @@ def begin(output: Path, record: dict[str, Any]) -> None:
     """
     if holds_run(output):
         raise ClearheadError(
-            f"{output} already holds a run: pass --resume (resume=True) to go on with it, "
-            "or choose another folder"
+            f"{output} already holds a run: go on with it by --resume {output} (resume=True), or "
+            "choose another folder"
         )
     remove_leftovers(output)
     write_json(output / RUN_FILE, record)
 
 
-def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict[str, Any] | None:
-    """Check that the run in `output` may go on as `wanted`, and note `origin` in its run.json.
+def reopen(
+    output: Path, record: dict[str, Any], origin: dict[str, Any], steps: int
+) -> dict[str, Any] | None:
+    """Check that the run in `output` may go on as `record` says, to so many `steps`.
+
+    Its run.json then has the settings of `record`, and notes `origin`. A finished run with steps
+    left is extended: its model of before stays, as final-STEP.
 
     Returns:
         The record of the newest checkpoint, verified; None where the run was killed before its
@@ -105,56 +140,85 @@ def reopen(output: Path, wanted: dict[str, Any], origin: dict[str, Any]) -> dict
         ClearheadError: where there is no run, where it is finished, where its newest checkpoint
             is damaged, or where it was asked for something else, naming each difference.
     """
-    if not holds_run(output):
-        raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
-    if is_finished(output):
-        raise ClearheadError(
-            f"the run in {output} is finished: its model is in {output / FINAL}; "
-            "choose another folder to train again"
-        )
-    record = read_record(output)
+    require_run(output)
+    before = read_record(output)
     newest = checkpoint.newest(output)
     saved = checkpoint.verify(newest) if newest else None
-    _refuse_changes(output, record if saved is None else saved, wanted)
+    done = saved["step"] if saved else 0
+    if is_finished(output) and (saved is None or done >= steps):
+        raise ClearheadError(
+            f"the run in {output} is finished: its model is in {output / FINAL}; "
+            + ("" if saved is None else "extend it by more --train.tokens, or ")
+            + "choose another folder to train again"
+        )
+    if done > steps:
+        raise ClearheadError(
+            f"{output} has done {done} steps, more than the {steps} that tokens pays for: raise it"
+        )
+    refuse_changes(output, _comparable(saved or before), _comparable(record))
     remove_leftovers(output)
     remove_leftovers(output / checkpoint.FOLDER)
-    resumed = {"step": saved["step"] if saved else 0, **origin}
-    write_json(output / RUN_FILE, {**record, "resumed": [*record.get("resumed", []), resumed]})
+    now = {key: record[key] for key in ("config", "description", "command")}
+    resumed = [*before.get("resumed", []), {"step": done, **origin}]
+    write_json(output / RUN_FILE, {**before, **now, "resumed": resumed})
+    if is_finished(output):
+        os.rename(output / FINAL, output / f"{FINAL}-{done:08d}")
     return saved
 
 
-def with_newer_settings(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an older record, "config" and "model", with defaults for those it lacks.
+def check_same(output: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse a run that was asked for something else than `identity`, naming each difference."""
+    refuse_changes(output, _comparable(read_record(output)), _comparable(identity))
 
-    A newer clearhead adds settings. Where a default changed what a run does, `EARLIER` has the
-    older behaviour. Of other libraries' models no defaults are known: what is lacking is as wanted.
-    """
-    model = dict(wanted["model"])
-    if model.get("model_type") == ClearheadConfig.model_type:
-        model |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
-    settings = {**asdict(TrainConfig()), **EARLIER.get(wanted["config"].get("optimizer"), {})}
-    settings = json.loads(json.dumps(settings))
+
+def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that shape the result of a run, by section; its length does not, its plan does."""
+    config = dict(record["config"])
+    tokens = config.pop("tokens")
+    config["schedule_tokens"] = config.get("schedule_tokens") or tokens
     return {
-        **asked,
-        "config": {**settings, **asked["config"]},
-        "model": {**model, **asked["model"]},
+        "train": config,
+        "model": record["model"],
+        "data": {"fingerprint": record.get("data")},
     }
 
 
-def _refuse_changes(output: Path, asked: dict[str, Any], wanted: dict[str, Any]) -> None:
+def refuse_changes(
+    place: Path,
+    asked: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    kind: type[TrainConfig] | type[FinetuneConfig] = TrainConfig,
+) -> None:
+    """Refuse to go on in `place` with other settings than it was `asked` for, naming each.
+
+    Both are JSON values by name. Mappings are compared key by key: "train" (settings of a `kind`)
+    and "model" with defaults for what an older record lacks. Where a default changed what a run
+    does, `_EARLIER` has the older behaviour. Of other libraries' models no defaults are known: what
+    is lacking is as wanted.
+
+    Raises:
+        ClearheadError: where they differ in what is in `wanted`, but for what no weight depends on.
+    """
+    wanted = json.loads(json.dumps(wanted))
+    train = asdict(kind()) | _EARLIER.get(wanted["train"].get("optimizer"), {})
+    model = dict(wanted.get("model", {}))
+    if model.get("model_type") == ClearheadConfig.model_type:
+        model |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
+    defaults = json.loads(json.dumps({"train": train, "model": model}))
     changes = []
-    asked = with_newer_settings(asked, wanted)
-    for section in ("config", "model"):
-        # Settings that are no more cannot be compared.
-        for key in sorted(wanted[section].keys() - FREE_KEYS - VOLATILE_KEYS):
-            before, now = asked[section][key], wanted[section][key]
-            if before != now:
-                name = key if section == "config" else f"model {key}"
-                changes.append(f"{name} was {before!r} and is now {now!r}")
-    if asked.get("data") != wanted["data"]:
-        changes.append(f"data fingerprint was {asked.get('data')} and is now {wanted['data']}")
+    for section in wanted:
+        before, now = asked.get(section), wanted[section]
+        if isinstance(now, dict):
+            before = {**defaults.get(section, {}), **(before or {})}
+            keys = sorted(now.keys() - FREE_KEYS - VOLATILE_KEYS)
+            pairs = {f"{section}.{key}": (before.get(key), now[key]) for key in keys}
+        else:
+            pairs = {section: (before, now)}
+        for name, (old, new) in pairs.items():
+            if old != new:
+                changes.append(f"{name} was {old!r} and is now {new!r}")
     if changes:
         raise ClearheadError(
-            f"cannot resume {output} with other settings: {'; '.join(changes)}; "
-            "give those of the run, or choose another folder"
+            f"{place} holds a run of other settings: {'; '.join(changes)}; give those of the run, "
+            "or choose another folder"
         )

@@ -29,6 +29,7 @@ from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
 from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def train(
             batches.
         batches: see `BatchSource`.
         config: the settings; "auto" is resolved, and recorded as resolved.
-        output: the run folder; it must hold no run, or with `resume` the run to go on with.
+        output: the run folder; it must hold no run, or with `resume` the run to go on with. A
+            finished one is extended by more tokens under its own schedule_tokens.
         tokenizer: saved with every checkpoint.
         resume: go on from the newest checkpoint. `model` must be built as it was for the run.
         callbacks: told of every step; metrics.jsonl is written without any.
@@ -95,6 +97,7 @@ def _train(
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
     with joined.alike():
+        choose_parameters(model, config)
         check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
@@ -113,7 +116,7 @@ def _train(
             locks.append(stack.enter_context(hold_folder(output)))
             if resume or (world.restarted() and folder.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
-                saved = folder.reopen(output, identity, origin)
+                saved = folder.reopen(output, record, origin, config.steps)
                 return saved, None if saved is None else checkpoint.newest(output)
             folder.begin(output, record)
             return None, None
@@ -222,7 +225,7 @@ class _Loop:
             norm = self.step()
             progress.step += 1
             for module in self.followers:
-                module.on_step_end(progress.step / config.steps, progress.loss)
+                module.on_step_end(config.done(progress.step), progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)

@@ -76,6 +76,8 @@ def spread(
         )
     if world.size > 1 and objective_of(batches) == CLASSIFICATION:
         raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
+    if config.lora and config.parallel == "fsdp":
+        raise ClearheadError("lora trains few weights, not worth sharding: choose parallel ddp")
     dealt = _dealt(config, world.size)
     if config.checkpointing == "blocks":
         try:

@@ -47,4 +47,5 @@ class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
     def __init__(self, result: TrainResult) -> None:
         super().__init__("interrupted")
         assert result.stop_signal is not None
+        self.result = result
         self.code = 128 + result.stop_signal

@@ -14,7 +14,8 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.llama import LlamaLike, State, positions, windows
 from clearhead.models.layers import FULL, SLIDING
 
-_LOGIT = "self_attn.normalizer.logit"
+_NORMALIZER = "self_attn.normalizer"
+_LOGIT = f"{_NORMALIZER}.logit"
 
 
 def _axes(theirs: Any) -> dict[str, Any]:
@@ -82,7 +83,8 @@ def _write(state: State, ours: ClearheadConfig) -> State:
         # Softmax-1 is a sink that rests at 0.
         weight = state["model.norm.weight"]
         name = f"model.layers.{index}.{_LOGIT}"
-        made.setdefault(name, torch.zeros_like(weight[:1]).repeat(ours.num_attention_heads))
+        logit = made.get(name, torch.zeros_like(weight[:1]).repeat(ours.num_attention_heads))
+        made[name] = logit + made.pop(f"model.layers.{index}.{_NORMALIZER}.offset", 0.0)
     return made
 
 
@@ -94,5 +96,5 @@ GRANITE_SWA = LlamaLike(
     names={"self_attn.sinks": _LOGIT},
     read=_read,
     write=_write,
-    but=("normalizer",),
+    but=("normalizer", "annealed_start"),
 )

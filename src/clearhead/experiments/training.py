@@ -1,0 +1,129 @@
+"""One training run, from a preset or from a trained model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from clearhead.data import prepare, with_mask_token
+from clearhead.data.config import SHARE
+from clearhead.errors import ClearheadError
+from clearhead.experiments.bases import open_base
+from clearhead.experiments.building import (
+    OBJECTIVES,
+    batches,
+    check_objective,
+    check_room,
+    fitted,
+    masked_batches,
+)
+from clearhead.experiments.configs import TrainJob
+from clearhead.models import BASELINE, preset
+from clearhead.models.loading import best_device
+from clearhead.optim import learning_rate
+from clearhead.train import (
+    BatchSource,
+    Progress,
+    TensorBoard,
+    Trackio,
+    TrainResult,
+    checkpoint,
+    train,
+)
+from clearhead.train.folder import read_record
+from clearhead.train.world import World, joined
+
+TRACKERS = {"tensorboard": TensorBoard, "trackio": Trackio}
+
+
+def run_training(
+    job: TrainJob, *, command: str, resume: bool, say: Callable[[str], None]
+) -> TrainResult:
+    """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
+
+    Args:
+        command: makes the same run in another folder; run.json has it.
+        resume: go on with the run in the output folder.
+
+    Raises:
+        ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
+            that do not work.
+    """
+    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
+        return _run(job, world, command=command, resume=resume, say=say)
+
+
+def _run(
+    job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
+) -> TrainResult:
+    share = None
+    start: dict[str, Any] = {"preset": job.preset, "from": None}
+    if job.base is None:
+        share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
+        model, corpus = world.in_turn(lambda: _new(job, say))
+        start |= {"preset": job.preset or BASELINE, "size": job.size}
+    else:
+        source, code = job.base, job.trust_remote_code
+        base = world.in_turn(lambda: open_base(source, job.data, job.train, trust_remote_code=code))
+        corpus = base.corpus
+        model, new, dropped = base.start(job.preset, job.set)
+        for what, names in (("new", new), ("dropped", dropped)):
+            if names:
+                say(f"{what}: {', '.join(names)}")
+        start["from"] = base.describe()
+        if resume:
+            _check_start(job, start["from"])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(f"{job.preset or job.base or BASELINE}: {parameters:,} parameters")
+    planned = job.train.schedule_tokens
+    if resume and planned is not None and planned < job.train.tokens:
+        rate = learning_rate(job.train.steps - 1, job.train)
+        say(
+            f"extended to {job.train.tokens:,} tokens: after the {planned:,} of its schedule the "
+            f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
+        )
+    torch.manual_seed(job.train.seed)
+    made: BatchSource = batches(corpus, job.train)
+    if share is not None:
+        made = masked_batches(corpus, job.train, share)
+    return train(
+        model.to(best_device()),
+        made,
+        job.train,
+        output=job.output,
+        tokenizer=corpus.tokenizer,
+        resume=resume,
+        callbacks=[Progress(), *(TRACKERS[name]() for name in job.track)],
+        description={
+            **start,
+            "objective": job.objective,
+            "mask": share,
+            "data": corpus.describe(),
+            "command": command,
+        },
+    )
+
+
+def _new(job: TrainJob, say: Callable[[str], None]) -> tuple[Any, Any]:
+    """A preset with fresh weights, and its text."""
+    name = job.preset or BASELINE
+    config = preset(name, job.size, **job.set)  # refuses before anything is read
+    check_objective(job.objective, config)
+    corpus = prepare(job.data, progress=say)
+    if job.objective == "mlm":
+        corpus = with_mask_token(corpus)
+    config = fitted(name, job.size, corpus, job.train, **job.set)
+    check_room(config, job.train)
+    torch.manual_seed(job.train.seed)
+    return OBJECTIVES[job.objective](config), corpus
+
+
+def _check_start(job: TrainJob, start: dict[str, str]) -> None:
+    """Refuse to go on from other weights than the run began with, where it still reads them."""
+    began = read_record(job.output)["description"].get("from") or {}
+    reads = job.train.lora or checkpoint.newest(job.output) is None
+    if reads and began.get("parameters") != start["parameters"]:
+        raise ClearheadError(
+            f"{job.base} has other weights than the run in {job.output} started from: restore "
+            "them, or start another run"
+        )

@@ -1,0 +1,193 @@
+"""A clearhead model as servers take one: `modeling_clearhead_serving.py` and weights for it.
+
+What the call of attention does not have, it gets by other weights: a key for each value, one
+matrix for a reparametrised one, gains of branches within the matrices or gains that follow.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.families.llama import State, copied, filled
+from clearhead.models.serving.modeling_clearhead_serving import (
+    ClearheadServingConfig,
+    ClearheadServingForCausalLM,
+)
+from clearhead.nn.registry import REGISTRY
+from clearhead.nn.values import Reparametrised
+from clearhead.ops import groups
+from clearhead.spec import LayerSpec
+
+# Of axes that the form does not have whole, what it has.
+_HAS = {
+    "normalizer": ("softmax", "softmax1", "sink"),
+    "maps": ("single", "differential-v2"),
+    "shaping": ("none", "shaped"),
+    "epilogue": ("none", "gate", "xsa"),
+    "position": ("rope", "learned", "none"),
+}
+_REASONS = {
+    "differential": "its values are twice as wide as its keys; leave --for out to learn what "
+    "DiffLlama has no place for",
+    "key": "its sink is a product with the query, and servers take one number a head",
+    "alibi": "its keys are wider by 8 columns than its values",
+    "xpos": "its keys carry factors that grow with position",
+}
+_ACTIVATIONS = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "gelu": "gelu_pytorch_tanh",
+    "gelu-exact": "gelu",
+    "relu": "relu",
+}
+_SINGLE = "rmsnorm-single"
+
+
+def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
+    """The same function in the form for servers, with copies of the weights in their dtype.
+
+    Raises:
+        ClearheadError: for a mechanism that one attention call a layer cannot hold.
+    """
+    ours = model.config
+    if reason := _refusal(ours):
+        raise ClearheadError(f"this model has no form for servers: {reason}")
+    config = _config(ours)
+    state = {
+        name: weight
+        for name, weight in model.state_dict().items()
+        if not name.startswith(("model.layers.", "model.position."))
+    }
+    if ours.position == "learned":
+        state["model.embed_positions.weight"] = model.model.position.weight.weight
+    for index, layer in enumerate(model.model.layers):
+        prefix = f"model.layers.{index}."
+        state |= {prefix + name: weight for name, weight in _layer(layer, config).items()}
+    for name, weight in state.items():
+        if "norm." in name and weight.numel() == 1:  # one gain for all channels
+            state[name] = weight.expand(ours.hidden_size)
+    return filled(ClearheadServingForCausalLM, config, state, model)
+
+
+def _refusal(ours: ClearheadConfig) -> str | None:
+    layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
+    if REGISTRY.packages(layers):
+        return f"it needs the packages {', '.join(sorted(REGISTRY.packages(layers)))}"
+    for axis, names in _HAS.items():
+        for name in {getattr(layer, axis) for layer in layers} - {*names}:
+            why = _REASONS.get(name, f"it has {axis}={' or '.join(map(repr, names))}")
+            return f"{axis}={name!r} does not fit, for {why}"
+    kind = (ours.rope_parameters or {}).get("rope_type", "default")
+    if kind.startswith("dynamic"):
+        return f"rope_type={kind!r} turns cached keys again as a text grows"
+    for key, plain in (
+        ("layer_overrides", None),
+        ("mlp_skip_gain", None),
+        ("embedding_norm", "none"),
+    ):
+        if (found := getattr(ours, key)) != plain:
+            return f"{key}={found!r} does not fit: only {plain!r} does"
+    return None
+
+
+def _config(ours: ClearheadConfig) -> ClearheadServingConfig:
+    last = ours.layer(ours.num_hidden_layers - 1)
+    queries = REGISTRY.find("maps", ours.maps).query_heads(last)
+    shaped = ours.shaping == "shaped"
+    norms = [ours.outer_norm, *[ours.norm] * (ours.num_hidden_layers - 1), ours.outer_norm]
+    values = [ours.first_values or ours.values, *[ours.values] * (ours.num_hidden_layers - 1)]
+    slides = [ours.layer(index).sliding_window is not None for index in range(len(values))]
+    return ClearheadServingConfig(
+        **copied(ours)
+        | {
+            "num_attention_heads": 2 * queries if shaped else queries,
+            "num_key_value_heads": last.num_value_heads,
+        },
+        sliding_window=ours.sliding_window,
+        layer_types=["sliding_attention" if each else "full_attention" for each in slides],
+        norm_eps=ours.norm_eps,
+        bias=ours.bias,
+        scores=ours.scores,
+        qk_norm=ours.qk_norm == "rmsnorm",
+        sinks=ours.normalizer != "softmax",
+        maps=ours.maps,
+        shaped=shaped,
+        epilogue=ours.epilogue,
+        value_projections=[each != "identity" for each in values],
+        output_projection=not shaped or ours.projections != "identity",
+        position=ours.position,
+        norms=["rmsnorm" if each == _SINGLE else each for each in norms],
+        gated_mlp=ours.mlp in ("swiglu", "geglu"),
+        hidden_act=_ACTIVATIONS[ours.mlp],
+        parallel=ours.order == "parallel",
+        attention_skip=ours.attention_skip == "identity",
+        mlp_skip=ours.mlp_skip == "identity",
+    )
+
+
+def _layer(block: Any, config: ClearheadServingConfig) -> State:
+    """A layer's weights by their names in the form."""
+    attention, spec = block.self_attn, block.self_attn.layer
+    state = {
+        name: weight
+        for name, weight in block.state_dict().items()
+        if name.startswith(("input_layernorm.", "post_attention_layernorm.", "mlp."))
+    }
+    for name, weight in state.items():
+        if name.startswith("mlp.down_proj."):
+            state[name] = weight * _gain(block.mlp_gain)
+    own = {
+        name: weight
+        for name, weight in attention.state_dict().items()
+        if name.startswith(("q_proj.", "q_norm.", "k_norm."))
+    }
+    for name, weight in attention.k_proj.state_dict().items():
+        own[f"k_proj.{name}"] = _shared(weight, spec)
+    own |= _matrix("v_proj", attention.v_proj, spec, 1.0)
+    gain = _gain(block.attention_gain)
+    if config.output_projection:
+        own |= _matrix("o_proj", attention.o_proj, spec, gain)
+        gain = 1.0
+    if config.shaped:
+        for name in ("alpha", "beta", "gamma"):
+            own[name] = getattr(attention.shaping, name)[:, None] * gain
+    if config.sinks:
+        logits = attention.normalizer.resting()
+        if not isinstance(logits, Tensor):
+            logits = torch.full_like(attention.q_proj.weight[: attention.heads, 0], logits)
+        own["sinks"] = logits.repeat_interleave(config.num_attention_heads // len(logits))
+    if config.maps == "differential-v2":
+        own["lambda_proj.weight"] = attention.maps.lambda_proj.weight
+    if config.epilogue == "gate":
+        own["gate_proj.weight"] = attention.epilogue.gate_proj.weight
+    return state | {f"self_attn.{name}": weight for name, weight in own.items()}
+
+
+def _gain(branch: Any) -> Any:
+    """The gain of a branch, 1 where it has none."""
+    return getattr(branch, "gain", 1.0)
+
+
+def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
+    """Keys' rows, repeated where heads share a key and have a value each."""
+    by_head = weight.unflatten(0, (spec.num_key_value_heads, -1)).flatten(1)
+    return groups.repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(
+        -1, *weight.shape[1:]
+    )
+
+
+def _matrix(name: str, module: Any, spec: LayerSpec, gain: Any) -> State:
+    """A projection as one matrix, times `gain`; nothing for the identity that stays one."""
+    if isinstance(module, Reparametrised):
+        identity = torch.eye(spec.hidden_size, dtype=module.delta.dtype, device=module.delta.device)
+        initial = identity if module.kind == "identity" else module.initial
+        return {f"{name}.weight": (module.alpha * initial + module.beta * module.delta) * gain}
+    if isinstance(module, torch.nn.Linear):
+        return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
+    if name == "v_proj":
+        return {}
+    return {f"{name}.weight": torch.eye(spec.hidden_size) * gain}

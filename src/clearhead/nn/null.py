@@ -1,0 +1,40 @@
+"""A null key beside the keys, whose logit may rise from nothing over a training run."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.offloading import with_own_parameters
+from clearhead.nn.softmax import Softmax
+from clearhead.spec import LayerSpec
+
+# Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
+NOTHING = -40.0
+
+
+class NullKey(Softmax):
+    """A key of value 0. The base of softmax-1, learned sinks and key biases.
+
+    With `annealed_start` its logit is lowered by an offset of −40 (1 − t)², t the part of the
+    training run that is done: half of the run is spent above −10, where a null begins to count.
+    The offset is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it. It
+    never falls, so that a model whose null has arrived can be trained again.
+    """
+
+    offset: Tensor | None
+
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        super().__init__(layer, heads, together)
+        self.register_buffer("offset", torch.empty(1) if layer.annealed_start else None)
+
+    def reset_parameters(self) -> None:
+        if self.offset is not None:
+            nn.init.constant_(self.offset, NOTHING)
+
+    def on_step_end(self, done: float, loss: float) -> None:
+        """After a step: `done` of the run, from 0 to 1."""
+        if self.offset is not None:
+            self.offset.clamp_(min=NOTHING * (1 - done) ** 2)
+
+    @with_own_parameters
+    def resting(self) -> float | Tensor:
+        return 0.0 if self.offset is None else self.offset.expand(self.heads)

@@ -1,0 +1,81 @@
+"""PyTorch's flash kernel for CPUs, called below autograd so that its log-sum-exp is at hand.
+
+Grouped queries and key padding are built in. It wants V = D, so narrower values are padded with
+zeros; its causal form aligns the first query with the first key, so it serves only T = S.
+"""
+
+import torch
+from torch import Tensor
+
+from clearhead.ops.requests import HALF, SHORT, Request
+from clearhead.ops.visibility import Visibility
+from clearhead.ops.widths import alike
+
+_aten = torch.ops.aten
+
+# Up to about so many keys the backward kernel takes longer in bfloat16 than in float32.
+_FEW = 256
+
+
+def refuses(request: Request) -> str | None:
+    """The reason why this kernel does not compute the request exactly, or slower than tiles."""
+    if request.segments or request.window:
+        return "no documents, no window"
+    if request.causal and not request.square:
+        return "causal with T = S only"
+    if request.width > request.depth:
+        return "values no wider than keys"
+    if request.compiled and request.short:
+        return f"compiled tiles are faster up to {SHORT:,} keys"
+    return None
+
+
+def forward(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+) -> tuple[Tensor, Tensor]:
+    """Return o [B, H, T, V] and its log-sum-exp [B, H, T], float32 (float64 for float64).
+
+    A row that sees no key has output 0 and log-sum-exp 0, the kernel's own convention.
+    """
+    q_BHTD, k_BGSD, v_BGSD = alike(q_BHTD, k_BGSD, v_BGSV)
+    o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+        *(q_BHTD, k_BGSD, v_BGSD, 0.0, visibility.causal),
+        attn_mask=_padding_bias(q_BHTD, visibility.key_mask),
+        scale=scale,
+    )
+    return o[..., : v_BGSV.shape[3]], lse
+
+
+def backward(
+    grad_BHTV: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    o_BHTV: Tensor,
+    lse_BHT: Tensor,
+    *,
+    scale: float,
+    visibility: Visibility,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    if q_BHTD.dtype in HALF and k_BGSD.shape[2] <= _FEW:
+        wide = (x.float() for x in (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV))
+        dq, dk, dv = backward(*(*wide, lse_BHT), scale=scale, visibility=visibility)
+        return dq.to(q_BHTD.dtype), dk.to(k_BGSD.dtype), dv.to(v_BGSV.dtype)
+    width = v_BGSV.shape[3]
+    q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
+    dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, visibility.causal),
+        attn_mask=_padding_bias(q_BHTD, visibility.key_mask),
+        scale=scale,
+    )
+    return dq, dk, dv[..., :width]
+
+
+def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:
+    """0 for a visible key, −inf for padding: [B, 1, 1, S], broadcast by the kernel, never T × T."""
+    if key_mask is None:
+        return None
+    dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
+    zero = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
+    return zero.masked_fill(~key_mask, -torch.inf)[:, None, None, :]

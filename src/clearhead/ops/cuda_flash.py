@@ -1,0 +1,131 @@
+"""Flash attention on CUDA: `aten._flash_attention_forward` and `_backward`, dense and packed.
+
+These are FlashAttention-2, or whatever the user has put in its place with
+`torch.nn.attention.activate_flash_attention_impl`. Queries are the last of their keys in the
+kernel's own causal form, and grouped queries and windows are built in. It wants V = D, a multiple
+of 8 up to 256: narrower tensors are padded with zeros.
+"""
+
+import torch
+from torch import Tensor
+
+from clearhead.ops.packing import Packing
+from clearhead.ops.requests import HALF, Request
+from clearhead.ops.visibility import Visibility
+from clearhead.ops.widths import alike
+
+_aten = torch.ops.aten
+
+
+def refuses(request: Request) -> str | None:
+    """The reason why this kernel does not compute the request, if there is one."""
+    if request.dtype not in HALF:
+        return "bfloat16 and float16 only"
+    if (request.capability or (0, 0)) < (8, 0):
+        return "Ampere or newer"
+    if max(request.depth, request.width) > 256:
+        return "at most 256 wide"
+    return None
+
+
+def packs(queries: int, visibility: Visibility) -> bool:
+    """True where the masks are met by packing."""
+    return visibility.masked
+
+
+def forward(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+) -> tuple[Tensor, Tensor]:
+    """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T]."""
+    q, k, v = (x.transpose(1, 2) for x in alike(q_BHTD, k_BGSD, v_BGSV, multiple=8))
+    o, lse, *_ = _aten._flash_attention_forward(
+        *(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, visibility.causal, False),
+        scale=scale,
+        **_window(visibility.causal, visibility.window),
+    )
+    return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse
+
+
+def backward(
+    grad_BHTV: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    o_BHTV: Tensor,
+    lse_BHT: Tensor,
+    *,
+    scale: float,
+    visibility: Visibility,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    padded = alike(grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, multiple=8)
+    grad, q, k, v, o = (x.transpose(1, 2) for x in padded)
+    dq, dk, dv = _aten._flash_attention_backward(
+        *(grad, q, k, v, o, lse_BHT.contiguous(), None, None, q.shape[1], k.shape[1]),
+        *(0.0, visibility.causal, *_no_dropout(q)),
+        scale=scale,
+        **_window(visibility.causal, visibility.window),
+    )
+    dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
+    depth = q_BHTD.shape[3]
+    return dq[..., :depth], dk[..., :depth], dv[..., : v_BGSV.shape[3]]
+
+
+def packed_forward(
+    q_NHD: Tensor,
+    k_NGD: Tensor,
+    v_NGV: Tensor,
+    packing: Packing,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return o [N, H, V] and its log-sum-exp [N, H] of texts one after the other."""
+    q, k, v = alike(q_NHD, k_NGD, v_NGV, multiple=8)
+    o, lse_HN, *_ = _aten._flash_attention_forward(
+        *(q, k, v, *_texts(packing), 0.0, causal, False), scale=scale, **_window(causal, window)
+    )
+    return o[..., : v_NGV.shape[2]], lse_HN.T
+
+
+def packed_backward(
+    grad_NHV: Tensor,
+    q_NHD: Tensor,
+    k_NGD: Tensor,
+    v_NGV: Tensor,
+    o_NHV: Tensor,
+    lse_NH: Tensor,
+    packing: Packing,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    grad, q, k, v, o = alike(grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV, multiple=8)
+    dq, dk, dv = _aten._flash_attention_backward(
+        *(grad, q, k, v, o, lse_NH.T.contiguous(), *_texts(packing), 0.0, causal),
+        *_no_dropout(q),
+        scale=scale,
+        **_window(causal, window),
+    )
+    depth = q_NHD.shape[2]
+    return dq[..., :depth], dk[..., :depth], dv[..., : v_NGV.shape[2]]
+
+
+def _texts(packing: Packing) -> tuple[Tensor, Tensor, int, int]:
+    # With a longest text of 1 the kernel takes grouped queries for a batch of such texts, one each.
+    return packing.ends_q, packing.ends_k, max(2, packing.longest_q), max(2, packing.longest_k)
+
+
+def _window(causal: bool, window: int | None) -> dict[str, int | None]:
+    """Keys before and after a query's own that it sees; causality wins over those after."""
+    before = None if window is None else window - 1
+    return {"window_size_left": before, "window_size_right": 0 if causal else before}
+
+
+def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The state of random numbers, which the kernels do not read and want to be given."""
+    seed = torch.zeros((2,), dtype=torch.uint64, device=q.device)
+    return seed, seed[0]

@@ -1,0 +1,139 @@
+"""Attention in one operator each way, which torch.compile does not look into.
+
+Padded rows and packed documents go to a kernel for texts of many lengths, and their number of
+tokens is unknown to a compiler. The efficient kernel's backward pass cannot be traced: PyTorch
+2.13's own description of it lacks an argument.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.ops import cuda_efficient, cuda_flash, tiles
+from clearhead.ops.packing import packing
+from clearhead.ops.visibility import Visibility
+
+_KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
+
+
+class Operator:
+    """`forward` and `backward` as every kernel of attention has them, by one of `_KERNELS`.
+
+    A token that is hidden sees nothing either: its output is 0, its log-sum-exp −inf.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
+        masks = (visibility.key_mask, visibility.segments)
+        return _forward(q, k, v, *masks, visibility.causal, visibility.window, scale, self.kernel)
+
+    def backward(
+        self, *tensors: Tensor, scale: float, visibility: Visibility
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        masks = (visibility.key_mask, visibility.segments)
+        return _backward(
+            *(*tensors, *masks, visibility.causal, visibility.window, scale, self.kernel)
+        )
+
+
+@torch.library.custom_op("clearhead::attend", mutates_args=())
+def _forward(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    batch, queries = len(q_BHTD), q_BHTD.shape[2]
+    visibility = Visibility(causal, window, key_mask, segments)
+    run = _KERNELS[kernel]
+    texts = packing(key_mask, segments, queries) if run.packs(queries, visibility) else None
+    if texts is None or not texts.serves(window):
+        run = run if texts is None else tiles
+        o, lse = run.forward(q_BHTD, k_BGSD, v_BGSV, scale=scale, visibility=visibility)
+        return _tokens_first(o), lse.contiguous()
+    k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
+    o, lse = run.packed_forward(
+        *(_taken(q_BHTD, texts.of_queries), k, v, texts), causal=causal, window=window, scale=scale
+    )
+    o_BHTV = _put(o, texts.of_queries, batch, queries, 0.0)
+    lse_BHT = _put(lse, texts.of_queries, batch, queries, -torch.inf)
+    return o_BHTV, lse_BHT.contiguous()
+
+
+@torch.library.custom_op("clearhead::attend_backward", mutates_args=())
+def _backward(
+    grad_BHTV: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    o_BHTV: Tensor,
+    lse_BHT: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, queries, keys = len(q_BHTD), q_BHTD.shape[2], k_BGSD.shape[2]
+    visibility = Visibility(causal, window, key_mask, segments)
+    run = _KERNELS[kernel]
+    texts = packing(key_mask, segments, queries) if run.packs(queries, visibility) else None
+    if texts is None or not texts.serves(window):
+        run = run if texts is None else tiles
+        inputs = (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
+        dq, dk, dv = run.backward(*inputs, scale=scale, visibility=visibility)
+        return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
+    grad, q, o, lse = (_taken(x, texts.of_queries) for x in (grad_BHTV, q_BHTD, o_BHTV, lse_BHT))
+    k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
+    dq, dk, dv = run.packed_backward(
+        *(grad, q, k, v, o, lse, texts), causal=causal, window=window, scale=scale
+    )
+    dk, dv = (_put(x, texts.of_keys, batch, keys, 0.0) for x in (dk, dv))
+    return _put(dq, texts.of_queries, batch, queries, 0.0), dk, dv
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    exact = torch.promote_types(q.dtype, torch.float32)
+    o_BTHV = q.new_empty(len(q), q.shape[2], q.shape[1], v.shape[3])
+    return o_BTHV.transpose(1, 2), q.new_empty(q.shape[:3], dtype=exact)
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v))
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _taken(x_BHT: Tensor, places: Tensor | None) -> Tensor:
+    """[B, H, T, …] → [N, H, …], the tokens at `places` of [B·T]."""
+    x_BTH = x_BHT.transpose(1, 2)
+    if places is None:
+        return x_BTH.flatten(0, 1)
+    return x_BTH[places // x_BTH.shape[1], places % x_BTH.shape[1]]
+
+
+def _put(x_NH: Tensor, places: Tensor | None, batch: int, length: int, rest: float) -> Tensor:
+    """[N, H, …] → [B, H, T, …], the gradient of `_taken`; `rest` for the other tokens."""
+    if places is not None:
+        whole = x_NH.new_full((batch * length, *x_NH.shape[1:]), rest)
+        x_NH = whole.index_copy_(0, places, x_NH)
+    return x_NH.contiguous().unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _tokens_first(x_BHTD: Tensor) -> Tensor:
+    """In the memory order that the operators promise, [B, T, H, D]."""
+    return x_BHTD.transpose(1, 2).contiguous().transpose(1, 2)

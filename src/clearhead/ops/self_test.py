@@ -1,0 +1,86 @@
+"""A kernel's proof on a device, before it is used there: a tiny request against the oracle.
+
+Kernels of other libraries differ by device, version and width, and some were never run where this
+was written. So none is trusted on a GPU until output and gradients, with a sink, agree with float64
+there: once a process, for each kind of request, in milliseconds.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from clearhead.ops import oracles, sinks
+from clearhead.ops.requests import Request
+from clearhead.ops.visibility import Visibility
+
+# ‖error‖ / ‖exact‖; float32 products may run as TF32.
+BOUND = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+# Two blocks of keys and a part of one, and, where queries are fewer, a part of a block of them.
+_KEYS, _QUERIES, _WINDOW = 150, 37, 21
+
+
+def failure(kernel: Any, request: Request) -> str | None:
+    """The reason why the kernel is not to be trusted with such requests on this device."""
+    device = torch.device(request.device)
+    if request.ordinal is not None:
+        device = torch.device(request.device, request.ordinal)
+    with (
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.autocast(device.type, enabled=False),
+    ):
+        try:
+            return _largest_error(kernel, request, device)
+        except (RuntimeError, NotImplementedError) as error:
+            return f"it failed: {str(error).splitlines()[0]}"
+
+
+def _largest_error(kernel: Any, request: Request, device: torch.device) -> str | None:
+    draw = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, device=device).to(request.dtype)
+
+    queries = 1 if request.lone else _KEYS if request.square else _QUERIES
+    q = random(2, 2 * request.shared, queries, request.depth)
+    # Keys that no query sees have been left out.
+    keys = min(_KEYS, queries + _WINDOW - 1) if request.window else _KEYS
+    k, v = random(2, 2, keys, request.depth), random(2, 2, keys, request.width)
+    grad = random(*q.shape[:3], request.width)
+    visibility = _visibility(request, device, keys)
+    sink = torch.tensor([0.5] * q.shape[1], device=device)
+    scale = request.depth**-0.5
+    shown = torch.ones((), device=device)
+    if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
+        shown = visibility.key_mask[:, None, -queries:, None]
+        grad = grad * shown
+    with torch.no_grad():
+        o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
+        o, lse = sinks.join(o, lse, sink)
+        found = [o, *kernel.backward(grad, q, k, v, o, lse, scale=scale, visibility=visibility)]
+    with torch.enable_grad():
+        exact = [x.double().requires_grad_() for x in (q, k, v)]
+        want = oracles.attend(*exact, sink=sink, scale=scale, **visibility._asdict())
+    found[0] = found[0] * shown
+    gradients = torch.autograd.grad(want, exact, grad.double())
+    expected = [want.detach() * shown, *gradients]
+    for name, a, b in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+        error = float((a.double() - b).norm() / b.norm().clamp_min(1e-30))
+        if not error < BOUND[request.dtype]:
+            return f"{name} is off by {error:.1e} of its size in a test on this device"
+    return None
+
+
+def _visibility(request: Request, device: torch.device, keys: int) -> Visibility:
+    """Padding on the left of a row and the right of another; documents of two lengths."""
+    key = torch.arange(keys, device=device).expand(2, -1)
+    first = torch.tensor([[keys // 5], [0]], device=device)
+    end = torch.tensor([[keys], [keys - 11 if request.square else keys]], device=device)
+    return Visibility(
+        causal=request.causal,
+        window=_WINDOW if request.window else None,
+        key_mask=(key >= first) & (key < end) if request.key_mask else None,
+        segments=(key > keys * 3 // 5).int() if request.segments else None,
+    )

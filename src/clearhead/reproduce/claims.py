@@ -1,0 +1,187 @@
+"""The papers' claims, each with its published numbers, and verdicts on them from records."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from clearhead.records.runs import Measure, Records, Run
+from clearhead.report.pivots import Found, by_seed, difference_of, found
+from clearhead.report.statistics import Difference, Summary, Verdict, summarize
+from clearhead.report.verdicts import holds, threshold_of
+
+
+class Judgement(StrEnum):
+    """What the records say of a claim."""
+
+    HOLDS = "holds"
+    DOES_NOT_HOLD = "does not hold"
+    UNDECIDED = "undecided"
+    UNTESTED = "untested"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """One comparison that a claim makes: an arm, the arm it is held against, and a number of both.
+
+    Attributes:
+        arm, than: patterns of arms' names, in order of preference (committed records have other
+            names than new ones); the first with numbers counts.
+        metric, at: the measures; a seed's number is the mean of all that match, over all arms of
+            the pattern (so that a factorial's main effects are contrasts).
+        times: length of the text in training lengths; None is any.
+        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
+        label: pattern of the labels of the records to read.
+        words: the comparison as the book writes it.
+    """
+
+    arm: tuple[str, ...]
+    than: tuple[str, ...]
+    metric: str
+    claimed: str
+    words: str
+    at: dict[str, Any]
+    times: float | None = None
+    margin: float = 0.0
+    label: str = "*"
+
+    def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
+        """The difference under each label of a source, where both arms have a number."""
+        for label in records.labels():
+            if not fnmatchcase(label, self.label):
+                continue
+            labelled = records.labelled(label)
+            mine, theirs = (self._found(labelled, names) for names in (self.arm, self.than))
+            if (difference := difference_of(mine, theirs)) is not None:
+                arm, than = (summarize(by_seed(side)) for side in (mine, theirs))
+                assert arm is not None
+                assert than is not None
+                yield Outcome(
+                    contrast=self,
+                    source=f"{source}, {label}" if label else source,
+                    arm=arm,
+                    than=than,
+                    difference=difference,
+                )
+
+    def _found(self, records: Records, names: Sequence[str]) -> Found:
+        return next(filter(None, (self._matching(records, name) for name in names)), {})
+
+    def _matching(self, records: Records, pattern: str) -> Found:
+        joined: dict[int, list[Measure]] = {}
+        for arm in records.arms():
+            if fnmatchcase(arm, pattern):
+                for seed, measures in found(records, arm, self._read).items():
+                    joined.setdefault(seed, []).extend(measures)
+        return joined
+
+    def _read(self, run: Run) -> Sequence[Measure]:
+        at = dict(self.at)
+        if self.times is not None:
+            if run.sequence_length is None:
+                return []
+            at["length"] = round(self.times * run.sequence_length)
+        # A step is one of training: milestones are not the final number.
+        return [one for one in run.select(self.metric, **at) if "step" not in one.dimensions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A contrast in the records of one source, a file or an experiment, under one label."""
+
+    contrast: Contrast
+    source: str
+    arm: Summary
+    than: Summary
+    difference: Difference
+
+    def judgement(self, threshold: float) -> Judgement:
+        """The verdict, where `threshold` is the largest p that holds among all of the book."""
+        claimed, margin = self.contrast.claimed, self.contrast.margin
+        if self.difference.interval is None:
+            return Judgement.UNDECIDED
+        low, high = self.difference.interval
+        if claimed == "not higher" and high <= margin:
+            return Judgement.HOLDS
+        if claimed == "not lower" and low >= -margin:
+            return Judgement.HOLDS
+        if self.difference.verdict is Verdict.UNDECIDED or not holds(self.difference, threshold):
+            return Judgement.UNDECIDED
+        higher = self.difference.verdict is Verdict.HIGHER
+        wanted = claimed in ("higher", "not lower")
+        return Judgement.HOLDS if higher == wanted else Judgement.DOES_NOT_HOLD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A table, figure or sentence of a paper.
+
+    Attributes:
+        name: FAMILY/PLACE, such as diff/table2.
+        says: the claim in one sentence.
+        published: its numbers in the paper; empty for a claim of ours.
+        study: the experiment that trains and measures its models; empty where there is none.
+        why: why no record can decide it, or what a record of it leaves out.
+    """
+
+    name: str
+    says: str
+    published: str = ""
+    study: str = ""
+    why: str = ""
+    contrasts: tuple[Contrast, ...] = ()
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
+
+    def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
+        """What the records of each source say; contrasts without numbers are left out."""
+        return [
+            one
+            for each in self.contrasts
+            for source, records in sources.items()
+            for one in each.judge(source, records)
+        ]
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """All claims, in the order of the book."""
+    text = resources.files("clearhead.reproduce").joinpath("claims.toml").read_text("utf-8")
+    return tuple(
+        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row)
+        for row in tomllib.loads(text)["claim"]
+    )
+
+
+def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
+    """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
+
+    A claim holds where all its contrasts do, and does not where one is decided the other way, at a
+    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg).
+    """
+    outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
+    threshold = threshold_of(one.difference for ones in outcomes.values() for one in ones)
+    for claim in claims():
+        verdicts = {one.judgement(threshold) for one in outcomes[claim.name]}
+        order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
+        verdict = next((one for one in order if one in verdicts), Judgement.UNTESTED)
+        measured = {one.contrast.words for one in outcomes[claim.name]}
+        if verdict is Judgement.HOLDS and len(measured) < len(claim.contrasts):
+            verdict = Judgement.UNDECIDED  # some of what it says has no record
+        yield claim, outcomes[claim.name], verdict
+
+
+def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
+    for row in rows:
+        arm, than = _names(row.pop("arm")), _names(row.pop("than"))
+        yield Contrast(arm=arm, than=than, at=row.pop("at", {}), **row)
+
+
+def _names(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -1,0 +1,55 @@
+"""What an experiment will cost, before it is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clearhead.models import preset
+from clearhead.models.planning import plan
+from clearhead.reproduce.trials import Trial
+
+# FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
+# 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.
+SPEEDS = {"smoke": 1.2e11, "tiny": 1.2e11, "small": 1e14, "paper": 1e14}
+PLACES = {"smoke": "two cores", "tiny": "two cores", "small": "one GPU", "paper": "one GPU"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Trainings of an experiment; evaluations come on top.
+
+    Attributes:
+        flops: 6 × parameters × tokens; attention comes on top, at these lengths a few per cent.
+    """
+
+    runs: int
+    tokens: int
+    flops: float
+
+    def in_words(self, scale: str) -> str:
+        """30 runs, 45 M tokens, about 1.2 h of training on two cores."""
+        hours = self.flops / SPEEDS[scale] / 3600
+        time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
+        if hours > 100:
+            time = f"{hours / 24:,.0f} days"
+        tokens = (
+            f"{self.tokens / 1e6:,.3g} M" if self.tokens < 1e10 else f"{self.tokens / 1e9:,.0f} G"
+        )
+        return f"{self.runs} runs, {tokens} tokens, about {time} of training on {PLACES[scale]}"
+
+
+def cost(trials: Sequence[Trial]) -> Cost:
+    """Count the runs, sweeps of rates included."""
+    runs = tokens = 0
+    flops, sizes = 0.0, dict[str, int]()
+    for trial in trials:
+        config, sweep = trial.config, trial.sweep()
+        parameters = sizes.get(config.label)
+        if parameters is None:  # arms of a table match in parameters, or have fewer
+            shape = {key: value for key, value in trial.arm.model.items() if key in config.set}
+            parameters = plan(preset(trial.arm.preset, config.size, **shape)).parameters
+            sizes[config.label] = parameters
+        read = len(config.seeds) * config.train.tokens + len(sweep) * trial.table.sweep_tokens
+        runs += len(config.seeds) + len(sweep)
+        tokens += read
+        flops += 6.0 * parameters * read
+    return Cost(runs=runs, tokens=tokens, flops=flops)

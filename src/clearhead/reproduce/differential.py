@@ -1,0 +1,112 @@
+"""Differential attention: arXiv 2410.05258, tables 2, 3, 5 and 6, figures 3 and 8, and V2.
+
+The authors advise 8 differential heads or more. `tiny` has 8, each of two maps 16 wide; `small` has
+8 of two maps 64 wide. `paper` is the 1.4B model of table 6: its text was not published.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from clearhead.data import DataConfig
+from clearhead.eval.options import AllocationOptions, NeedlesOptions
+from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.reproduce.recipes import RUNS
+from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
+from clearhead.train import TrainConfig
+
+SHAPES: Mapping[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 16},
+    "small": {
+        "hidden_size": 768,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+    },
+}
+TOKENS = {"tiny": 3_000_000, "small": 50_000_000}
+SWEEPS = {"tiny": 600_000, "small": 8_000_000}
+LENGTHS = {"tiny": 128, "small": 512, "paper": 2048}
+RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
+# Needles that fit the window whole; at `tiny` a third of the text, or none would be learnt.
+NEEDLES = "synthetic:needle:needles={needles},queries=2,characters={characters},documents=20000"
+WIDTHS = {"tiny": (64, 128, 256), "small": (256, 512, 1024)}
+
+
+def differential(scale: str) -> Iterator[Trial]:
+    """V1 and V2 against one map, on text with needles in it."""
+    table = _table(scale, "differential", _retrieval(scale))
+    yield table.trial("transformer", *RATES[scale])
+    yield table.trial("differential", *RATES[scale])  # the interventions: two maps, subtracted
+    yield table.trial("differential-v2", *RATES[scale])
+
+
+def ablations(scale: str) -> Iterator[Trial]:
+    """V1 without its parts, and with other numbers of heads."""
+    table, heads = _table(scale, "differential ablations", {}), 16
+    yield table.trial("transformer", *RATES[scale])
+    yield table.trial("transformer", *RATES[scale], num_attention_heads=heads // 2)
+    yield table.trial("differential", *RATES[scale])
+    # The interventions: the norm of each head, λ's start, the number of heads.
+    yield table.trial("differential", *RATES[scale], head_norm="none")
+    for start in (0.5, 0.8):
+        yield table.trial("differential", *RATES[scale], lambda_init=start)
+    yield table.trial("differential", *RATES[scale], num_attention_heads=heads // 2)
+
+
+def scaling(scale: str) -> Iterator[Trial]:
+    """V1 and one map at three widths, with tokens in proportion to the parameters."""
+    largest = WIDTHS[scale][-1]
+    for width in WIDTHS[scale]:
+        table = _table(scale, f"width {width}", {})
+        tokens = TOKENS[scale] * width**2 // largest**2
+        train = replace(table.config.train, tokens=tokens)
+        shape = {**table.config.set, "hidden_size": width}
+        table = replace(table, config=replace(table.config, train=train, set=shape))
+        for preset in ("transformer", "differential"):  # the intervention
+            yield table.trial(preset, *RATES[scale])
+
+
+def _retrieval(scale: str) -> Mapping[str, Question]:
+    asked = EvaluateConfig(
+        model=TRAINED,
+        tasks=("perplexity", "needles", "allocation"),
+        lengths=(LENGTHS[scale], 2 * LENGTHS[scale]),
+        tokens=16_384,
+        needles=NeedlesOptions(
+            grid=("1x1", "2x2", "6x2"), depths=(0.0, 0.5, 1.0), filler="sentences"
+        ),
+        allocation=AllocationOptions(depths=(0.0, 0.5, 1.0), filler="sentences"),
+    )
+    return {"retrieval": asked}
+
+
+def _table(scale: str, label: str, questions: Mapping[str, Question]) -> Table:
+    if scale == "paper":
+        published = replace(
+            RUNS["diff-1.4b"].config, presets=("transformer",), rates={}, label=label
+        )
+        return Table(config=published, questions=questions)
+    length = LENGTHS[scale]
+    needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
+    text = "python-stdlib" if scale == "tiny" else "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
+    config = CompareConfig(
+        presets=("transformer",),
+        size="tiny" if scale == "tiny" else "small",
+        set={**SHAPES[scale], "max_position_embeddings": length},
+        seeds=(0, 1, 2),
+        lengths=(1, 2, 4),
+        train=TrainConfig(
+            tokens=TOKENS[scale],
+            sequence_length=length,
+            batch_size=8 if scale == "tiny" else 32,
+            document_masks=True,
+            compile="none" if scale == "tiny" else "blocks",
+            log_every=20,
+        ),
+        data=DataConfig(
+            data=(text, f"{needles}@0.3"), vocabulary=1024 if scale == "tiny" else 16_384
+        ),
+        label=label,
+    )
+    return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

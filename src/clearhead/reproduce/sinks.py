@@ -1,0 +1,101 @@
+"""First-token sinks: arXiv 2410.17174, its elimination study, and the rivals of softmax-1.
+
+Ordinary text grows no sink within a day of two cores. The made text of arXiv 2410.13835 (bigrams,
+some of which copy back) grows one in minutes, so `sink` and `elimination` train on it.
+"""
+
+from collections.abc import Iterator
+
+from clearhead.data import DataConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.trials import Table, Trial
+from clearhead.train import TrainConfig
+
+RATES = (1.5e-3, 3e-3, 6e-3)
+TOKENS = {"tiny": 4_096_000, "small": 20_480_000}
+
+
+def sink(scale: str) -> Iterator[Trial]:
+    """Softmax, and everything that gives a head with nothing to do something else to look at."""
+    table = _table(scale, "backcopy")
+    yield table.trial("transformer", *RATES)
+    # The interventions: a null key, a learned one, one with a place of its own, and a gate.
+    for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
+        yield table.trial(preset, *RATES)
+
+
+def elimination(scale: str) -> Iterator[Trial]:
+    """The baseline with one part of it changed at a time."""
+    table = _table(scale, "elimination")
+    yield table.trial("transformer", *RATES)
+    yield table.trial("transformer", *RATES, position="none")  # the interventions
+    yield table.trial("transformer", *RATES, position="learned")
+    yield table.trial("transformer", *RATES, bias=True)
+    yield table.trial("transformer", *RATES, norm="layernorm")
+    yield table.trial("transformer", *RATES, norm="rmsnorm-single")
+    yield table.trial("transformer", *RATES, mlp="relu")
+    yield table.trial("transformer", *RATES, qk_norm="rmsnorm")
+    yield table.trial("transformer", *RATES, normalizer="softmax1")
+    yield table.trial("transformer", *RATES, **{"train.weight_decay": 0.5})
+    yield table.trial("transformer", *RATES, **{"train.optimizer": "orthoadam"})
+
+
+def optimizers(scale: str) -> Iterator[Trial]:
+    """The same model under optimizers with and without a step of its own for every number."""
+    table = _text(scale)
+    adam = (1.5e-3, 3e-3, 6e-3)
+    yield table.trial("transformer", *adam)
+    for name, rates in {  # the intervention
+        "orthoadam": adam,
+        "rmsprop": (3e-4, 1e-3, 3e-3),
+        "adafactor": (3e-3, 1e-2, 3e-2),
+        "muon": (3e-3, 1e-2, 3e-2),
+        "sgd": (0.1, 0.3, 1.0),
+    }.items():
+        yield table.trial("transformer", *rates, **{"train.optimizer": name})
+
+
+def _table(scale: str, label: str) -> Table:
+    config = CompareConfig(
+        presets=("transformer",),
+        set={
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 128,
+        },
+        seeds=(0, 1, 2),
+        lengths=(1,),
+        measure_every=0.1,
+        train=TrainConfig(
+            tokens=TOKENS[scale],
+            sequence_length=128,
+            batch_size=32,
+            document_masks=True,
+            log_every=20,
+        ),
+        data=DataConfig(data=("synthetic:backcopy:documents=20000",), vocabulary=512),
+        label=label,
+    )
+    return Table(config=config, sweep_tokens=TOKENS[scale] // 4)
+
+
+def _text(scale: str) -> Table:
+    tokens = {"tiny": 1_200_000, "small": 50_000_000}[scale]
+    config = CompareConfig(
+        presets=("transformer",),
+        size=scale,
+        set={"norm": "rmsnorm-single"},
+        seeds=(0, 1, 2),
+        lengths=(1,),
+        measure_every=0.1,
+        train=TrainConfig(
+            tokens=tokens,
+            sequence_length=128 if scale == "tiny" else 512,
+            batch_size=8 if scale == "tiny" else 32,
+            compile="none" if scale == "tiny" else "blocks",
+            log_every=20,
+        ),
+        label="optimizers",
+    )
+    return Table(config=config, sweep_tokens=tokens // 4)

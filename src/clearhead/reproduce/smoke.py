@@ -1,0 +1,87 @@
+"""Trials made small enough to run all in minutes: they try the machinery, and decide nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+from clearhead.data import DataConfig
+from clearhead.eval.options import OPTIONS
+from clearhead.experiments.configs import EvaluateSettings
+from clearhead.models import preset
+from clearhead.reproduce.trials import Question, Trial
+
+STEPS, WINDOWS, HEAD = 4, 2, 8
+TEXT = "python-stdlib"
+BYTES = 200_000
+# Options of evaluations that count how much is drawn, and what is drawn here.
+FEW: dict[str, Any] = {
+    "trials": 1,
+    "samples": 1,
+    "queries": 1,
+    "depths": (0.5,),
+    "grid": ("1x1",),
+    "document_tokens": None,
+}
+
+
+def smoke(trial: Trial) -> Trial:
+    """The trial with one seed, one rate, four steps and two narrow layers, on text at hand."""
+    config, arm = trial.config, trial.arm
+    heads = preset(arm.preset, config.size, **arm.model).num_attention_heads
+    shape = {"hidden_size": HEAD * heads, "num_hidden_layers": 2}
+    length = config.train.sequence_length
+    train = replace(
+        config.train,
+        tokens=STEPS * WINDOWS * length,
+        batch_size=WINDOWS,
+        accumulation=1,
+        ramp=0.0,
+        compile="none",
+        log_every=1,
+        save_every=0,
+    )
+    kept = {
+        key: value
+        for key, value in config.set.items()
+        if key not in ("head_dim", "intermediate_size")
+    }
+    config = replace(
+        config,
+        set={**kept, **shape},
+        seeds=(0,),
+        lengths=config.lengths[:2],
+        evaluation_tokens=WINDOWS * length,
+        measure_every=0,
+        train=train,
+        data=replace(_text(config.data), vocabulary=512),
+    )
+    questions = {
+        name: _little(question, length)
+        for name, question in trial.table.questions.items()
+        if isinstance(question, EvaluateSettings)
+    }
+    table = replace(trial.table, config=config, questions=questions)
+    return replace(trial, table=table, rates=trial.rates[:1])
+
+
+def _text(data: DataConfig) -> DataConfig:
+    """Hub sources give way to the standard library's."""
+    sources = (TEXT if one.startswith("hf:") else one for one in data.data)
+    return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
+
+
+def _little(question: EvaluateSettings, length: int) -> Question:
+    changes: dict[str, Any] = {
+        name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
+        for name in question.tasks
+        if name in OPTIONS
+        for options in [getattr(question, name)]
+    }
+    return replace(
+        question,
+        **changes,
+        lengths=(length, 2 * length),
+        tokens=2 * length,
+        factors=question.factors[:1],
+        split="validation",
+        data=_text(question.data),
+    )

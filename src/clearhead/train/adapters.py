@@ -1,0 +1,89 @@
+"""LoRA adapters, by PEFT: added before training, kept by checkpoints, merged at the end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clearhead.errors import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FOLDER = "adapter"  # in the final model's
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of the names in that file
+_BUFFERS = "buffers/"
+
+
+def present(model: "PreTrainedModel") -> bool:
+    """True for a model with adapters beside its weights."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def add(
+    model: "PreTrainedModel", modules: list[str], *, rank: int, alpha: float, seed: int
+) -> None:
+    """Give the linear layers of these names an adapter each, which alone is then trained.
+
+    Raises:
+        ClearheadError: where PEFT is not installed.
+    """
+    settings = require("peft", "peft").LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=modules,
+        # Of transformers' own linear layers, which are stored transposed.
+        fan_in_fan_out=not all(
+            isinstance(model.get_submodule(name), torch.nn.Linear) for name in modules
+        ),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.add_adapter(settings)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
+    """What a checkpoint holds beside the adapters; nothing of a model without them."""
+    if not present(model):
+        return {}
+    held = model.state_dict()
+    return {_BUFFERS + name: buffer for name, buffer in model.named_buffers() if name in held}
+
+
+def restore(folder: Path, model: "PreTrainedModel", tensors: Mapping[str, Tensor]) -> None:
+    """Load the adapters in `folder`, and those of `tensors` that are `buffers`, in place."""
+    from peft import set_peft_model_state_dict
+
+    weights = load_file(folder / WEIGHTS)
+    set_peft_model_state_dict(
+        model, {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
+    )
+    for name, buffer in model.named_buffers():
+        if (stored := tensors.get(_BUFFERS + name)) is not None:
+            buffer.copy_(stored)
+
+
+def merge(model: "PreTrainedModel", folder: Path | None = None) -> None:
+    """Add the adapters to the weights, in place of them; before, write them to `folder`.
+
+    A model without adapters stays as it is, and nothing is written.
+    """
+    if not present(model):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if folder is not None:
+        model.save_pretrained(folder)
+    layers: dict[str, Any] = dict(model.named_modules())
+    for name, layer in layers.items():
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            model.set_submodule(name, layer.get_base_layer())
+    model._hf_peft_config_loaded = False
+    del model.peft_config

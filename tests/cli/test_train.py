@@ -1,0 +1,295 @@
+"""Training from the command line: a preset, a trained model, and runs that go on."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from clearhead.cli import main
+from clearhead.cli.options import words_of
+from clearhead.cli.train import Command, _parse, _usual
+from clearhead.data import Batches
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.experiments.configs import masked_recipe
+
+SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
+VOLATILE = ("date", "threads", "device")
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert _call(*words) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def _weights(run: Path) -> bytes:
+    return (run / "final/model.safetensors").read_bytes()
+
+
+def _record(run: Path) -> dict[str, Any]:
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    return {key: value for key, value in record.items() if key not in VOLATILE}
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """stopping(n) sends SIGTERM, once, while the batch of step n is read."""
+
+    def at(step: int) -> None:
+        sent: list[int] = []
+        real = Batches.batch
+
+        def batch(self: Any, number: int) -> Any:
+            if number == step and not sent:
+                sent.append(number)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(self, number)
+
+        monkeypatch.setattr(Batches, "batch", batch)
+
+    return at
+
+
+@pytest.fixture
+def tokenizer(text: Path) -> Any:
+    return train_tokenizer([path.read_text("utf-8") for path in text.iterdir()], 300)
+
+
+@pytest.fixture
+def llama(tmp_path: Path, tokenizer: Any) -> Path:
+    """A folder of another library's model: 4 query heads, 2 key heads."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    return _saved(LlamaForCausalLM(config), tokenizer, tmp_path / "llama")
+
+
+def _saved(model: Any, tokenizer: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def going_on(settings: list[str], text: Path) -> list[str]:
+    """Options of a run of four steps, without those of a tokenizer."""
+    return [
+        *("--data.data", str(text), "--data.validation", "0.1", "--train.tokens", "128"),
+        *("--train.sequence-length", "16", "--train.batch-size", "2", "--train.precision", "fp32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "sas-p --size small --set norm=layernorm mlp_gain=0.5 --output a/b --train.tokens 9999",
+        "--train.document-masks --train.betas 0.8 0.9 --data.data a 'b c@0.5' --data.limit 7",
+        "bert --objective mlm --mask 0.15 --train.schedule linear --train.momentum None",
+        "sink --from my/model --set 'layer_overrides=[{}]' --train.only '*attn*' --train.lora 4",
+        "--from x --train.optimizer muon --train.adamw-patterns a b --track trackio tensorboard",
+    ],
+)
+def test_a_command_is_written_as_it_is_read(words):
+    given = shlex.split(words)
+    command = _parse(given, _usual(given))
+    options = words_of(command, _usual(given))
+    written = [word for option in options.values() for word in option]
+    assert _parse(written, _usual(written)) == command
+    assert len(written) <= len(given)
+
+
+def test_values_that_look_like_others_are_written_so_that_they_come_back():
+    odd = Command(set={"a": "true", "b": "x,y", "c": [1, "2"], "d": None, "e": "plain"})
+    (written,) = words_of(odd, Command()).values()
+    assert _parse(written, Command()).set == odd.set
+    masks = Command(train=masked_recipe())
+    assert words_of(masks, masks) == {}
+
+
+def test_the_command_of_a_run_makes_it_again(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["softmax1", "--set", *SHAPE, "annealed_start=true", *settings, "--train.clip", "0.5"]
+    assert _call("train", *words, "--output", "run") == 0
+    first = _record(tmp_path / "run")
+    weights = _weights(tmp_path / "run")
+    shutil.rmtree("run")
+    program, *pasted = shlex.split(first["command"])
+    assert program == "clearhead"
+    assert _call(*pasted) == 0
+    assert _record(tmp_path / "run") == first
+    assert _weights(tmp_path / "run") == weights
+
+
+def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = ["train", "gated", "--set", *SHAPE, *going_on, "--data.vocabulary", "300"]
+    assert _call(*words, "--output", str(whole)) == 0
+    stopping(2)
+    assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    assert f"go on by --resume {cut}" in capsys.readouterr().err
+    assert f"go on with it by --resume {cut}" in _refusal(capsys, *words, "--output", str(cut))
+    resume = ("train", "--resume", str(cut))
+    for other in (
+        ("--train.learning-rate", "0.5"),
+        ("--set", "hidden_size=48"),
+        ("--output", str(tmp_path / "other")),
+        ("--data.vocabulary", "400"),
+    ):
+        assert f"leave out {other[0]}, or start another" in _refusal(capsys, *resume, *other)
+    assert "leave out preset" in _refusal(capsys, "train", "sink", *resume[1:])
+    assert _call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
+    assert _weights(cut) == _weights(whole)
+    assert len(list((cut / "checkpoints").iterdir())) == 2
+    assert "is finished" in _refusal(capsys, *resume)
+    assert "holds no run to resume" in _refusal(capsys, "train", "--resume", str(tmp_path / "no"))
+
+
+def test_a_finished_run_is_extended_and_its_command_says_so(settings, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["train", "--set", *SHAPE, *settings, "--output", str(run)]
+    assert _call(*words) == 0
+    before = _weights(run)
+    assert _call("train", "--resume", str(run), "--train.tokens", "160") == 0
+    said = capsys.readouterr().err
+    assert "after the 64 of its schedule the learning rate stays at 0.0001 " in said
+    assert (run / "final-00000002/model.safetensors").read_bytes() == before
+    assert _call("train", "--resume", str(run), "--train.tokens", "192") == 0
+    extended, weights = _record(run), _weights(run)
+    assert (extended["config"]["tokens"], extended["config"]["schedule_tokens"]) == (192, 64)
+    assert [resumed["step"] for resumed in extended["resumed"]] == [2, 5]
+    shutil.rmtree(run)
+    assert _call(*shlex.split(extended["command"])[1:]) == 0
+    assert _weights(run) == weights
+    assert _record(run)["config"] == extended["config"]
+
+
+def test_a_run_of_another_verb_is_resumed_by_its_own_command(settings, tmp_path, capsys):
+    words = ["transformer", "--set", *SHAPE, *settings, "--lengths", "1"]
+    assert _call("compare", *words, "--output", str(tmp_path / "out")) == 0
+    run = tmp_path / "out/transformer-seed0"
+    assert "was not made by clearhead train but by" in _refusal(
+        capsys, "train", "--resume", str(run)
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--train.only", "*attn*", "--train.optimizer", "muon"),
+        ("gated", "--set", "normalizer=sink", "annealed_start=true"),
+        ("--train.lora", "2"),
+        ("softmax1", "--train.lora", "2", "--set", "annealed_start=true"),
+    ],
+    ids=lambda more: " ".join(more[:2]),
+)
+def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
+    llama, going_on, more, tmp_path, stopping, capsys
+):
+    if "--train.lora" in more:
+        pytest.importorskip("peft")
+    words = ["train", *more, "--from", str(llama), *going_on]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert _call(*words, "--output", str(whole)) == 0
+    stopping(2)
+    assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    assert _call("train", "--resume", str(cut)) == 0
+    assert _weights(cut) == _weights(whole)
+    record = _record(whole)
+    assert record["description"]["from"]["name"] == str(llama)
+    assert record["config"]["learning_rate"] == 1e-4
+    model = AutoModelForCausalLM.from_pretrained(whole / "final")
+    kind = "LlamaForCausalLM" if more == () or more[0][0] == "-" else "ClearheadForCausalLM"
+    assert type(model).__name__ == kind
+    started = load_file(llama / "model.safetensors")
+    found = load_file(whole / "final/model.safetensors")
+    frozen = {key for key in started if key in found and torch.equal(found[key], started[key])}
+    if "--train.only" in more:
+        assert frozen == {key for key in started if "attn" not in key}
+    # The model of the run is one for every verb, and for another run.
+    assert _call("generate", str(whole), "key", "--tokens", "2") == 0
+    again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
+    assert _call(*again) == 0
+
+
+def test_a_preset_is_put_on_before_the_first_step(llama, going_on, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["train", "coca", "--from", str(llama), *going_on, "--output", str(run)]
+    assert _call(*words, "--train.learning-rate", "1e-12") == 0
+    assert _record(run)["model"]["scores"] == "collinear"
+    found = load_file(run / "final/model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+    theirs = load_file(llama / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+    assert found.shape[0] == theirs.shape[0] // 2
+    halves = theirs.unflatten(0, (2, 2, 4)).mean(1).flatten(0, 1)
+    assert torch.allclose(found, halves, atol=1e-6)
+
+
+def test_adapters_of_other_weights_are_not_gone_on_with(
+    llama, going_on, tmp_path, stopping, capsys
+):
+    pytest.importorskip("peft")
+    run = tmp_path / "run"
+    stopping(2)
+    words = ["train", "--from", str(llama), *going_on, "--train.lora", "2", "--output", str(run)]
+    assert _call(*words) == 128 + signal.SIGTERM
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(llama)
+    assert "has other weights than the run in" in _refusal(capsys, "train", "--resume", str(run))
+
+
+def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, tokenizer, text, capsys):
+    gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
+    short = _saved(GPT2LMHeadModel(gpt2), tokenizer, tmp_path / "short")
+    many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
+    larger = tmp_path / "larger"
+    shutil.copytree(llama, larger)
+    many.save_pretrained(larger)
+    out = ["--output", str(tmp_path / "run")]
+    for words, said in (
+        (["--from", str(llama), "--size", "small"], "--size small has no effect beside --from"),
+        (["--from", str(llama), "--objective", "mlm"], "--from goes on with the next token"),
+        (["--from", str(llama), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
+        (["--from", str(llama), "--set", "hidden_size=8"], "hidden_size is a size of the model's"),
+        (["--from", str(tmp_path / "none")], "cannot load a model from"),
+        (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
+        (["gated", "--from", str(llama), "--train.only", "x"], "the pattern 'x' decides no"),
+        (
+            ["--from", str(llama), "--train.document-masks"],
+            "LlamaForCausalLM takes no document_ids",
+        ),
+        (["--from", str(larger)], "is another model's; restore the one it was trained with"),
+    ):
+        assert said in _refusal(capsys, "train", *words, *going_on, *out), words
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,244 @@
+"""The form for servers: the same function by one attention call a layer, without clearhead."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, GraniteSWAForCausalLM, LlamaForCausalLM
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.errors import ClearheadError
+from clearhead.models.conversion import for_serving
+from clearhead.models.serving import modeling_clearhead_serving as form
+from clearhead.models.serving import served
+from clearhead.ops import oracles
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+FORMS = [
+    "gpt2",
+    "differential-v2",
+    "coca",
+    "coca-strict",
+    "coca-slack",
+    "gated",
+    "xsa",
+    "parallel",
+    "skipless",
+    "sas",
+    "sas-p",
+    "sas-p-nonorm",
+]
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 32,
+}
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
+    ("gated", {"normalizer": "sink", "maps": "differential-v2", "num_key_value_heads": 2}),
+    ("sas", {"normalizer": "sink", "num_key_value_heads": 2}),
+    ("sas-p", {"maps": "differential-v2", "normalizer": "softmax1", "mlp": "relu"}),
+    ("sas", {"scores": "collinear", "query_range": 0.3}),
+    ("coca", {"maps": "differential-v2", "num_key_value_heads": 2}),
+    ("xsa", {"num_key_value_heads": 2, "sliding_window": 5, "qk_norm": "rmsnorm"}),
+    ("skipless", {"norm": "rmsnorm-single", "bias": True, "tie_word_embeddings": False}),
+    ("differential-v2", {"rope_parameters": YARN}),
+    ("gated", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+]
+
+
+def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
+    """A model none of whose numbers is where its paper starts it."""
+    torch.manual_seed(0)
+    config = preset(name, **SHAPE, initializer_range=0.3, **changes)
+    model = ClearheadForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def _ids(batch: int = 2, length: int = 12) -> Tensor:
+    return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+class Instance:
+    """vLLM's attention of one layer: flat tokens, its own cache, the configuration's heads."""
+
+    def __init__(self, config: Any, module: Any) -> None:
+        self.heads = {"q": config.num_attention_heads, "kv": config.num_key_value_heads}
+        slides = config.layer_types[module.layer_idx] == "sliding_attention"
+        self.window = config.sliding_window if slides else None
+        self.sink, self.calls = module.sinks, 0
+        self.cache: list[list[Tensor]] = [[], []]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        self.calls += 1
+        for kept, new in zip(self.cache, (k, v), strict=True):
+            kept.append(new)
+        k, v = (torch.cat(kept).unflatten(-1, (self.heads["kv"], -1)) for kept in self.cache)
+        heads = (q.unflatten(-1, (self.heads["q"], -1)), k, v)
+        heads_BHSD = (x.transpose(0, 1)[None] for x in heads)
+        o = oracles.attend(*heads_BHSD, scale=scale, window=self.window, sink=self.sink)
+        return o[0].transpose(0, 1).flatten(1).float()
+
+
+def _as_vllm(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    attention_instances: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As `vllm_attention_forward`: no mask, no batch, the layer's instance by its index."""
+    assert attention_mask is None
+    flat = (x.transpose(1, 2).reshape(query.shape[-2], -1) for x in (query, key, value))
+    return attention_instances[module.layer_idx](*flat, scaling), None
+
+
+AttentionInterface.register("as_vllm", _as_vllm)
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+@torch.no_grad()
+def test_the_form_is_the_same_function(name, changes):
+    ours = _model(name, changes)
+    made, ids = served(ours), _ids()
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    wanted, positions = ours(ids).logits, (mask.cumsum(-1) - 1).clamp_min(0)
+    assert (made(ids).logits - wanted).abs().max() <= 1e-4
+    padded = made(ids, attention_mask=mask, position_ids=positions).logits
+    difference = (padded - ours(ids, attention_mask=mask).logits)[mask.bool()]
+    assert difference.abs().max() <= 1e-4
+
+    # Cached decoding, with transformers' cache and as vLLM calls the trunk.
+    options = {"attention_mask": mask, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 5}
+    cached = made.generate(ids, **options)
+    assert torch.equal(cached, made.generate(ids, use_cache=False, **options))
+    assert torch.equal(cached, ours.generate(ids, **options))
+    made.set_attn_implementation("as_vllm")
+    layers = [layer.self_attn for layer in made.model.layers]
+    instances = {each.layer_idx: Instance(made.config, each) for each in layers}
+    steps = [0, 8, 9, 12]
+    hidden = [
+        made.model(
+            input_ids=ids[:1, start:stop],
+            position_ids=torch.arange(start, stop)[None],
+            use_cache=False,
+            attention_instances=instances,
+            return_dict=False,
+        )[0]
+        for start, stop in pairwise(steps)
+    ]
+    logits = made.lm_head(torch.cat(hidden, 1))
+    assert (logits - wanted[:1]).abs().max() <= 1e-4
+    assert [each.calls for each in instances.values()] == [3, 3]
+
+
+def test_its_attention_is_written_as_vllm_reads_it():
+    """vLLM finds the one call in the source, and the scale and the sinks by their attributes."""
+    source = inspect.getsource(form.ClearheadServingAttention.forward)
+    assert source.count("attention_interface(") == 1
+    assert source.count("ALL_ATTENTION_FUNCTIONS") == 1
+    assert "scaling=self.scaling," in source
+    assert "s_aux=self.sinks," in source
+    assert form.ClearheadServingForCausalLM._supports_attention_backend
+
+
+def test_presets_of_a_family_of_transformers_are_served_as_that():
+    for name, kind in (
+        ("transformer", LlamaForCausalLM),
+        ("softmax1", GraniteSWAForCausalLM),
+        ("sink", GraniteSWAForCausalLM),
+    ):
+        assert type(for_serving(_model(name, {}))) is kind
+    assert type(for_serving(_model("gated", {}))) is form.ClearheadServingForCausalLM
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("differential", {"normalizer": "softmax1"}, "twice as wide as its keys"),
+        ("key-bias", {}, "its sink is a product with the query"),
+        ("alibi", {}, "wider by 8 columns"),
+        ("xpos", {}, "factors that grow with position"),
+        ("gated", {"shaping": "skipinit"}, "it has shaping='none' or 'shaped'"),
+        ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
+        ("gated", {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm' does not fit"),
+        (
+            "coca",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "turns cached keys again",
+        ),
+    ],
+)
+def test_what_one_call_a_layer_cannot_hold_is_refused(name, changes, reason):
+    with pytest.raises(ClearheadError, match="no form for servers: ") as refusal:
+        for_serving(_model(name, changes))
+    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_form_with_other_logits_is_not_given():
+    model = _model("gated", {})
+    model.model.layers[0].self_attn.register_forward_hook(lambda module, x, out: out * 1.01)
+    with pytest.raises(ClearheadError, match="gives other logits"):
+        for_serving(model)
+    with pytest.raises(ClearheadError, match="is served as it is"):
+        for_serving(served(_model("gated", {})))
+
+
+ALONE = """
+import json, sys, torch
+sys.modules["clearhead"] = None  # so that importing it fails
+from transformers import AutoModel, AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    trunk = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert torch.equal(model.lm_head(trunk(ids).last_hidden_state), logits)
+    tokens = model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
+    print(json.dumps([type(model).__name__, logits.tolist(), tokens.tolist()]))
+"""
+
+
+def test_a_process_without_clearhead_loads_it(tmp_path):
+    models = {name: _model(name, {}) for name in ("differential-v2", "sas", "gated")}
+    models["sink"] = _model("gated", {"normalizer": "sink"})
+    for name, model in models.items():
+        for_serving(model).save_pretrained(tmp_path / name)
+    run = subprocess.run(
+        [sys.executable, "-c", ALONE, *(str(tmp_path / name) for name in models)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    ids = torch.arange(12)[None]
+    for line, model in zip(run.stdout.splitlines(), models.values(), strict=True):
+        kind, logits, tokens = json.loads(line)
+        assert kind == "ClearheadServingForCausalLM"
+        with torch.no_grad():
+            assert (torch.tensor(logits) - model(ids).logits).abs().max() <= 1e-4
+        own = model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
+        assert tokens == own.tolist()

@@ -1,0 +1,228 @@
+"""Float64 stand-ins for PyTorch's CUDA kernels, registered for the CPU under the kernels' names.
+
+They are written from the kernels' documented meaning, and refuse what the kernels refuse or would
+read wrongly: so the adapters around them, and every argument by its schema, are tested without a
+GPU. `test_gpu.py` runs the same requests by the kernels themselves.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@pytest.fixture(scope="module")
+def cuda_kernels() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    for name in (
+        "_flash_attention_forward",
+        "_flash_attention_backward",
+        "_efficient_attention_forward",
+        "_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+    ):
+        library.impl(name, globals()[name])
+    yield
+    library._destroy()
+
+
+def _attend(q, k, v, *, causal, scale, before=None, after=None, bias=None):
+    """One text: [T, H, D], [S, G, D], [S, G, V] → [T, H, V], log-sum-exp [H, T]; no key: ∞."""
+    score = _scores(q, k, causal, scale, before, after, bias)
+    lse = score.logsumexp(-1)
+    weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse)[..., None])
+    value = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return torch.einsum("hts,shv->thv", weight, value), lse.where(lse != -torch.inf, torch.inf)
+
+
+def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=None, bias=None):
+    shared, groups = q.shape[1] // k.shape[1], k.shape[1]
+    weight = torch.exp(_scores(q, k, causal, scale, before, after, bias) - lse[..., None])
+    value, key = (x.repeat_interleave(shared, 1) for x in (v, k))
+    row = (grad * o).sum(-1).T[..., None]
+    dscore = weight * (torch.einsum("thv,shv->hts", grad, value) - row) * scale
+    dq = torch.einsum("hts,shd->thd", dscore, key)
+    dk, dv = torch.einsum("hts,thd->shd", dscore, q), torch.einsum("hts,thv->shv", weight, grad)
+    return dq, *(x.unflatten(1, (groups, shared)).sum(2) for x in (dk, dv))
+
+
+def _scores(q, k, causal, scale, before, after, bias):
+    score = torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+    score = score * scale + (0 if bias is None else bias)
+    own = torch.arange(len(q))[:, None] + len(k) - len(q)
+    key = torch.arange(len(k))[None]
+    hidden = (key > own) if causal else torch.zeros(len(q), len(k), dtype=torch.bool)
+    if before is not None and before >= 0:
+        hidden = hidden | (key < own - before)
+    if after is not None and after >= 0:
+        hidden = hidden | (key > own + after)
+    return score.masked_fill(hidden, -torch.inf)
+
+
+def _check_rows(*tensors: Tensor) -> None:
+    """What loads of 16 bytes in half precision take for granted."""
+    for x in tensors:
+        assert x.stride(-1) == 1
+        assert x.shape[-1] % 8 == 0
+        assert all(start % 8 == 0 for start in (x.storage_offset(), *x.stride()[:-1]))
+
+
+def _check_ends(ends: Tensor, tokens: int, longest: int) -> None:
+    assert ends.dtype == torch.int32
+    assert ends.is_contiguous()
+    assert ends[0] == 0
+    assert ends[-1] == tokens
+    assert ends.diff().max() <= longest
+
+
+def _flash_attention_forward(
+    q, k, v, ends_q, ends_k, max_q, max_k, dropout, causal, debug, *, scale=None,
+    window_size_left=None, window_size_right=None, **others,
+):  # fmt: skip
+    _check_rows(q, k, v)
+    assert k.shape == v.shape
+    options = {"causal": causal, "scale": scale}
+    options |= {"before": window_size_left, "after": window_size_right}
+    if ends_q is None:
+        found = [_attend(*row, **options) for row in zip(q, k, v, strict=True)]
+        o, lse = (torch.stack(part) for part in zip(*found, strict=True))
+    else:
+        _check_ends(ends_q, len(q), max_q)
+        _check_ends(ends_k, len(k), max_k)
+        assert min(max_q, max_k) > 1
+        found = [
+            _attend(q[a:b], k[c:d], v[c:d], **options) for a, b, c, d in _texts(ends_q, ends_k)
+        ]
+        outputs, lses = zip(*found, strict=True)
+        o, lse = torch.cat(outputs), torch.cat(lses, 1)
+    return o, lse, q.new_empty(2), q.new_empty(()), q.new_empty(0)
+
+
+def _flash_attention_backward(
+    grad, q, k, v, o, lse, ends_q, ends_k, max_q, max_k, dropout, causal, state, unused, *,
+    scale=None, window_size_left=None, window_size_right=None,
+):  # fmt: skip
+    _check_rows(q, k, v, o)
+    assert lse.is_contiguous()
+    options = {"causal": causal, "scale": scale}
+    options |= {"before": window_size_left, "after": window_size_right}
+    if ends_q is None:
+        rows = zip(grad, q, k, v, o, lse, strict=True)
+        found = [_differentiate(*row, **options) for row in rows]
+        return tuple(torch.stack(part) for part in zip(*found, strict=True))
+    _check_ends(ends_q, len(q), max_q)
+    found = [
+        _differentiate(grad[a:b], q[a:b], k[c:d], v[c:d], o[a:b], lse[:, a:b], **options)
+        for a, b, c, d in _texts(ends_q, ends_k)
+    ]
+    return tuple(torch.cat(part) for part in zip(*found, strict=True))
+
+
+def _efficient_attention_forward(
+    q, k, v, bias, ends_q, ends_k, max_q, max_k, dropout, kind, compute_lse=False, *, scale=None,
+    seqlen_k=None, window_size=None,
+):  # fmt: skip
+    _check_rows(q, k, v)
+    _check_bias(bias, q, k)
+    assert q.shape[2] == k.shape[2] == v.shape[2]
+    options = _efficient_options(kind, scale, window_size)
+    if ends_q is None:
+        assert (max_q, max_k) == (None, None)
+        biases = [None] * len(q) if bias is None else bias
+        found = [_attend(*row, **options, bias=b) for *row, b in zip(q, k, v, biases, strict=True)]
+        o, lses = (torch.stack(part) for part in zip(*found, strict=True))
+        longest = q.shape[1]
+    else:
+        assert len(q) == 1
+        _check_ends(ends_q, q.shape[1], max_q)
+        _check_ends(ends_k, k.shape[1], max_k)
+        found = [
+            _attend(q[0, a:b], k[0, c:d], v[0, c:d], **options)
+            for a, b, c, d in _texts(ends_q, ends_k)
+        ]
+        outputs, lses = zip(*found, strict=True)
+        o, longest = torch.cat(outputs)[None], max_q
+    lse = q.new_full((len(lses), q.shape[2], -(-longest // 32) * 32), torch.inf)
+    for row, part in zip(lse, lses, strict=True):
+        row[:, : part.shape[1]] = part
+    return o, lse, q.new_empty(()), q.new_empty(()), longest, longest
+
+
+def _efficient_attention_backward(
+    grad, q, k, v, bias, o, ends_q, ends_k, max_q, max_k, lse, dropout, seed, offset, kind,
+    bias_requires_grad, *, scale=None, num_splits_key=None, window_size=None,
+    shared_storage_dqdkdv=False,
+):  # fmt: skip
+    _check_rows(grad, q, k, v, o)
+    _check_bias(bias, q, k)
+    assert lse.shape[2] % 32 == 0
+    options = _efficient_options(kind, scale, window_size)
+    if ends_q is None:
+        assert (max_q, max_k) == (q.shape[1], k.shape[1])
+        biases = [None] * len(q) if bias is None else bias
+        found = [
+            _differentiate(*row, of_row[:, : q.shape[1]], **options, bias=b)
+            for *row, of_row, b in zip(grad, q, k, v, o, lse, biases, strict=True)
+        ]
+        dq, dk, dv = (torch.stack(part) for part in zip(*found, strict=True))
+    else:
+        _check_ends(ends_q, q.shape[1], max_q)
+        found = [
+            _differentiate(
+                *(grad[0, a:b], q[0, a:b], k[0, c:d], v[0, c:d], o[0, a:b]),
+                *(of_text[:, : b - a],),
+                **options,
+            )
+            for (a, b, c, d), of_text in zip(_texts(ends_q, ends_k), lse, strict=True)
+        ]
+        dq, dk, dv = (torch.cat(part)[None] for part in zip(*found, strict=True))
+    return dq, dk, dv, q.new_empty(())
+
+
+def _scaled_dot_product_cudnn_attention(
+    q, k, v, bias, compute_lse, dropout=0.0, causal=False, debug=False, *, scale=None
+):
+    _check_rows(q, k, v)
+    assert q.shape[2] == k.shape[2]
+    assert bias is None
+    rows = (x.transpose(1, 2) for x in (q, k, v))
+    found = [_attend(*row, causal=causal, scale=scale) for row in zip(*rows, strict=True)]
+    o, lse = (torch.stack(part) for part in zip(*found, strict=True))
+    none = q.new_empty(0)
+    return o.transpose(1, 2), lse[..., None], none, none, q.shape[2], k.shape[2], none, none, none
+
+
+def _scaled_dot_product_cudnn_attention_backward(
+    grad, q, k, v, o, lse, seed, offset, bias, ends_q, ends_k, max_q, max_k, dropout, causal, *,
+    scale=None,
+):  # fmt: skip
+    _check_rows(grad, q, k, v, o)
+    assert lse.shape == (*q.shape[:3], 1)
+    assert (max_q, max_k) == (q.shape[2], k.shape[2])
+    rows = (x.transpose(1, 2) for x in (grad, q, k, v, o))
+    found = [
+        _differentiate(*row, causal=causal, scale=scale)
+        for row in zip(*rows, lse[..., 0], strict=True)
+    ]
+    return tuple(torch.stack(part).transpose(1, 2) for part in zip(*found, strict=True))
+
+
+def _texts(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int, int]]:
+    q, k = ends_q.tolist(), ends_k.tolist()
+    return list(zip(q, q[1:], k, k[1:], strict=False))
+
+
+def _check_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> None:
+    if bias is not None:
+        assert bias.shape == (len(q), q.shape[2], q.shape[1], k.shape[1])
+        assert bias.stride(-1) == 1
+        assert all(stride % 16 == 0 for stride in bias.stride()[:-1])
+
+
+def _efficient_options(kind: int, scale: float | None, window: int | None) -> dict[str, object]:
+    assert kind in (0, 2)  # none, causal from the bottom right
+    assert window is None or kind == 2
+    before = None if window is None else window - 1
+    return {"causal": kind == 2, "scale": scale, "before": before}

@@ -1,0 +1,176 @@
+"""The adapters around PyTorch's CUDA kernels, without a GPU: stand-ins of the kernels, in float64.
+
+Outputs and all gradients against the oracle. `test_gpu.py` runs the kernels themselves.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.ops import attend, oracles, packed
+from clearhead.ops.packing import packing
+from clearhead.ops.visibility import Visibility
+from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("cuda_kernels")
+DENSE, PACKED = ["flash", "efficient", "cudnn"], ["flash-packed", "efficient"]
+
+
+def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """On a CPU the dispatch table would refuse it."""
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: kernel)
+
+
+def _compare(
+    *,
+    heads: int = 4,
+    groups: int = 2,
+    queries: int = 19,
+    keys: int | None = None,
+    width: int = 8,
+    value: int | None = None,
+    layout=lambda x: x,
+    **options,
+) -> None:
+    keys = keys or queries
+    shapes = [(2, heads, queries, width), (2, groups, keys, width)]
+    shapes.append((*shapes[1][:3], value or width))
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    inputs = [layout(x).detach().requires_grad_() for x in inputs]
+    options.setdefault("sink", torch.randn(heads, dtype=torch.float64, requires_grad=True))
+    if isinstance(options["sink"], Tensor):
+        inputs.append(options["sink"])
+    got, want = (module(*inputs[:3], **options) for module in (attend, oracles.attend))
+    grad, shown = torch.randn_like(want), torch.ones(2, 1, queries, 1)
+    if options.get("key_mask") is not None:
+        shown = options["key_mask"][:, None, -queries:, None]
+    found, expected = ([o * shown, *_gradients(o, inputs, grad * shown)] for o in (got, want))
+    for name, a, b in zip(("o", "dq", "dk", "dv", "dsink"), found, expected, strict=False):
+        assert a.shape == b.shape
+        assert (a - b).abs().max() < 1e-12 * b.abs().max().clamp_min(1), name
+
+
+def _gradients(o: Tensor, inputs: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(o, inputs, grad)
+
+
+@pytest.mark.parametrize("kernel", DENSE)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"])
+def test_whole_texts(kernel, causal, sink, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(causal=causal, **({} if sink == "learned" else {"sink": sink}))
+
+
+@pytest.mark.parametrize("kernel", DENSE)
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(("width", "value"), [(8, 16), (16, 8), (12, 12), (5, 3)])
+def test_grouped_queries_and_widths(kernel, heads, groups, width, value, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(heads=heads, groups=groups, width=width, value=value)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("queries", [1, 5, 19])
+@pytest.mark.parametrize("window", [None, 1, 7])
+def test_queries_are_the_last_of_the_keys(kernel, queries, window, monkeypatch):
+    _use(monkeypatch, kernel)
+    _compare(queries=queries, keys=19, window=window)
+
+
+def test_a_two_sided_window(monkeypatch):
+    _use(monkeypatch, "flash")
+    for queries in (5, 19):
+        _compare(queries=queries, keys=19, window=4, causal=False)
+
+
+def test_a_lone_query_over_a_padded_cache(monkeypatch):
+    """Its row, its group's other rows and the bias all need a place."""
+    _use(monkeypatch, "efficient")
+    mask = torch.arange(37).expand(2, -1) >= torch.tensor([[0], [11]])
+    _compare(heads=6, groups=2, queries=1, keys=37, value=16, key_mask=mask)
+
+
+@pytest.mark.parametrize("kernel", PACKED)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("queries", [40, 9, 1])
+def test_padding_and_documents(
+    kernel, causal, padding, documents, queries, make_masks, monkeypatch
+):
+    if padding == "none" and not documents:
+        return
+    _use(monkeypatch, kernel)
+    masks = make_masks(40, padding, documents)
+    _compare(queries=queries, keys=40, causal=causal, value=16, **masks)
+
+
+@pytest.mark.parametrize("kernel", PACKED)
+@pytest.mark.parametrize("padding", ["left", "holes"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_windows_count_places_and_not_tokens(kernel, padding, documents, make_masks, monkeypatch):
+    """Where a hidden token lies between two others, a packed text brings them together."""
+    _use(monkeypatch, kernel)
+    _compare(queries=40, window=6, **make_masks(40, padding, documents))
+
+
+@pytest.mark.parametrize("kernel", [*DENSE, "flash-packed"])
+def test_memory_layouts(kernel, monkeypatch):
+    """Loads of 16 bytes need rows that begin at a multiple of them."""
+    _use(monkeypatch, kernel)
+    masks = {}
+    if kernel == "flash-packed":
+        masks["segments"] = (torch.arange(19) > 6).int().expand(2, -1)
+    for layout in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.nn.functional.pad(x, (1, 2))[..., 1:-2],
+        lambda x: x.repeat_interleave(2, -1)[..., ::2],
+        lambda x: x[:, :1].expand(x.shape),
+    ):
+        _compare(layout=layout, **masks)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "flash-packed", "efficient"])
+def test_compiled_in_one_graph(kernel, monkeypatch):
+    _use(monkeypatch, kernel)
+    torch._dynamo.reset()
+    q = torch.randn(2, 4, 19, 8, requires_grad=True, dtype=torch.float64)
+    options = {"sink": 0.0}
+    if kernel in PACKED:
+        options["key_mask"] = torch.arange(19).expand(2, -1) >= torch.tensor([[0], [5]])
+        options["segments"] = (torch.arange(19) > 6).int().expand(2, -1)
+    run = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    got, want = (job(q, q.sin(), q.cos(), **options) for job in (run, attend))
+    grad = torch.randn_like(want)
+    found, expected = ([o, *torch.autograd.grad(o, q, grad)] for o in (got, want))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_the_operators_keep_pytorch_s_contract():
+    q = torch.randn(2, 4, 19, 8, dtype=torch.float64)
+    mask = torch.arange(19).expand(2, -1) >= torch.tensor([[0], [5]])
+    rest = (mask, None, True, None, 0.3, "flash")
+    torch.library.opcheck(packed._forward, (q, q[:, :2], q[:, :2], *rest))
+    o, lse = packed._forward(q, q[:, :2], q[:, :2], *rest)
+    torch.library.opcheck(packed._backward, (q.sin(), q, q[:, :2], q[:, :2], o, lse, *rest))
+
+
+def test_masks_are_read_once_for_all_layers_and_again_when_written_to():
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :3] = False
+    visibility = Visibility(key_mask=mask)
+    first = packing(visibility.key_mask, None, 9)
+    assert packing(visibility.of_keys(0).key_mask, None, 9) is first
+    assert packing(mask, None, 4) is not first
+    mask[1, :5] = False
+    assert packing(mask, None, 9).ends_k.tolist() == [0, 6, 10]
+
+
+def test_documents_without_padding_move_no_token():
+    segments = torch.tensor([[0, 0, 0, 1, 1], [4, 4, 4, 4, 4]])
+    texts = packing(None, segments, 5)
+    assert (texts.of_queries, texts.of_keys) == (None, None)
+    assert texts.ends_q.tolist() == [0, 3, 5, 10]
+    assert (texts.longest_q, texts.gapless) == (5, True)

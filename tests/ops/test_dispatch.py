@@ -1,0 +1,102 @@
+"""The dispatch table of attention: what is chosen, why, by whose word, and what it must prove."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.ops import attend, dispatch, oracles, self_test, tiles
+from clearhead.ops.requests import Request
+
+CPU = dispatch._PLAIN
+HOPPER = CPU._replace(device="cuda", ordinal=0, capability=(9, 0), dtype=torch.bfloat16)
+
+
+class _Wrong:
+    """Tiles whose log-sum-exp is to base 2, as some kernels have it."""
+
+    backward = staticmethod(tiles.backward)
+
+    @staticmethod
+    def forward(*tensors, **options):
+        o, lse = tiles.forward(*tensors, **options)
+        return o, lse * 1.4427
+
+
+def test_the_documentation_has_the_table_of_the_code():
+    page = Path(__file__).parents[2].joinpath("docs", "performance.md").read_text("utf-8")
+    assert dispatch.markdown() in page
+
+
+def test_no_request_on_cuda_in_half_precision_or_float32_needs_tiles():
+    """But a window that looks both ways in float32."""
+    for changes in dispatch._REQUESTS.values():
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            assert dispatch.resolve(HOPPER._replace(dtype=dtype, **changes)).name != "tiles"
+    both_ways = {"dtype": torch.float32, "window": True, "causal": False}
+    assert dispatch.resolve(HOPPER._replace(**both_ways)).name == "tiles"
+
+
+def test_a_kernel_that_fails_its_test_on_the_device_is_passed_over_and_the_reason_kept():
+    choice = dispatch.resolve(HOPPER, failure=lambda kernel, request: "dq is off")
+    assert choice.name == "tiles"
+    assert choice.refusals["cudnn"] == choice.refusals["efficient"] == "dq is off"
+
+
+@pytest.mark.parametrize("changes", [{}, {"key_mask": True, "segments": True}, {"window": True}])
+@pytest.mark.parametrize("shape", [{}, {"square": False}, {"lone": True, "square": False}])
+def test_the_test_on_the_device_passes_what_is_right_and_catches_what_is_not(changes, shape):
+    request = CPU._replace(shared=2, width=96, **changes, **shape)
+    assert self_test.failure(tiles, request) is None
+    assert "off by" in self_test.failure(_Wrong, request)
+
+
+def test_a_kernel_that_raises_fails_its_test():
+    class Raising:
+        @staticmethod
+        def forward(*tensors, **options):
+            raise RuntimeError("no plan\nat all")
+
+    assert self_test.failure(Raising, CPU) == "it failed: no plan"
+
+
+def test_the_test_leaves_random_numbers_and_surroundings_alone():
+    state = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert self_test.failure(tiles, CPU) is None
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, caplog):
+    q = torch.randn(1, 2, 7, 24)
+    want = oracles.attend(q, q, q).float()
+    with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
+        for _ in range(2):
+            assert torch.allclose(attend(q, q, q, kernel="flash,tiles"), want, atol=1e-5)
+    (line,) = caplog.messages  # once
+    assert line.endswith("causal, T = S: tiles (not flash: it runs on cuda)")
+    monkeypatch.setenv(dispatch.VARIABLE, "cudnn")
+    with pytest.raises(ClearheadError, match=r"cudnn: it runs on cuda.*name tiles too") as error:
+        attend(q, q, q)
+    assert "\n" not in str(error.value)
+    monkeypatch.setenv(dispatch.VARIABLE, "flsh")
+    with pytest.raises(ClearheadError, match="did you mean flash"):
+        attend(q, q, q)
+    assert torch.allclose(attend(q, q, q, kernel="tiles"), want, atol=1e-5)
+
+
+def test_a_request_says_itself():
+    asked = Request(*HOPPER)._replace(width=128, key_mask=True, segments=True, square=False)
+    assert str(asked) == (
+        "cuda, bfloat16, 64 wide, values 128 wide, causal, T < S, padding, documents"
+    )
+
+
+def test_one_choice_for_lengths_that_a_compiler_does_not_know():
+    torch._dynamo.reset()
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=True)
+    for queries in (7, 40, 1):
+        q, k = torch.randn(1, 4, queries, 8), torch.randn(1, 2, queries + 3, 8)
+        assert torch.allclose(run(q, k, k, sink=0.0), attend(q, k, k, sink=0.0), atol=1e-5)

@@ -1,0 +1,161 @@
+"""The claims: what each compares, and the verdicts on records that are known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+from clearhead.records.loading import load
+from clearhead.reproduce import EXPERIMENTS, book
+from clearhead.reproduce.claims import Contrast, Judgement, claims, judged
+
+ROOT = Path(__file__).parents[2]
+# The records that hold runs; sweeps of rates decide nothing.
+RECORDS = tuple(
+    path
+    for path in sorted((ROOT / "results").glob("*.jsonl"))
+    if not any(word in path.stem for word in ("bench", "gpu", "rates", "sweeps"))
+)
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", *words])
+    return stop.value.code
+
+
+def _records(folder: Path, losses: dict[str, list[float]], label: str = "6 layers"):
+    lines = []
+    for arm, values in losses.items():
+        for seed, value in enumerate(values):
+            name = f"{arm}/seed{seed}"
+            train = {"sequence_length": 8}
+            head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
+            lines.append({**head, "label": label, "train": train})
+            for step in (None, 5):  # a milestone says something else
+                measure = {"kind": "measure", "run": name, "metric": "loss", "length": 8}
+                number = {"value": value} if step is None else {"value": 9.0, "step": step}
+                lines.append({**measure, **number})
+    path = folder / "records.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load([path])
+
+
+def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
+    return Contrast(
+        arm=(arm,),
+        than=("transformer",),
+        metric="loss",
+        claimed=claimed,
+        words="",
+        at={},
+        times=1,
+        margin=margin,
+    )
+
+
+@pytest.mark.parametrize(
+    ("claimed", "margin", "values", "verdict"),
+    [
+        ("lower", 0, [2.0, 2.01, 1.99], Judgement.HOLDS),
+        ("higher", 0, [2.0, 2.01, 1.99], Judgement.DOES_NOT_HOLD),
+        ("lower", 0, [2.4, 2.6, 2.55], Judgement.UNDECIDED),
+        ("lower", 0, [2.0], Judgement.UNDECIDED),  # a seed has no spread
+        ("not higher", 0.1, [2.5, 2.51, 2.52], Judgement.HOLDS),
+        ("not higher", 0.001, [2.5, 2.51, 2.52], Judgement.UNDECIDED),
+        ("not higher", 0.1, [3.0, 3.01, 3.02], Judgement.DOES_NOT_HOLD),
+        ("not lower", 0.1, [2.0, 2.01, 2.02], Judgement.DOES_NOT_HOLD),
+    ],
+)
+def test_a_contrast_is_judged_by_its_interval_and_margin(
+    claimed, margin, values, verdict, tmp_path
+):
+    records = _records(tmp_path, {"transformer": [2.5, 2.51, 2.49], "sas": values})
+    (outcome,) = _contrast(claimed, margin).judge("a", records)
+    assert outcome.arm.mean == pytest.approx(sum(values) / len(values))
+    assert outcome.judgement(threshold=0.05) is verdict
+    if verdict in (Judgement.HOLDS, Judgement.DOES_NOT_HOLD) and "not" not in claimed:
+        assert outcome.judgement(threshold=0.0) is Judgement.UNDECIDED  # among many comparisons
+
+
+def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
+    losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
+    (outcome,) = _contrast("higher", arm="sas *").judge("a", _records(tmp_path, losses))
+    assert outcome.arm.mean == pytest.approx(2.6)
+    assert outcome.arm.n == 2  # seeds, not arms
+
+
+def test_claims_name_experiments_and_arms_that_exist():
+    known: dict[str, set[str]] = {}
+    for study in EXPERIMENTS.values():
+        known[study.name] = {one.arm.name for one in study.trials("tiny")}
+    for claim in claims():
+        assert claim.family in book.FAMILIES
+        assert claim.study or claim.why or claim.contrasts, claim.name
+        for one in claim.contrasts if claim.study else ():
+            for side in (one.arm, one.than):
+                assert any(_has(name, known[claim.study]) for name in side), (claim.name, side)
+
+
+def _has(pattern: str, arms: set[str]) -> bool:
+    from fnmatch import fnmatchcase
+
+    if pattern.endswith(" on rte"):
+        pattern = pattern.removesuffix(" on rte")
+    return any(fnmatchcase(arm, pattern) for arm in arms)
+
+
+def test_the_committed_book_is_that_of_the_committed_records(tmp_path):
+    made = tmp_path / "claims.md"
+    assert _call("--judge", *map(str, RECORDS), "--output", str(made)) == 0
+    committed = (ROOT / "docs" / "claims.md").read_text()
+    assert committed.endswith(made.read_text()), "see the command in docs/claims.md"
+
+
+def test_the_page_shows_every_claim_with_its_verdict():
+    sources = {path.name: load([path]) for path in RECORDS}
+    page = book.page(sources)
+    shown = {
+        row.group
+        for section in page.sections
+        for block in section.blocks
+        if hasattr(block, "rows")
+        for row in block.rows
+    }
+    for claim, _, verdict in judged(sources):
+        assert f"{claim.name}: {claim.says} {verdict.capitalize()}." in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give a claim, a family, an experiment or all"),
+        (("sas/schedules",), "sas/schedules has no experiment: Gains that follow a schedule"),
+        (("retrofit",), "no claim of retrofit has an experiment"),
+        (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
+        (("diff/table22",), "did you mean diff/table2"),
+        (("sas", "--judge", "x.jsonl"), "judge reads records of all claims"),
+    ],
+)
+def test_requests_that_nothing_decides_are_refused(words, said, capsys):
+    assert _call(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):
+    assert _call("sas/residual", "--dry-run", "--output", str(tmp_path / "x")) == 0
+    out = capsys.readouterr().out
+    assert {line.split()[2] for line in out.splitlines() if line.startswith("clearhead")} == {"sas"}
+    assert "mlp_gain=1.0" in out
+    assert "mlp_gain=0.3" not in out
+
+
+@pytest.mark.slow
+def test_smoke_runs_an_experiment_whole_and_ends_with_the_book(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    words = ["differential", "--scale", "smoke", "--only", "transformer", "differential"]
+    assert _call(*words, "--output", str(tmp_path / "out"), "--jobs", "2") == 0
+    assert "claims: " in capsys.readouterr().out
+    page = (tmp_path / "out" / "claims.html").read_text()
+    assert "a single needle found" in page

@@ -1,0 +1,147 @@
+"""The parameters that are trained: chosen by name, or adapters beside them."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.errors import ClearheadError
+from clearhead.train import TrainConfig, train
+from clearhead.train.trainable import choose_parameters
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
+
+
+def _trained(tiny, output, model=None, **settings):
+    model = tiny.make_model() if model is None else model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, tiny.Batches(), replace(tiny.make_config(), **settings), output=output)
+    return {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}, before
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "orthoadam", "muon", "sgd"])
+def test_only_what_is_named_changes(tiny, tmp_path, optimizer):
+    changed, before = _trained(tiny, tmp_path / "run", optimizer=optimizer, only=("*self_attn*",))
+    assert changed == {name for name in before if "self_attn" in name}
+
+
+def test_what_is_frozen_stays_layer_by_layer(tiny, tmp_path):
+    patterns = {"only": ("*.layers.*",), "freeze": ("*.layers.0.*", "*norm*")}
+    changed, before = _trained(tiny, tmp_path / "run", **patterns)
+    assert changed == {n for n in before if ".layers.1." in n and "norm" not in n}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"only": ("*atn*",)}, r"the pattern '\*atn\*' decides no parameter"),
+        ({"only": ("*self_attn*",), "freeze": ("*mlp*",)}, "'[*]mlp[*]' decides no parameter"),
+        ({"freeze": ("*",)}, r"nothing is left to train: only is not given, freeze is \*"),
+        ({"lora": 2, "only": ("*norm*",)}, "lora trains linear layers, and only and freeze leave"),
+    ],
+)
+def test_patterns_that_decide_nothing_or_leave_nothing_are_refused(tiny, tmp_path, settings, said):
+    with pytest.raises(ClearheadError, match=said):
+        _trained(tiny, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_adapters_without_a_rank_are_refused():
+    with pytest.raises(ClearheadError, match="lora_alpha has no effect without lora"):
+        TrainConfig(lora_alpha=4.0)
+
+
+def _gpt2():
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 61, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**shape))
+
+
+MODELS = {
+    "llama": lambda tiny: tiny.make_model(),
+    "gpt2": lambda tiny: _gpt2(),
+    "ours": lambda tiny: ClearheadForCausalLM(preset("softmax1", **SHAPE, annealed_start=True)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_adapters_are_trained_alone_and_merged_at_the_end(tiny, tmp_path, kind):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    model = MODELS[kind](tiny)
+    _, before = _trained(tiny, tmp_path / "run", model, lora=2, only=("*attn*",))
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {n for n in before if "attn" in n and n.endswith("weight")}
+    for name in changed:
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
+    final = AutoModelForCausalLM.from_pretrained(tmp_path / "run/final").eval()
+    ids = tiny.Batches().batch(0)["input_ids"]
+    assert torch.equal(final(ids).logits, model(ids).logits)
+
+    adapter = tmp_path / "run/final/adapter"
+    files = sorted(path.name for path in adapter.iterdir() if path.suffix != ".md")
+    assert "adapter_model.safetensors" in files
+    assert not [name for name in files if name.endswith(".bin")]
+    start = MODELS[kind](tiny)
+    start.load_state_dict(before, strict=False)
+    for name, buffer in start.named_buffers():
+        buffer.copy_(dict(model.named_buffers())[name])
+    beside = peft.PeftModel.from_pretrained(start, adapter).eval()
+    assert torch.allclose(beside(input_ids=ids).logits, model(ids).logits, atol=1e-5)
+    checkpoint = tmp_path / "run/checkpoints/step-00000012"
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    assert not (checkpoint / "model.safetensors").exists()
+    assert all(".lora_" in name for name in weights)
+
+
+def test_an_annealed_start_under_adapters_is_resumed_to_the_same_bits(tiny, tmp_path):
+    pytest.importorskip("peft")
+    config = replace(tiny.make_config(), lora=2)
+
+    def run(output, **options):
+        torch.manual_seed(5)
+        model = MODELS["ours"](tiny)
+        train(model, tiny.Batches(), config, output=tmp_path / output, **options)
+        return (tmp_path / output / "final/model.safetensors").read_bytes()
+
+    whole = run("whole")
+    stop = [tiny.SignalAt(5, signal.SIGTERM)]
+    with pytest.raises(FileNotFoundError):
+        run("cut", callbacks=stop)
+    assert run("cut", resume=True) == whole
+
+
+def test_adapters_without_peft_are_refused_in_a_line(tiny):
+    code = """
+import sys
+sys.modules["peft"] = None
+from transformers import LlamaConfig, LlamaForCausalLM
+from clearhead.errors import ClearheadError
+from clearhead.train import TrainConfig
+from clearhead.train.trainable import choose_parameters
+config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                     num_attention_heads=1, vocab_size=9)
+try:
+    choose_parameters(LlamaForCausalLM(config), TrainConfig(lora=2))
+except ClearheadError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == (
+        "peft is not installed; it comes with an extra: pip install 'clearhead[peft]'\n"
+    )
+
+
+def test_parameters_frozen_before_stay_frozen(tiny):
+    model = tiny.make_model()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    choose_parameters(model, tiny.make_config())
+    assert not model.model.embed_tokens.weight.requires_grad
+    assert model.model.norm.weight.requires_grad
