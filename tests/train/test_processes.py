@@ -336,3 +336,19 @@ def test_two_hosts_with_addresses_of_their_own_train_as_one(tmp_path):
     first, second = (json.loads((tmp_path / f"answers-{r}.json").read_text())[0] for r in (0, 1))
     assert first["steps"] == second["steps"] == 4
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "orthoadam"])
+def test_hugging_faces_trainer_has_the_same_losses_in_two_processes(tmp_path, optimizer):
+    script = str(Path(__file__).with_name("hf_trainer.py"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    losses = []
+    for name, launcher in (("one", []), ("two", torchrun)):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = [sys.executable, *launcher, script, str(folder), optimizer]
+        subprocess.run(words, check=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        losses.append(json.loads((folder / "losses.json").read_text()))
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
