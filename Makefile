@@ -7,8 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test attack kernels lint bench gpu clean
 
 demo: $(VENV)/.installed
-	$(BIN)/clearhead compare --output demo $(if $(wildcard results/tiny-long.jsonl),--beside results/tiny-long.jsonl)
-	@echo "open demo/report.html"
+	$(BIN)/clearhead demo
 
 # A file of tests stays in one process: its fixtures are made once. Tests use one thread each.
 test: $(VENV)/.installed

@@ -18,7 +18,7 @@ def demo(rounds: int) -> Iterator[Ratio]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         subprocess.run(
-            [clearhead, "compare", "--output", folder], check=True, stdout=subprocess.DEVNULL
+            [clearhead, "demo", "--output", folder], check=True, stdout=subprocess.DEVNULL
         )
         took = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -31,8 +31,18 @@ TESTS = Path(__file__).parent
 SLOW = (
     *("attack", "cli", "data/test_corpus.py", "data/test_synthetic.py", "eval/test_answers.py"),
     *("eval/test_harness.py", "models/test_blocks.py", "models/test_caches.py"),
-    *("models/test_checkpoints.py", "models/test_conventions.py", "models/test_ecosystem.py"),
-    *("models/test_encoders.py", "models/test_outside.py", "models/test_sink_models.py"),
+    *(
+        "models/test_checkpoints.py",
+        "models/test_compiled.py",
+        "models/test_conventions.py",
+        "models/test_ecosystem.py",
+    ),
+    *(
+        "models/test_encoders.py",
+        "models/test_outside.py",
+        "models/test_serving.py",
+        "models/test_sink_models.py",
+    ),
     *("report/test_browser.py", "train/test_resume.py", "view/test_browser.py"),
 )
 

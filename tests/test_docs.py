@@ -9,7 +9,8 @@ import pytest
 
 from clearhead.cli import VERBS, options
 from clearhead.cli import train as train_verb
-from clearhead.experiments.configs import EvaluateConfig, masked_recipe
+from clearhead.experiments.configs import masked_recipe
+from clearhead.experiments.sweep_configs import EvaluateConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "results/README.md"])

@@ -53,6 +53,19 @@ def check(settings: Any, place: str = "") -> None:
             raise ClearheadError(f"{place}{name} is {_short(value)}: give {wanted}")
 
 
+def check_distinct(settings: Any, *names: str) -> None:
+    """Refuse lists that are empty, or hold something twice.
+
+    Raises:
+        ClearheadError: naming the field and what was found.
+    """
+    for name in names:
+        values = getattr(settings, name)
+        if not values or len(set(values)) != len(values):
+            found = " ".join(map(str, values)) or "none"
+            raise ClearheadError(f"{name} must be one or more, each once; found {found}")
+
+
 def _hints(settings: Any) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}

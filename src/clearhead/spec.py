@@ -29,6 +29,7 @@ RANGES: Mapping[str, Range] = {
     "num_value_heads": _COUNT,
     "head_dim": _COUNT,
     "max_position_embeddings": _COUNT,
+    "prefix_length": _COUNT,
     # Of 1 transformers' caches would keep everything.
     "sliding_window": Range("a whole number above 1", lambda x: isinstance(x, int) and x > 1),
     "norm_eps": _POSITIVE,
@@ -88,6 +89,7 @@ class LayerSpec:
     )
     max_position_embeddings: int = 2048
     sliding_window: int | None = None
+    prefix_length: int = 1
     lambda_init: float | None = None
     head_norm: str = "affine"
     query_range: float | None = None
@@ -110,6 +112,7 @@ class LayerSpec:
     direction: str = _axis("causal", "which keys a query may see")
     norm: str = _axis("rmsnorm", "what is normalised, and by which gain")
     mlp: str = _axis("swiglu", "the position-wise network")
+    mlp_rotation: str = _axis("none", "the basis in which the MLP's output matrix reads")
     order: str = _axis("sequential", "if the MLP reads what attention wrote, or what it read")
     attention_skip: str = _axis("identity", "what of the stream passes by attention")
     mlp_skip: str = _axis("identity", "what of the stream passes by the MLP")
@@ -144,7 +147,9 @@ class Declaration:
             normalizers, from a spec, the number of maps, and how many neighbours share a key head
             (`keys_together`); for positions, from a spec and the number of
             heads; for scores, from the position's `prepare`; for qk_norm, from a spec and the width
-            of a head; for residual scales, from the gain that a branch starts with.
+            of a head; for MLPs, from a spec and the rotation of what their output matrix reads;
+            for mlp_rotation, from that width; for residual scales, from the gain that a branch
+            starts with.
         refuses: why it cannot be in this layer, and which axis to change; None if it can.
         flops: multiply-adds × 2 that it adds to the forward pass, for each token of a sequence of
             the given length (`flops(layer, length)`), beyond those of its linear projections.
@@ -154,8 +159,9 @@ class Declaration:
         query_width, key_width: of scores: how wide a head's query and key are, as projected.
         adopt: makes an attention layer's weights go on under this mechanism where the axis had its
             default, as the same function where there is one: `adopt(weights, before, after)`, by
-            name within the layer's attention, and the specs before and after. None where a new
-            mechanism starts as its paper says, beside weights as they are.
+            name within the layer's attention, its MLP's with "mlp." before them, and the specs
+            before and after. None where a new mechanism starts as its paper says, beside weights as
+            they are.
         anneals: whether `annealed_start` brings it in over the training run, from no effect.
     """
 

@@ -1,11 +1,23 @@
 """A small text of its own for the command line's tests, and a cache that no other test sees."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
+
+
+def changed(words: Sequence[str], *options: str) -> list[str]:
+    """A command line with these options in place of its own of the same names."""
+    given = {word for word in options if word.startswith("--")}
+    kept, dropped = list[str](), False
+    for word in words:
+        dropped = word in given or (dropped and not word.startswith("--"))
+        if not dropped:
+            kept.append(word)
+    return [*kept, *options]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """clearhead convert, from folder to folder."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,73 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
     assert len(record["measures"]) == 3
 
 
+def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    words = ("--prefix", r"\n", "--rotate", "down", "--length", "24", "--windows", "2")
+    assert _call("convert", str(llama), str(made), *words) == 0
+    assert "logits are those of the first model after it" in capsys.readouterr().out
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    ids = record["prefix"]["ids"]
+    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
+    assert ours.config.prefix_length == len(ids)
+    assert ours.config.mlp_rotation == "hadamard"
+    assert AutoTokenizer.from_pretrained(made).decode(ids) == record["prefix"]["text"] == "\n"
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        wanted = theirs(torch.cat([torch.tensor([ids]), tokens], 1)).logits[:, len(ids) :]
+        assert torch.allclose(ours(tokens).logits, wanted, atol=1e-4)
+    assert _call("generate", str(made), "attention", "--tokens", "4") == 0
+    data = ("--data.data", str(text), "--data.validation", "0.5")
+    words = ("--scheme", "w8a8-coarse", "logits8-row", "--length", "16", "--tokens", "32", *data)
+    assert _call("quantize", str(made), *words, "--records", str(tmp_path / "records.jsonl")) == 0
+    lines = (tmp_path / "records.jsonl").read_text("utf-8").splitlines()
+    assert next(map(json.loads, lines))["left_out"] == {}
+    assert _call("convert", str(made), str(tmp_path / "llama")) == 2
+    assert "Llama has no normalizer='key-value'" in _error(capsys)
+
+
+def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):
+    made, loud = tmp_path / "made", tmp_path / "loud"
+    words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")
+    assert _call("convert", str(llama), str(made), *words) == 2
+    assert "at no loss of perplexity: give a prefix" in _error(capsys)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e-3)  # no prefix changes much of the loss
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(20)  # a token that sees itself alone is loud
+    model.save_pretrained(loud)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(loud)
+    assert _call("convert", str(loud), str(made), *words) == 0
+    prefix = json.loads((made / "conversion.json").read_text("utf-8"))["prefix"]
+    plain, *others = prefix["tried"]
+    assert plain["tokens"] == []
+    fit = [one for one in others if one["perplexity"] <= 1.01 * plain["perplexity"]]
+    single = [one for one in fit if len(one["tokens"]) == 1]
+    assert prefix["ids"][:1] == min(single, key=lambda one: one["largest"])["tokens"]
+    (chosen,) = [one for one in fit if one["tokens"] == prefix["ids"]]
+    assert chosen["largest"] < plain["largest"]
+    assert "largest hidden state" in capsys.readouterr().err
+
+
+def test_learned_keys_and_values_are_the_mean_of_first_tokens(llama, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
+    assert _call("convert", str(llama), str(made), "--to", "key-value", *words) == 0
+    assert "keys and values of first tokens" in capsys.readouterr().out
+    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
+    windows = sample(str(text), AutoTokenizer.from_pretrained(made), length=24, count=8)[::2]
+    with torch.no_grad():
+        cache = theirs(torch.stack(windows)[:, :1], use_cache=True).past_key_values
+    for layer, theirs_ in zip(ours.model.layers, cache.layers, strict=True):
+        # At position 0 rotation leaves keys as they are.
+        for found, wanted in (
+            (layer.self_attn.normalizer.key_bias, theirs_.keys),
+            (layer.self_attn.normalizer.value_bias, theirs_.values),
+        ):
+            assert torch.allclose(found, wanted.mean(0), atol=1e-5)
+
+
 def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     for words, said in (
@@ -174,6 +242,12 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--to", "differential"), "num_attention_heads=9 is odd"),
         (("--to", "hidden_size=12"), "hidden_size is a size"),
         (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
+        (("--to", "sink", "--prefix", "a"), "--to asks for 'sink': give one"),
+        (("--prefix", "auto"), "give --calibrate TEXT"),
+        (("--prefix", "a", "--calibrate", str(text)), "would have no effect beside a given"),
+        (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
+        (("--prefix", "attention " * 70), "tokens: give 1 to 64"),
+        (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
     ):
         assert _call("convert", str(llama), str(made), *words, "--length", "16") == 2
         assert said in _error(capsys)
@@ -243,7 +317,7 @@ def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_pat
     commands = [line for line in page.split("```")[1].splitlines() if line]
     monkeypatch.chdir(tmp_path)
     for command in commands:
-        name, *words = command.split()
+        name, *words = shlex.split(command)
         assert name == "clearhead"
         places = {"MODEL": str(llama), "TEXT": str(text)}
         assert _call(*(places.get(word, word) for word in words)) == 0, command

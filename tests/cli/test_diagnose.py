@@ -19,8 +19,8 @@ from transformers import (
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
-from clearhead.cli.names import short_names
 from clearhead.data import DataConfig, prepare
+from clearhead.experiments.names import short_names
 
 VOCABULARY = 300
 
@@ -152,7 +152,7 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
         (["gpt2"], ["--data.vocabulary", "300"], "data.vocabulary has no effect here"),
         (["gpt2"], ["--length", "9999"], "enough for one window of 9999"),
         (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
-        (["gpt2", "gpt2"], [], "twice"),
+        (["gpt2", "gpt2"], [], "each once"),
         (["gpt2", "bert", "ours"], [], "one model or two side by side"),
         (["nowhere"], [], "cannot load a model"),
         (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),

@@ -1,21 +1,34 @@
 """clearhead eval: a sweep that is kept cell by cell, goes on where it stopped, refuses early."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tests_judge_server as served
+import torch
+from transformers import AutoTokenizer
 
+from clearhead import ClearheadForCausalLM
 from clearhead.cli import main
 from clearhead.eval import TASKS
 from clearhead.report import load
+
+from .conftest import changed
 
 
 def _call(*words: str) -> int:
     with pytest.raises(SystemExit) as stop:
         main(list(words))
     return stop.value.code
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert _call(*words) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("clearhead: ")
+    return last
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +57,18 @@ def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+def _lines(tmp_path: Path) -> list[dict]:
+    return [json.loads(one) for one in (tmp_path / "records.jsonl").open(encoding="utf-8")]
+
+
 def _cells(tmp_path: Path) -> list[dict]:
-    lines = (tmp_path / "records.jsonl").read_text("utf-8").splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == "cell"]
+    """The lines that close cells, each with the "numbers" of its measures by name."""
+    lines = _lines(tmp_path)
+    for cell in (line for line in lines if line["kind"] == "cell"):
+        mine = [line for line in lines if line.get("cell") == cell["cell"] and "metric" in line]
+        cell["numbers"] = {line["metric"]: line["value"] for line in mine}
+        assert cell["lines"] >= len(mine) > 0
+    return [line for line in lines if line["kind"] == "cell"]
 
 
 def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypatch, capsys):
@@ -69,19 +91,108 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
     cells = _cells(tmp_path)
     assert len(cells) == 3 * (2 + 4)
     assert len(measured) == 3 * 4 + 1
-    assert len({json.dumps([cell["task"], cell["at"]]) for cell in cells}) == len(cells)
+    assert len({cell["cell"] for cell in cells}) == len(cells)
+    (run,) = load(tmp_path / "records.jsonl").runs
+    assert len(run.cells) == len(cells)
     out = capsys.readouterr().out
     for name in ("none", "dynamic × 2", "dynamic × 4", "perplexity by", "passkey, accuracy by"):
         assert name in " ".join(out.split())
     assert _call(*words) == 0  # all known
     assert len(measured) == 3 * 4 + 1
     assert _cells(tmp_path) == cells
-    assert _call(*words, "--passkey.trials", "3", "--seed", "1") == 0  # other cells
-    assert len(_cells(tmp_path)) == 2 * len(cells)
+    assert _call(*changed(words, "--passkey.trials", "3")) == 0  # other cells
+    assert len(_cells(tmp_path)) == 3 * (2 + 4 + 4)
+
+
+def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, capsys):
+    """Side by side, the best in bold, with a chart by length and a verdict."""
+    other = tmp_path / "other"
+    model = ClearheadForCausalLM.from_pretrained(trained / "final")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(3)
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(trained / "final").save_pretrained(other)
+    first, *options = words[1:]
+    page = tmp_path / "page.html"
+    start = next(index for index, word in enumerate(options) if word.startswith("--passkey"))
+    options = [*options[:start], "--page", str(page)]
+    assert _call("eval", first, str(other), *options) == 0
+    assert [run.arm for run in load(tmp_path / "records.jsonl").runs] == ["transformer", "other"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "transformer · none" in out
+    assert "other · none" in out
+    assert re.search(r"Lowest mean perplexity: (transformer|other) from 128 to 192 tokens", out)
+    html = page.read_text("utf-8")
+    assert html.count('class="value best"') == 2
+    assert "Perplexity by length of text" in html
+    assert _call("eval", first, str(other), *options) == 0
+    assert len(_cells(tmp_path)) == 2 * 2  # all known
+    made = (tmp_path / "records.jsonl").read_text("utf-8")
+    refused = _refused(capsys, "eval", first, str(tmp_path / "othr"), *options)
+    assert f"did you mean {other}?" in refused
+    assert "leave it out" in _refused(capsys, "eval", first, str(other), *options, "--name", "x")
+    assert (tmp_path / "records.jsonl").read_text("utf-8") == made
+
+
+def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
+    words = changed(words, "--tasks", "perplexity,passkey", "--lengths", "128")
+    words = changed(words, "--passkey.depths", "0.5")
+    assert _call(*words, "--seeds", "0") == 0
+    assert _call(*words, "--seeds", "0", "3") == 0
+    cells = _cells(tmp_path)
+    assert [(cell["task"], cell.get("draw")) for cell in cells] == [
+        ("perplexity", None),  # reads the same text whatever the seed
+        ("passkey", 0),
+        ("passkey", 3),
+    ]
+    (run,) = load(tmp_path / "records.jsonl").runs
+    (accuracy,) = run.select("accuracy", task="passkey")
+    assert len(accuracy.details["items"]) == 2 + 2
+    assert accuracy.value == sum(accuracy.details["items"]) / 4
+    assert set(accuracy.draws) == {0, 3}
+    (loss,) = run.select("answer_loss")
+    assert loss.value == pytest.approx(
+        sum(cell["numbers"]["answer_loss"] for cell in cells[1:]) / 2
+    )
+    low, high = loss.details["interval"]
+    assert low < loss.value < high
+    assert "seeds must be one or more" in _refused(capsys, *words, "--seeds", "1", "1")
+
+
+def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
+    """A cell in one line with its result is known, and its numbers are shown."""
+    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
+    assert _call(*words) == 0
+    header, *_, cell = _lines(tmp_path)
+    at = cell["at"]
+    old = {"kind": "cell", "run": cell["run"], "task": "passkey", "at": at}
+    old |= {"headlines": ["accuracy"], "result": {"accuracy": 0.25, "low": 0.1, "high": 0.6}}
+    old |= {"options": cell["options"], "made": cell["made"]}
+    text = "".join(json.dumps(line) + "\n" for line in (header, old))
+    (tmp_path / "records.jsonl").write_text(text, "utf-8")
+    assert _call(*words) == 0
+    assert [line["kind"] for line in _lines(tmp_path)] == ["run", "cell", "run"]
+    (run,) = load(tmp_path / "records.jsonl").runs
+    assert run.value("accuracy", task="passkey", **at) == 0.25
+
+
+def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
+    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
+    assert _call(*words) == 0
+    whole = _lines(tmp_path)
+    for kept in (2, len(whole) - 1):  # some of its measures; all, but for the closing line
+        text = "".join(json.dumps(line) + "\n" for line in whole[:kept])
+        (tmp_path / "records.jsonl").write_text(text, "utf-8")
+        (run,) = load(tmp_path / "records.jsonl").runs
+        assert not run.measures
+        assert _call(*words) == 0
+        (run,) = load(tmp_path / "records.jsonl").runs
+        assert len(run.cells) == 1
+        assert run.value("accuracy", task="passkey", **run.cells[0]["at"]) is not None
 
 
 def test_a_cell_says_how_it_was_made(words, tmp_path):
-    assert _call(*words, "--tasks", "passkey", "--passkey.depths", "0.5") == 0
+    assert _call(*changed(words, "--tasks", "passkey", "--passkey.depths", "0.5")) == 0
     cells = _cells(tmp_path)
     for cell in cells:
         made = cell["made"]
@@ -92,12 +203,17 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         assert {"clearhead", "torch", "transformers", "numpy"} <= set(made["versions"])
         assert made["command"]
         assert made["seconds"] > 0
+        assert made["peak_memory_bytes"] > 0
         assert cell["options"]["trials"] == 2
-        assert cell["result"]["low"] <= cell["result"]["accuracy"] <= cell["result"]["high"]
+    for line in _lines(tmp_path):
+        if line.get("metric") == "accuracy":
+            low, high = line["interval"]
+            assert low <= line["value"] <= high
+            assert len(line["items"]) == 2
     (run,) = load(tmp_path / "records.jsonl").runs
     assert run.preset == "transformer"
     assert run.sequence_length == 64
-    assert run.cells == cells
+    assert [cell["cell"] for cell in run.cells] == [cell["cell"] for cell in cells]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +260,7 @@ def test_refuses_before_anything_is_measured(
 ):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
-    assert _call(*words, *extra) == 2
+    assert _call(*changed(words, *extra)) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("clearhead: ")
     assert message in last
@@ -156,7 +272,7 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
     start = next(index for index, word in enumerate(words) if drop(word))
     words = words[:start]
     assert _call(*words, "--tasks", "perplexity", "hits", "--perplexity.text", "stream") == 0
-    by_task = {cell["task"]: cell["result"] for cell in _cells(tmp_path)}
+    by_task = {cell["task"]: cell["numbers"] for cell in _cells(tmp_path)}
     assert by_task["perplexity"]["stride"] == 96
     assert by_task["perplexity"]["left_out"] == 0
     assert by_task["hits"]["ar_hits"] > 0
@@ -177,19 +293,19 @@ def test_choices_from_files(trained, tmp_path, capsys):
     assert "file asked.jsonl" in out
     assert "by length" not in out
     (cell,) = _cells(tmp_path)
-    assert cell["result"]["items"] == 3
+    assert cell["numbers"]["items"] == 3
     assert cell["made"]["data"] is None
     assert _call("report", str(records), "--output", str(tmp_path / "page.html")) == 0
     assert "none, file asked.jsonl" in (tmp_path / "page.html").read_text("utf-8")
     path.write_text(json.dumps(rows[0]))  # another file under the same name
     assert _call(*words) == 0
-    assert [cell["result"]["items"] for cell in _cells(tmp_path)] == [3, 1]
+    assert [cell["numbers"]["items"] for cell in _cells(tmp_path)] == [3, 1]
     capsys.readouterr()
     for extra, message in (
         (["--lengths", "64"], "lengths have no effect on choices"),
         (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
     ):
-        assert _call(*words, *extra) == 2
+        assert _call(*changed(words, *extra)) == 2
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
@@ -220,9 +336,10 @@ def test_tasks_of_the_harness(trained, tmp_path, capsys):
     assert _call(*words, "choices,asked") == 0
     capsys.readouterr()
     ours, theirs = _cells(tmp_path)
-    assert theirs["task"] == "lm_eval"
-    assert theirs["headlines"] == ["acc"]
-    assert theirs["result"]["acc"] == ours["result"]["accuracy"]
+    assert (theirs["task"], theirs["at"]["task"]) == ("lm_eval", "asked")
+    shown = [x["metric"] for x in _lines(tmp_path) if x.get("task") == "asked" and "aside" not in x]
+    assert shown == ["acc"]
+    assert theirs["numbers"]["acc"] == ours["numbers"]["accuracy"]
     assert "tasks" not in theirs["options"]
     assert _call(*words, "choices", "asked", "lost") == 2  # what is known is not measured again
     said = capsys.readouterr()
@@ -308,7 +425,7 @@ def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkey
     judge.requests.clear()
     assert _call(*words) == 0
     assert len(judge.prompts) == 2
-    results = [cell["result"] for cell in _cells(tmp_path)]
+    results = [cell["numbers"] for cell in _cells(tmp_path)]
     assert [result.get("accuracy") for result in results] == [None, None, 1.0, 0.0]
     for before, after in zip(results[:2], results[2:], strict=True):
         assert {key: after[key] for key in before} == before

@@ -1,6 +1,7 @@
 """clearhead quantize as a person uses it: what it measures, saves, and how it refuses."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from clearhead.data import DataConfig, prepare
 from clearhead.experiments.deployment import not_smaller
 from clearhead.quantize import measure
 from clearhead.records import manifest
+from clearhead.records.cells import added
 from clearhead.report import load
+
+from .conftest import changed
 
 
 def _call(*words: str) -> int:
@@ -84,12 +88,12 @@ def test_a_model_under_every_scheme(model, words, tmp_path, capsys):
     pytest.importorskip("lm_eval")
     asked = ("--choices", str(_questions(tmp_path)), "--questions", "2")
     kept = ("--records", str(records), "--page", str(page))
-    assert _call("quantize", str(model), *words, *asked, *kept) == 0
+    assert _call("quantize", str(model), *words, "--scheme", "all", *asked, *kept) == 0
     shown = capsys.readouterr()
     assert "w8a8-coarse" in shown.out
     assert "logits4-row" in shown.out
     assert "so they are channels" in " ".join(shown.out.split())  # w4-group: no layer is so wide
-    assert "mine: w8a8-coarse, perplexity" in shown.err
+    assert re.search(r"mine: w8a8-coarse, perplexity [\d.]+, [+−][\d.]+ \[", shown.err)
     (found,) = load(records).runs
     assert found.id == "mine"
     assert found.header["tokens"] == 48
@@ -128,13 +132,13 @@ def test_accuracy_is_that_of_eval(model, words, tmp_path):
     assert _call("quantize", str(model), *words, *options) == 0
     options = ("--tasks", "choices", "--choices.files", str(questions), "--records", str(records))
     assert _call("eval", str(model), *options) == 0
-    lines = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
-    (other,) = [line["result"] for line in lines if line["kind"] == "cell"]
-    (found,) = load(few).runs
-    assert found.value("accuracy") == other["accuracy"]
-    assert found.value("accuracy_normalised") == other["accuracy_norm"]
-    assert found.header["chance"] == other["chance"]
-    assert 0 < other["accuracy"] < 1
+    (other,), (found,) = load(records).runs, load(few).runs
+    ours = {one.metric: one.value for one in other.select("accuracy") + other.select("chance")}
+    (by_length,) = other.select("accuracy_norm")
+    assert found.value("accuracy") == ours["accuracy"]
+    assert found.value("accuracy_normalised") == by_length.value
+    assert found.header["chance"] == ours["chance"]
+    assert 0 < ours["accuracy"] < 1
 
 
 def _tokenizer(model: Path) -> Any:
@@ -159,16 +163,16 @@ def test_requests_that_cannot_be_met(model, words, tmp_path, capsys, tokenizer, 
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "w1-channel")
     assert "choose 2 to 16" in _refusal(capsys, folder, "--scheme", "logits17-row")
     assert "did you mean" in _refusal(capsys, folder, "--scheme", "w8a8-corse")
-    assert "give each once" in _refusal(capsys, folder, folder)
+    assert "each once" in _refusal(capsys, folder, folder)
     assert "length is 1: give a whole number" in _refusal(capsys, folder, "--length", "1")
     assert "no effect" in _refusal(capsys, folder, "--title", "x")
     assert "no effect" in _refusal(capsys, folder, "--questions", "3")
     assert "the model's own" in _refusal(capsys, folder, "--data.tokenizer", folder)
     assert "cannot load a model" in _refusal(capsys, str(tmp_path / "none"))
-    long = [*words, "--length", "100000", "--tokens", "100000"]
+    long = changed(words, "--length", "100000", "--tokens", "100000")
     assert "enough for one window of 100000" in _refusal(capsys, folder, *long)
     learned = _saved(tmp_path / "learned", tokenizer, position="learned")
-    longer = [*words, "--length", "128", "--tokens", "128", "--scheme", "w4-channel"]
+    longer = changed(words, "--length", "128", "--tokens", "128", "--scheme", "w4-channel")
     assert "64 learned positions" in _refusal(capsys, str(learned), *longer)
     small = _saved(tmp_path / "small", tokenizer, vocab_size=20)
     assert "use the tokenizer" in _refusal(capsys, str(small), *words, "--scheme", "w4-channel")
@@ -214,7 +218,7 @@ def test_a_model_without_numbers_is_refused(words, tmp_path, capsys, tokenizer):
         MemoryError(),
     ],
 )
-def test_out_of_memory_leaves_nothing_half_written(
+def test_out_of_memory_keeps_what_is_done_and_the_same_command_goes_on(
     model, words, tmp_path, capsys, monkeypatch, error
 ):
     records, page = tmp_path / "r.jsonl", tmp_path / "p.html"
@@ -231,8 +235,61 @@ def test_out_of_memory_leaves_nothing_half_written(
     kept = ("--records", str(records), "--page", str(page))
     message = _refusal(capsys, str(model), *words, *kept)
     assert "out of memory: give a smaller --length than 16" in message
-    assert not records.exists()
+    assert message.endswith(f"what is done is in {records}, and the same command goes on")
     assert not page.exists()
+    assert _schemes(records) == [None, "w8a8-coarse"]
+    assert _call("quantize", str(model), *words, *kept) == 0
+    assert len(runs) == 3 + 2  # no layer is as wide as a group: nothing is run
+    assert _schemes(records) == [None, "w8a8-coarse", "w8a8-token", "w4-channel", "w4-group"]
+    assert page.exists()
+    assert _call("quantize", str(model), *words, *kept) == 0
+    assert len(runs) == 3 + 2  # all known
+
+
+def _schemes(records: Path) -> list[str | None]:
+    """The schemes of a file of one model, as they were measured."""
+    (run,) = load(records).runs
+    return [cell["at"].get("scheme") for cell in run.cells]
+
+
+def test_seeds_of_the_windows_are_pooled(model, words, tmp_path):
+    one, two = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    some = [*words, "--scheme", "w4-channel"]
+    assert _call("quantize", str(model), *some, "--records", str(one)) == 0
+    assert _call("quantize", str(model), *some, "--records", str(one), "--seeds", "0", "1") == 0
+    assert _call("quantize", str(model), *some, "--records", str(two), "--seeds", "1") == 0
+    ((both,), (alone,)) = load(one).runs, load(two).runs
+    pooled, second = (run.measure("perplexity", scheme="w4-channel") for run in (both, alone))
+    assert len(pooled.details["items"]) == 2 * 3  # windows
+    assert pooled.draws[1].value == second.value != pooled.draws[0].value
+    cost = added(pooled, both.measure("perplexity"))
+    each = [
+        pooled.draws[seed].value - both.measure("perplexity").draws[seed].value for seed in (0, 1)
+    ]
+    assert cost.value == pytest.approx(sum(each) / 2)
+    low, high = cost.details["interval"]
+    assert low < cost.value < high
+
+
+def test_another_model_of_the_same_name_replaces_the_first(words, tmp_path, tokenizer):
+    records = tmp_path / "r.jsonl"
+    for place, width in (("a", 24), ("b", 48), ("a", 24)):
+        folder = tmp_path / place / "same"
+        if not folder.exists():
+            _saved(folder, tokenizer, hidden_size=width)
+        options = ("--scheme", "w4-channel", "--records", str(records))
+        assert _call("quantize", str(folder), *words, *options) == 0
+        (run,) = load(records).runs
+        assert run.header["path"] == str(folder)
+        assert len(run.cells) == 2
+        assert run.value("perplexity") is not None
+    # The third time nothing was measured again: the first numbers were written again.
+    first, *_, last = [
+        json.loads(line)["value"]
+        for line in records.read_text("utf-8").splitlines()
+        if '"metric"' in line and "w4-channel" in line
+    ]
+    assert first == last
 
 
 def test_another_error_is_not_taken_for_memory(model, words, monkeypatch):
@@ -249,10 +306,18 @@ class TestDeployment:
     def _torchao(self) -> None:
         pytest.importorskip("torchao")
 
-    @pytest.mark.parametrize("form", ["int8-weight-only", "int8-dynamic"])
-    def test_saved_reloaded_generating(self, tokenizer, words, tmp_path, capsys, form):
+    @pytest.mark.parametrize(
+        ("form", "changes"),
+        [
+            ("int8-weight-only", {}),
+            ("int8-dynamic", {}),
+            ("int8-dynamic-tensor", {"normalizer": "key-value", "mlp_rotation": "hadamard"}),
+        ],
+    )
+    def test_saved_reloaded_generating(self, tokenizer, words, tmp_path, capsys, form, changes):
         # Wide enough for int8 to save more than the file's longer header takes.
-        model = _saved(tmp_path / "wide", tokenizer, hidden_size=96, intermediate_size=160)
+        shape = {"hidden_size": 96, "intermediate_size": 160}
+        model = _saved(tmp_path / "wide", tokenizer, **shape, **changes)
         out = tmp_path / "few"
         assert _call("quantize", str(model), *words, "--deploy", form, "--output", str(out)) == 0
         shown = capsys.readouterr().out
@@ -295,10 +360,11 @@ class TestDeployment:
 
     def test_why_int4_is_not_smaller(self):
         found = {"bytes": 2_601_640, "bfloat16_bytes": 1_393_864, "narrowest_input": 128}
-        line = not_smaller("int4-weight-only", found)
+        found |= {"form": "int4-weight-only"}
+        line = not_smaller(found)
         assert "pads every layer's inputs to a multiple of 1,024, and here some have 128" in line
         assert "int8-weight-only pads nothing" in line
-        assert not_smaller("int4-weight-only", found | {"bytes": 400_000}) is None
+        assert not_smaller(found | {"bytes": 400_000}) is None
 
     def test_a_saved_model_that_is_another_is_refused(
         self, model, words, tmp_path, capsys, monkeypatch

@@ -18,11 +18,14 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
 from clearhead.reproduce.claims import claims
 from clearhead.reproduce.jobs import Job, from_json
+from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
@@ -143,7 +146,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         label="toy blocks",
     )
     asked = EvaluateConfig(
-        model=TRAINED, lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
+        models=(TRAINED,), lengths=(16,), tokens=64, data=DataConfig(data=(str(text),))
     )
     trials = (
         Table(config=config).trial("transformer", 1e-2),
@@ -171,9 +174,7 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert _call(*words) == 1
     told = capsys.readouterr().err
     log = tmp_path / "out/logs/rates/toy-blocks/sas+mlp_gain=0.5-1e-3.log"
-    assert f"[1/2] rates/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (
-        told
-    )
+    assert f"rates/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (told)
     assert "toy blocks/sas · mlp_gain 0.5: left out" in told
     assert len(started) == 2 + 1  # the sweep, the other arm's run
     assert load(tmp_path / "out/records.jsonl").arms() == ["transformer"]
@@ -232,8 +233,8 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
     assert [command.name for command in failed] == ["one/0", "one/2"]
-    assert said[0] == f"[1/3] one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
-    assert said[2].startswith("[3/3] one/2: failed with 4")
+    assert said[0] == f"one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
+    assert said[2].startswith("one/2: failed with 4")
     failed = runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert len(failed) == 2
     assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
@@ -269,7 +270,7 @@ def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     assert [one.name for one in failed] == ["c"]
     assert sum("of-c: left out, for want of its model" in line for line in said) == 1
     assert len(said) == 6
-    assert {line.split("/")[0] for line in said} == {f"[{n}" for n in range(1, 7)}
+    assert {line.split(":")[0] for line in said} == {"a", "of-a", "b", "of-b", "c", "of-c"}
     order = done.read_text().split()
     assert order == ["a", "of-a", "b", "of-b"]  # of a before b has ended, with any number of jobs
     runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
@@ -327,8 +328,8 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     told = capsys.readouterr().err
     assert "rates: 0 jobs" in told
     name = "runs/toy-blocks/sas+mlp_gain=0.5-seed0"
-    assert f"[1/2] {name}: failed with 1: clearhead: cannot lock {out}/runs" in told
-    assert "[2/2] evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
+    assert f"{name}: failed with 1: clearhead: cannot lock {out}/runs" in told
+    assert "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
     assert f"nothing was finished: {out}/logs says why" in told
     log = (out / "logs" / f"{name}.log").read_text()
     assert "Traceback" not in log
@@ -382,3 +383,53 @@ def test_records_are_joined_under_their_arm_and_label(tmp_path):
     records = load(collect(jobs, tmp_path / "records.jsonl"))
     for label, loss in (("6", 2.0), ("24", 3.0)):
         assert records.labelled(label).values("a · b", "loss") == {0: loss}
+
+
+# By the papers' names; where a paper contradicts its own name, see docs/recipes.md.
+PUBLISHED = {
+    "diff-830m": 833.6,
+    "diff-1.4b": 1415.0,
+    "diff-2.8b": 2778.7,
+    "diff-6.8b": 6861.9,
+    "diff-13.1b": 13103.4,
+    "diff-3b": 3479.2,
+    "diff-3b-64k": 3479.2,
+    "coca-350m": 508.8,
+    "codeparrot": 166.6,
+    "codeparrot-72": 379.0,
+    "crammed": 119.6,
+    "gpt2-60m": 64.0,
+    "gpt2-130m": 124.3,
+    "gpt2-350m": 354.5,
+    "gpt2-1.4b": 1415.9,
+    "llama-130m": 134.1,
+}
+
+
+def test_published_runs_have_the_sizes_of_their_papers():
+    for name, published in RUNS.items():
+        config = published.config
+        arm = config.arms[0]
+        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
+        assert round(count / 1e6, 1) == PUBLISHED[name], name
+        if published.paper == "arXiv 2410.05258":
+            layer = preset("differential", config.size).layer(0)
+            assert layer.num_attention_heads // 2 >= 8
+            assert layer.head_dim >= 64
+    assert {*RUNS} == {*PUBLISHED}
+    assert RUNS["diff-3b-64k"].config.train.tokens_per_step == 2**22
+    assert preset("differential", "large").num_attention_heads == 16
+
+
+def test_published_runs_are_listed_as_commands_that_compare_reads(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "--recipes"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    assert len(commands) == len(RUNS)
+    module = importlib.import_module(VERBS["compare"][0])
+    for (_, verb, *words), published in zip(commands, RUNS.values(), strict=True):
+        read = parse(module.Command, words, verb=verb, description="")
+        for field in dataclasses.fields(CompareConfig):
+            assert getattr(read, field.name) == getattr(published.config, field.name), field.name

@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from clearhead.cli import main
-from clearhead.cli.options import words_of
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data import Batches
 from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
 
 SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
@@ -267,6 +267,39 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
         model.model.norm.weight.mul_(2)
     model.save_pretrained(llama)
     assert "has other weights than the run in" in _refusal(capsys, "train", "--resume", str(run))
+
+
+def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["compare", "transformer", "gated", "--from", str(llama), *going_on]
+    words += ["--lengths", "1", "--evaluation-tokens", "64", "--output", str(out)]
+    still = [*words, "--train.learning-rate", "1e-12", "--vary", 'train.only=[],["*attn*"]']
+    assert _call(*still) == 0
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    headers = [line for line in lines if line["kind"] == "run"]
+    assert [line["model"]["model_type"] for line in headers] == ["llama"] * 2 + ["clearhead"] * 2
+    assert headers[0]["non_embedding_parameters"] == headers[0]["parameters"] - 300 * 32
+    assert headers[2]["parameters"] == headers[0]["parameters"] + 2 * 32 * 32  # gates
+    assert {line["from"]["name"] for line in headers} == {str(llama)}
+    # Hardly trained, and put on exactly: all are the model that they started from.
+    measured = [x["value"] for x in lines if x.get("metric") == "perplexity"]
+    assert measured == [pytest.approx(measured[0], rel=1e-4)] * 4
+    assert _call(*still) == 0
+    assert "already done" in capsys.readouterr().err
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(llama)
+    assert "from.parameters was" in _refusal(capsys, *still)
+    other = tmp_path / "other"
+    for more, said in (
+        (["--size", "small"], "--size small has no effect beside --from"),
+        (["--set", "num_hidden_layers=1"], "num_hidden_layers is a size of the model's weights"),
+        (["--set", "direction=bidirectional"], "transformer: "),
+        (["--vary", "normalizer=sink,sinks"], "did you mean sink"),
+    ):
+        assert said in _refusal(capsys, *words[:-1], str(other), *more)
+        assert not (other / "records.jsonl").exists()
 
 
 def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, tokenizer, text, capsys):

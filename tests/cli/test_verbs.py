@@ -11,6 +11,8 @@ from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 
+from .conftest import changed
+
 
 def test_lists_of_numbers_are_parted_by_commas_too():
     @dataclasses.dataclass
@@ -79,6 +81,8 @@ def test_help_imports_nothing_heavy():
     code = """
 import sys
 from clearhead.cli import main
+
+from .conftest import changed
 try:
     main(["--help"])
 except SystemExit as stop:
@@ -166,12 +170,12 @@ def test_refusals_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 def test_binary_data_is_refused(capsys, tmp_path, settings):
     path = tmp_path / "noise.txt"
     path.write_bytes(bytes(range(128, 256)) * 50)
-    words = [*settings, "--data.data", str(path), "--output", str(tmp_path / "run")]
+    words = changed(settings, "--data.data", str(path), "--output", str(tmp_path / "run"))
     assert "noise.txt" in _refusal(capsys, "train", *words)
 
 
 def test_a_corpus_smaller_than_a_batch_is_refused(capsys, tmp_path, settings):
-    words = [*settings, "--train.batch-size", "100000", "--train.tokens", "10000000"]
+    words = changed(settings, "--train.batch-size", "100000", "--train.tokens", "10000000")
     assert "batch" in _refusal(capsys, "train", *words, "--output", str(tmp_path / "run"))
 
 
@@ -180,6 +184,23 @@ def test_plan_prints_counts(capsys):
     out = capsys.readouterr().out
     assert "2,557,632" in out
     assert "2,558,400" in out
+
+
+def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(capsys, tmp_path, settings):
+    run = tmp_path / "run"
+    assert _call("train", "--output", str(run), *settings) == 0
+    assert _call("plan", str(run), str(run / "final"), "--gpu", "h200") == 0
+    out = capsys.readouterr().out
+    tokens = settings[settings.index("--train.tokens") + 1]
+    assert f"{int(tokens):,} tokens in " in out  # the run's own settings
+    assert out.count(" parameters, ") == 2
+    assert out.count("1 x h200") == 2
+    assert _call("plan", "--size", "diff-13.1b") == 0
+    out += capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "13,103,354,880" in out
+    assert "leave --size and --set out" in _refusal(capsys, "plan", str(run), "--size", "small")
 
 
 def test_train_resume_eval_generate(capsys, tmp_path, settings):

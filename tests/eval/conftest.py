@@ -1,8 +1,10 @@
 """A tiny model with a tokenizer, and a corpus of a few documents: what evaluations run on."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,36 @@ import torch
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.eval import Subject, Texts
+
+
+def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """A cell's lines as one dictionary: numbers by name, their errors, and all details."""
+    found: dict[str, Any] = {"headlines": ()}
+    for line in lines:
+        if line.get("kind") == "curve":
+            names = [name for name in line if name not in ("kind", "curve", "x", "y")]
+            points = zip(line["x"], line["y"], *(line[name] for name in names), strict=True)
+            found["positions"] = [
+                dict(zip(("to", "cumulative", *names), point, strict=True)) for point in points
+            ]
+            continue
+        metric, value = line["metric"], line["value"]
+        details = {key: one for key, one in line.items() if key not in ("metric", "value")}
+        if metric == "document_perplexity":
+            found.setdefault("documents", []).append({"perplexity": value, **details})
+            continue
+        if not details.pop("aside", False):
+            found["headlines"] += (metric,)
+        found[metric] = value
+        for name in ("stderr", "items"):
+            if name in details:
+                found[f"{metric}_{name.replace('items', 'by_item')}"] = details.pop(name)
+        interval = details.pop("interval", None)
+        if interval is not None and metric == "accuracy":
+            found["low"], found["high"] = interval
+        found |= details
+    return found
+
 
 LINES = (
     "The ship left the harbour in the morning. Nobody saw it again!",

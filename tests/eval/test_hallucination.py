@@ -21,7 +21,9 @@ from clearhead.eval.hallucination import (
     _until,
 )
 from clearhead.eval.judges import JudgeConfig
-from clearhead.eval.task import wilson
+from clearhead.records.intervals import wilson
+
+from .conftest import numbers
 
 
 def _ignore(steps):
@@ -89,7 +91,7 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
     ]
     for cell, file, tokens, stop in zip(cells, task.files, (7, 9), ("\n", "\n\n"), strict=True):
         advanced = []
-        found = task.measure(subject, cell, advanced.append)
+        found = numbers(task.measure(subject, cell, advanced.append))
         cases, texts, prompts = load_cases(file), [], []
         for document in dict.fromkeys(case.document for case in cases):
             mine = [case for case in cases if case.document == document]
@@ -124,7 +126,9 @@ def test_results_do_not_depend_on_the_batch(make_subject, task, name):
     for subject in (one, many):
         subject.model.double()
     for cell in task.cells(one):
-        assert task.measure(one, cell, _ignore) == task.measure(many, cell, _ignore)
+        assert numbers(task.measure(one, cell, _ignore)) == numbers(
+            task.measure(many, cell, _ignore)
+        )
 
 
 @pytest.fixture
@@ -186,8 +190,10 @@ def test_nothing_but_end_tokens_ends_what_a_chat_model_says(subject, task, monke
     subject = replace(subject, tokenizer=tokenizer)
     monkeypatch.setattr(hallucination, "stop_of", lambda case: "e")
     plain, chat = (
-        replace(task, files=task.files[:1], chat=chat).measure(
-            subject, task.cells(subject)[0], _ignore
+        numbers(
+            replace(task, files=task.files[:1], chat=chat).measure(
+                subject, task.cells(subject)[0], _ignore
+            )
         )
         for chat in (False, True)
     )
@@ -225,7 +231,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
     task = _judged(task, judge)
     cell = task.cells(subject)[0]
     assert cell["judge"] == "gpt-x"
-    found = task.measure(subject, cell, _ignore)
+    found = numbers(task.measure(subject, cell, _ignore))
     assert found["accuracy"] == 4 / 5
     assert (found["low"], found["high"]) == wilson(4, 5)
     assert found["undecided"] == 1
@@ -240,7 +246,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
         (question,) = [q for q in texts if f"Question:\n{q}\n" in prompt]
         assert f"Proposed answer:\n{texts[question]}\n" in prompt
     judge.answer = lambda prompt: served.completion("?")
-    none = _judged(task, judge, model="other").measure(subject, cell, _ignore)
+    none = numbers(_judged(task, judge, model="other").measure(subject, cell, _ignore))
     assert none["undecided"] == 6
     assert "accuracy" not in none
 
@@ -248,7 +254,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
 def test_a_judge_reads_what_the_model_saw(subject, task, judge):
     task = _judged(task, judge)
     template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
-    found = task.measure(subject, task.cells(subject)[1], _ignore)
+    found = numbers(task.measure(subject, task.cells(subject)[1], _ignore))
     assert (found["accuracy"], found["cut"]) == (1, 1)
     cases = load_cases(task.files[1])
     for document in {case.document for case in cases}:
@@ -261,14 +267,15 @@ def test_a_judge_reads_what_the_model_saw(subject, task, judge):
 
 def test_neither_texts_nor_verdicts_are_made_twice(subject, task, judge, monkeypatch):
     cell = task.cells(subject)[0]
-    alone = task.measure(subject, cell, _ignore)
+    alone = numbers(task.measure(subject, cell, _ignore))
     monkeypatch.setattr(Reader, "each", lambda *words, **options: pytest.fail("written again"))
     judge.answer = _verdict
     task = _judged(task, judge)
-    found = task.measure(subject, cell, _ignore)
+    found = numbers(task.measure(subject, cell, _ignore))
     assert len(judge.prompts) == 6
+    assert alone.pop("headlines") != found["headlines"]
     assert {key: found[key] for key in alone} == alone
-    assert task.measure(subject, cell, _ignore) == found
+    assert numbers(task.measure(subject, cell, _ignore)) == found
     assert len(judge.prompts) == 6
     _judged(task, judge, model="gpt-y").measure(subject, cell, _ignore)
     assert len(judge.prompts) == 12  # another judge, the same texts
@@ -278,7 +285,7 @@ def test_neither_texts_nor_verdicts_are_made_twice(subject, task, judge, monkeyp
     other.measure(subject, cell, _ignore)
     assert len([line for line in _lines(subject)[before:] if "ended" in line]) == 6
     judge.close()
-    assert task.measure(subject, cell, _ignore) == found  # all is known: nobody is asked
+    assert numbers(task.measure(subject, cell, _ignore)) == found  # all is known: nobody is asked
 
 
 def test_texts_of_another_model_are_its_own(subject, make_subject, task):
@@ -317,7 +324,7 @@ def test_a_judge_that_goes_away_leaves_what_is_done(subject, task, judge):
         file.write('{"key": "torn')
     judge.requests.clear()
     judge.answer = _verdict
-    found = task.measure(subject, cell, _ignore)
+    found = numbers(task.measure(subject, cell, _ignore))
     assert len(judge.prompts) == 3
     assert found["accuracy"] == 4 / 5
     assert len({line["key"] for line in _lines(subject)}) == len(_lines(subject)) == 12
@@ -337,7 +344,7 @@ def test_a_judge_that_is_not_there_is_found_out_first(subject, task, judge):
 def test_what_is_asked_twice_is_written_once(subject, task, tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text("\n".join(path.read_text().splitlines()[:1] * 3))
-    found = task.measure(subject, task.cells(subject)[0], _ignore)
+    found = numbers(task.measure(subject, task.cells(subject)[0], _ignore))
     assert found["items"] == 3
     assert len(_lines(subject)) == 1
 
@@ -349,13 +356,13 @@ def test_a_local_judge(subject, task, tmp_path):
     local = replace(task, judge=JudgeConfig(model=str(tmp_path / "tiny"), new_tokens=5))
     cell = local.cells(subject)[0]
     assert cell["judge"] == "tiny"
-    found = local.measure(subject, cell, _ignore)
+    found = numbers(local.measure(subject, cell, _ignore))
     assert found["undecided"] == 6  # it is untrained
     assert found["judged_by"] == ["tiny"]
     replies = [line["reply"] for line in _lines(subject) if "supported" in line]
     assert len(replies) == 6
     assert all(replies)
-    assert local.measure(subject, cell, _ignore) == found  # all of it is kept
+    assert numbers(local.measure(subject, cell, _ignore)) == found  # all of it is kept
 
 
 @pytest.mark.parametrize(

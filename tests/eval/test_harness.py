@@ -14,6 +14,8 @@ from clearhead.eval import check_names
 from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.harness import HarnessTask
 
+from .conftest import numbers
+
 evaluator = pytest.importorskip("lm_eval.evaluator")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
 tasks = pytest.importorskip("lm_eval.tasks")
@@ -72,7 +74,7 @@ def _write(folder: Path, name: str, text: str) -> None:
 
 def _measured(task: Any, subject: Any) -> dict[str, Any]:
     (cell,) = task.cells(subject)
-    return task.measure(subject, cell, lambda _count: None)
+    return numbers(task.measure(subject, cell, lambda _count: None))
 
 
 def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
@@ -85,7 +87,7 @@ def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
             "version": "2.0",
             "shots": 0,
         }
-        found = task.measure(subject, cell, done.append)
+        found = numbers(task.measure(subject, cell, done.append))
         ours = _measured(ChoicesTask(files=(str(folder.parent / "rows.jsonl"),)), subject)
         assert found["acc"] == ours["accuracy"]
         assert found["acc_norm"] == ours["accuracy_norm"]
@@ -94,7 +96,7 @@ def test_a_task_on_a_local_file_gives_what_choices_gives(folder, make_subject):
         assert found["acc_stderr"] == pytest.approx(
             math.sqrt(share * (1 - share) / (len(ROWS) - 1))
         )
-        assert found["headlines"] == ["acc", "acc_norm"]
+        assert found["headlines"] == ("acc", "acc_norm")
         assert found["shots"] == 0
         assert sum(done) > 0
 
@@ -105,11 +107,11 @@ def test_shots_and_limit(folder, subject):
     many = HarnessTask(tasks=("asked",), include_path=str(folder), limit=3, shots=15)
     cut = _measured(many, subject)  # of 64 tokens
     assert cut["requests_cut"] == sum(len(row["choices"]) for row in ROWS[:3])
-    assert cut["headlines"] == ["acc", "acc_norm", "requests_cut"]
+    assert cut["headlines"] == ("acc", "acc_norm", "requests_cut")
     task = HarnessTask(tasks=("asked",), include_path=str(folder), shots=2, limit=3)
     (cell,) = task.cells(subject)
     assert cell["shots"] == 2
-    found = task.measure(subject, cell, lambda _count: None)
+    found = numbers(task.measure(subject, cell, lambda _count: None))
     assert found["items"] == 3
     assert found["shots"] == 2
     again = evaluator.simple_evaluate(
@@ -137,7 +139,7 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     assert [cell["task"] for cell in task.cells(subject)] == ["again", "asked"]
     task = HarnessTask(tasks=("together",), include_path=str(folder), limit=4)
     found = _measured(task, subject)
-    assert found["headlines"] == ["acc"]
+    assert found["headlines"] == ("acc",)
     assert found["items"] == 8
     assert set(found["members"]) == {"asked", "again"}
     assert found["acc"] == pytest.approx(found["members"]["asked"]["acc"])

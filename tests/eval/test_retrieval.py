@@ -15,7 +15,9 @@ from clearhead.eval.haystack import haystack
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.recall import RecallTask
-from clearhead.eval.task import wilson
+from clearhead.records.intervals import wilson
+
+from .conftest import numbers
 
 TASKS = {
     "passkey": PasskeyTask(trials=3, depths=(0.0, 0.5, 1.0), new_tokens=4),
@@ -53,7 +55,7 @@ def _asked(subject, task, cell, answer=_knowing):
     oracle = Oracle(subject.reader, answer)
     copy = replace(subject)
     copy.__dict__["reader"] = oracle
-    found = task.measure(copy, cell, lambda steps: None)
+    found = numbers(task.measure(copy, cell, lambda steps: None))
     texts = [subject.tokenizer.decode(prompt.ids) for prompt in oracle.prompts]
     return found, texts, oracle
 
@@ -157,12 +159,15 @@ def test_scores_do_not_depend_on_the_batch(make_subject, name):
         subject.model.double()
     for task in TASKS.values():
         for cell in task.cells(one)[:2]:
-            alone, together = (task.measure(s, cell, lambda steps: None) for s in (one, many))
+            alone, together = (
+                numbers(task.measure(s, cell, lambda steps: None)) for s in (one, many)
+            )
             if "maps" not in alone:
                 by_item = [
                     {k: r.pop(k) for k in list(r) if "by_item" in k} for r in (alone, together)
                 ]
                 assert by_item[0] == by_item[1]
+                assert alone.pop("headlines") == together.pop("headlines")
                 assert alone == pytest.approx(together, rel=1e-5)
 
 
@@ -201,14 +206,16 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
 def test_shares_of_attention_add_up_under_both_normalisations(make_subject):
     subject = make_subject("differential", lengths=(128,))
     task = TASKS["allocation"]
-    found = task.measure(subject, task.cells(subject)[0], lambda steps: None)
+    found = numbers(task.measure(subject, task.cells(subject)[0], lambda steps: None))
     assert [one["map"] for one in found["maps"]] == ["map 1", "map 2", "difference"]
     for one in found["maps"]:
         assert sum(one["signed"].values()) == pytest.approx(1)
         assert sum(one["absolute"].values()) == pytest.approx(1)
         if one["map"] != "difference":
             assert one["signed"] == pytest.approx(one["absolute"])
-        assert one["lift"] == pytest.approx(one["absolute"]["answer"] / found["tokens"]["answer"])
+        assert one["lift"] == pytest.approx(
+            one["absolute"]["answer"] / found["token_shares"]["answer"]
+        )
     assert found["answer_share"] == found["maps"][-1]["absolute"]["answer"]
 
 

@@ -13,7 +13,9 @@ from clearhead import ClearheadError
 from clearhead.data.draws import Draws
 from clearhead.eval.demonstrations import ORDERS, Example, Wording, fill
 from clearhead.eval.shots import ShotsTask, _Setting
-from clearhead.eval.task import wilson
+from clearhead.records.intervals import wilson
+
+from .conftest import numbers
 
 LABELS = ("card", "card arrival", "card arrival late", "lost")  # each starts the next
 
@@ -69,7 +71,7 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
     setting = _Setting(task, subject)
     labels = [query.label for query in setting.examples.queries]
     for cell in task.cells(subject):
-        found = task.measure(subject, cell, lambda steps: None)
+        found = numbers(task.measure(subject, cell, lambda steps: None))
         shown = setting.shown(192, None if cell["shots"] == "fill" else 1)
         accuracies = []
         for number in range(2):
@@ -94,7 +96,7 @@ def test_scores_do_not_depend_on_the_batch(make_subject, task):
         subject.model.double()
     task = replace(task, queries=4, permutations=2)
     for cell in task.cells(one):
-        alone, together = (task.measure(s, cell, lambda steps: None) for s in (one, many))
+        alone, together = (numbers(task.measure(s, cell, lambda steps: None)) for s in (one, many))
         assert alone == together
 
 
@@ -219,7 +221,7 @@ def test_margin_and_variance_are_those_of_the_orders(subject, task, monkeypatch)
 
     monkeypatch.setattr(_Setting, "answers", answers)
     cell = {"length": 192, "shots": "fill", "order": "random"}
-    found = replace(task, permutations=3).measure(subject, cell, lambda steps: None)
+    found = numbers(replace(task, permutations=3).measure(subject, cell, lambda steps: None))
     assert found["accuracies"] == [1, 3 / 7, 5 / 7]
     assert found["margin"] == pytest.approx(4 / 7)
     assert found["variance"] == pytest.approx(4 / 49)

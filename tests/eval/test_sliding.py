@@ -12,6 +12,8 @@ from clearhead.eval.sliding import sliding, windows_of
 from clearhead.eval.token_losses import Losses
 from clearhead.models import scaled
 
+from .conftest import numbers
+
 VOCABULARY = 53
 SHAPE = {
     "hidden_size": 24,
@@ -156,7 +158,7 @@ def test_perplexity_pools_documents_and_profiles_positions(subject):
     cells = task.cells(subject)
     assert [cell["length"] for cell in cells] == [128, 192]
     steps = []
-    found = task.measure(subject, cells[0], steps.append)
+    found = numbers(task.measure(subject, cells[0], steps.append))
     books = found["documents"]
     assert len(books) > 3
     assert found["left_out"] == len(subject.texts.documents) - len(books)
@@ -176,7 +178,7 @@ def test_the_cumulative_loss_is_that_of_growing_contexts(subject):
     """One window a document: the cumulative loss to n is the mean loss of its first n tokens."""
     length = subject.lengths[-1]
     cell = {"length": length, "longest": length}
-    found = PerplexityTask(stride=length).measure(subject, cell, lambda steps: None)
+    found = numbers(PerplexityTask(stride=length).measure(subject, cell, lambda steps: None))
     for point in found["positions"]:
         cut = point["to"] + 1
         if cut in (17, 192):
@@ -203,7 +205,7 @@ def test_hits_are_repeated_ngrams():
 def test_hits_and_others_make_up_the_loss(subject):
     task = HitsTask()
     cell = task.cells(subject)[0]
-    found = task.measure(subject, cell, lambda steps: None)
+    found = numbers(task.measure(subject, cell, lambda steps: None))
     others = found["predicted_tokens"] - found["ar_hits"]
     total = found["ar_hit_loss"] * found["ar_hits"] + found["others_loss"] * others
     assert total / found["predicted_tokens"] == pytest.approx(found["loss"])

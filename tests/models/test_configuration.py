@@ -20,7 +20,7 @@ from clearhead.spec import AXES, RANGES
     ("keys", "message"),
     [
         ({"maps": "diferential"}, "did you mean differential"),
-        ({"normalizer": "relu"}, "choose one of key, sink, softmax, softmax1"),
+        ({"normalizer": "relu"}, "choose one of key, key-value, sink, softmax, softmax1"),
         ({"hiden_size": 64}, "unknown configuration key 'hiden_size': did you mean hidden_size"),
         ({"frobnicate": 1}, "would have no effect"),
         ({"maps": "differential", "num_attention_heads": 3}, "num_attention_heads=3 is odd"),

@@ -65,16 +65,6 @@ def test_generate(name):
     assert (likelihood(beams) >= likelihood(greedy) - 1e-3).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_model_compiles_without_a_graph_break(name):
-    torch._dynamo.reset()
-    model, ids = _model(name), _ids()
-    compiled = torch.compile(model.model, fullgraph=True, backend="eager")
-    want = model.model(ids, use_cache=False).last_hidden_state
-    got = compiled(ids, use_cache=False).last_hidden_state
-    assert torch.allclose(got, want, atol=2e-5)
-
-
 @pytest.mark.parametrize("name", ["differential-v2", "coca-slack"])
 def test_dtype_device_map_and_untied_embeddings(name, tmp_path):
     _model(name, tie_word_embeddings=False).save_pretrained(tmp_path)

@@ -237,3 +237,20 @@ def test_a_classifier_of_a_trunk_of_another_size_is_refused(save):
     _configure(folder, intermediate_size=64)
     with pytest.raises(ClearheadError, match="other sizes than its config"):
         pretrained(AutoModelForSequenceClassification, folder, head="new")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("runs/trian", "no such folder; did you mean runs/train?"),
+        ("./smol", "no such folder"),
+        ("a/b/c", "no such folder"),
+        ("runs/other", "no such folder"),
+    ],
+)
+def test_a_mistyped_path_is_refused_before_any_network_is_tried(name, hint, tmp_path, monkeypatch):
+    (tmp_path / "runs/train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClearheadError) as refused:
+        load(name)
+    assert str(refused.value).startswith(f"cannot load a model from '{name}' ({hint}): give a")

@@ -322,3 +322,15 @@ def test_compiled_layers_and_loss_give_the_eager_gradients():
     for a, b in zip(compiled, eager, strict=True):
         assert b.abs().max() > 0
         assert torch.allclose(a, b, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_of_training_on_the_meta_device(name):
+    """Shapes alone, such as for an estimate of memory."""
+    with torch.device("meta"):
+        model = ClearheadForCausalLM(preset(name, **SHAPE))
+        ids = torch.zeros(2, 9, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    assert model.eval()(ids, attention_mask=mask).logits.shape == (2, 9, 61)
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.is_meta for parameter in model.parameters())

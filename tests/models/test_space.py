@@ -174,8 +174,8 @@ def test_the_cache_holds_what_the_plan_says(point):
 
 def test_the_table_of_what_fits():
     """13 places to compare and count from, times 3 normalizers, times 3 kinds of maps; and with
-    dot products, from 7 places, one normalizer more."""
-    assert len(space.attentions()) == 13 * 9 + 7 * 3
+    dot products, from 7 places, two normalizers more."""
+    assert len(space.attentions()) == 13 * 9 + 7 * 6
     for point in space.attentions():
         both_ways = space.config(direction="bidirectional", **point)
         assert (both_ways is None) == (point["position"] in ("alibi", "xpos"))

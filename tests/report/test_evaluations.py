@@ -12,6 +12,7 @@ from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import best, scaling_name, setting, tables
+from clearhead.report.pivots import Pivot
 
 from .conftest import own, payload, shown
 
@@ -70,9 +71,38 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     assert heat[0]["data"][0]["customdata"] == [["", ""], ["", ""]]  # of two seeds: their spread
     assert heat[1]["data"][0]["customdata"] == 2 * [2 * [", 95 % interval 0.10 to 0.90"]]
     assert "accuracy by depth and length 0.00 0.50 1.00" in text  # the colour scale
-    (curve,) = _figures(page, "scatter")
+    accuracy, perplexity, curve = _figures(page, "scatter")
+    assert len(accuracy["data"]) == 2  # models
+    assert accuracy["data"][0]["x"] == [128, 256]
+    assert accuracy["data"][0]["y"] == pytest.approx([0.5, 0.5])  # over depths and seeds
+    scalings = [(x["legendgroup"], x["line"]["dash"]) for x in perplexity["data"]]
+    assert [dash for _, dash in scalings] == ["solid", "dot"] * 2
+    assert "Solid: none; dotted: ntk × 2." in text
     assert curve["data"][0]["x"] == [1, 2, 255]
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
+
+
+def test_the_best_model_of_a_setting_is_bold(tmp_path):
+    """By its mean, lower or higher as the metric has it; alone or without a better end: none is."""
+    lines = []
+    for name, perplexity, accuracy in (("a", 9.0, 0.25), ("b", 8.0, 0.5)):
+        lines.append({"kind": "run", "run": name, "preset": name, "seed": 0})
+        for task, metric, value in (
+            ("perplexity", "perplexity", perplexity),
+            ("passkey", "accuracy", accuracy),
+            ("allocation", "answer_share", accuracy),
+        ):
+            line = _cell(name, task, {"length": 128}, {metric: value}, metric)
+            lines += [line] if (name, task) != ("a", "passkey") else []
+    page = page_of(parse(lines))
+    pivots = [block for block in page.blocks() if isinstance(block, Pivot)]
+    bold = {p.title: [entry.best for row in p.cells for (entry,) in row] for p in pivots}
+    assert bold == {
+        "perplexity, perplexity by length in tokens": [False, True],
+        "passkey, accuracy by length in tokens": [False],
+        "allocation, answer share by length in tokens": [False, False],
+    }
+    assert render(page).count('<span class="value best">8.00</span>') == 1
 
 
 def test_the_best_by_length_stands_first(path):

@@ -14,6 +14,8 @@ from clearhead.train import (
     TensorBoard,
     Trackio,
     TrainResult,
+    WandB,
+    make_trackers,
 )
 
 
@@ -128,11 +130,33 @@ def test_trackio_is_given_the_run_and_its_steps(run, monkeypatch):
     ]
 
 
+def test_wandb_goes_on_with_a_resumed_run_and_begins_a_new_one_otherwise(run, monkeypatch):
+    calls, ids = [], iter(["first", "second"])
+    fake = SimpleNamespace(
+        init=lambda **kwargs: calls.append((kwargs["id"], kwargs["resume"])),
+        log=lambda values, step: calls.append((step, values["train/loss"])),
+        finish=lambda: calls.append("finish"),
+        util=SimpleNamespace(generate_id=lambda: next(ids)),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for first_step in (0, 20, 0):  # the last in the same folder, emptied
+        callback = WandB()
+        callback.start(Run(**{**vars(run), "first_step": first_step}))
+        callback.step(metrics(first_step + 2))
+        callback.close()
+    assert [one for one in calls if isinstance(one[0], str) and one != "finish"] == [
+        ("first", "allow"),
+        ("first", "allow"),
+        ("second", "allow"),
+    ]
+    assert calls[-1] == "finish"
+
+
 @pytest.mark.parametrize(
-    ("module", "callback", "extra"),
-    [("trackio", Trackio, "trackio"), ("torch.utils.tensorboard", TensorBoard, "tensorboard")],
+    ("module", "name"),
+    [("trackio", "trackio"), ("torch.utils.tensorboard", "tensorboard"), ("wandb", "wandb")],
 )
-def test_a_missing_extra_is_named(monkeypatch, module, callback, extra):
+def test_a_missing_extra_is_named(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ClearheadError, match=rf"clearhead\[{extra}\]"):
-        callback()
+    with pytest.raises(ClearheadError, match=rf"clearhead\[{name}\]"):
+        make_trackers([name])

@@ -53,7 +53,7 @@ def test_every_model_of_a_process_is_compiled(tiny):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_the_compiled_relu_keeps_no_signs():
     layer = preset("transformer", hidden_size=16, num_attention_heads=2, mlp="relu").layer(0)
-    mlp = REGISTRY.find("mlp", "relu").build(layer)
+    mlp = REGISTRY.find("mlp", "relu").build(layer, torch.nn.Identity())
     x_BTC = torch.randn(2, 5, 16, requires_grad=True)
     kept: list[torch.dtype] = []
 

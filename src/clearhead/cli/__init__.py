@@ -11,6 +11,7 @@ from clearhead.terminal import complain
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
+    "demo": ("clearhead.cli.demo", "defects and repairs, shown in five minutes"),
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
     "reproduce": ("clearhead.cli.reproduce", "a paper's experiment, at a scale"),

@@ -1,12 +1,13 @@
 """clearhead compare: the main job."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import Overrides, Variations, parse
-from clearhead.experiments.configs import RECORDS, CompareConfig
+from clearhead.cli.options import Overrides, Variations, given, parse
+from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
 from clearhead.metavars import Preset
 from clearhead.terminal import say
 
@@ -27,25 +28,29 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="compare",
+        default=Command(train=continued_recipe()) if given(words, "--from") else None,
         description="Train presets, with every combination of the settings varied, on the same "
         "tokens in the same order. Measure them alike, print a table, and write records and a "
         "page.",
         examples=(
             "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
             "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
+            "transformer gated sink --from ./SmolLM2-135M --data.data my/texts",
         ),
         presets=True,
     )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
+    from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.train import InterruptedRun, Progress
+    from clearhead.train import InterruptedRun
     from clearhead.train.world import joined
 
     load(command.beside)  # a file that cannot be read is better known before the training
     with joined(command.train.timeout) as world:
         try:
-            compare(command, say=say, callbacks=lambda: [Progress()])
+            with Line() if world.first else nullcontext() as work:
+                compare(command, say=say, work=work)
         except InterruptedRun as stop:
             say("stopped and saved: the same command goes on from here")
             return stop.code

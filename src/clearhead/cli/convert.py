@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.metavars import Change, Model, Source
+from clearhead.metavars import Change, Model, Source, Text
 from clearhead.ranges import Count, Length
 from clearhead.records import manifest
 from clearhead.terminal import show
@@ -28,12 +28,19 @@ class Command(OpensModels):
     to: tuple[Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
     normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    prefix: Text | None = None
+    """Tokens to stand before every text, as learned keys and values (normalizer=key-value): a text
+    such as \\n, or auto, to search for one on the text of --calibrate."""
+    rotate: Literal["down"] | None = None
+    """Turn what the MLPs' down projections read by a Hadamard matrix (mlp_rotation=hadamard), and
+    their weights back: the same function, for few bits."""
     purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
     modelling file of its own, which they run with trust_remote_code."""
     calibrate: Source | None = None
-    """Give learned sinks the logits at which they take what the first token takes in this text:
-    a file, a folder, or another source of --data.data."""
+    """Give learned sinks the logits at which they take what the first token takes in this text, or
+    learned keys and values those of its first tokens: a file, a folder, or another source of
+    --data.data."""
     sink_logit: float | None = None
     """First logit of learned sinks; −40 where not given, which no row notices; 0 is softmax-1."""
     text: Source | None = None
@@ -56,6 +63,7 @@ def run(words: list[str]) -> int:
         examples=(
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
+            "./SmolLM2-135M ./smollm2-few-bits --prefix auto --rotate down --calibrate ./books",
             "runs/train/final ./served --for serving",
         ),
         presets=True,
@@ -71,13 +79,17 @@ def run(words: list[str]) -> int:
     if len(presets) > 1:
         raise ClearheadError(f"--to has the presets {' and '.join(presets)}: give one, and axes")
     idle = [f"--{key.replace('_', '-')}" for key in _MEASURES if _given(command, key)]
-    if idle and not command.to:
-        raise ClearheadError(f"{', '.join(idle)} would have no effect without --to")
-    if command.to and command.purpose:
+    changed = bool(command.to or command.prefix is not None or command.rotate)
+    if idle and not changed:
+        raise ClearheadError(
+            f"{', '.join(idle)} would have no effect without --to, --prefix or --rotate"
+        )
+    if changed and command.purpose:
         raise ClearheadError("--to and --for are two steps: convert --to first, then that --for it")
     if command.calibrate is not None and command.sink_logit is not None:
         raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
-    settings = overrides([word for word in command.to if "=" in word])
+    rotation = ["mlp_rotation=hadamard"] if command.rotate else []
+    settings = overrides([*(word for word in command.to if "=" in word), *rotation])
     require_new(command.output)
     if (joined := whole(Path(command.model))) is not None:
         if command.to or command.purpose:
@@ -93,7 +105,7 @@ def run(words: list[str]) -> int:
         return 0
     require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
-    if not command.to:
+    if not changed:
         found = to_the_other_format(model, command.model, serving=command.purpose is not None)
     else:
         found = to_other_mechanisms(
@@ -102,6 +114,7 @@ def run(words: list[str]) -> int:
             command.model,
             preset=presets[0] if presets else None,
             settings=settings,
+            prefix=command.prefix,
             sink_logit=command.sink_logit,
             calibration=command.calibrate,
             text=command.text,

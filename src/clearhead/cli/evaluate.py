@@ -1,12 +1,14 @@
 """clearhead eval: perplexity and retrieval, by length, depth and rope scaling."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import EvaluateConfig
-from clearhead.terminal import console, say
+from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.terminal import console, say, show
+
+if TYPE_CHECKING:
+    from clearhead.records.runs import Records
 
 
 def run(words: list[str]) -> int:
@@ -14,7 +16,7 @@ def run(words: list[str]) -> int:
         EvaluateConfig,
         words,
         verb="eval",
-        description="Evaluate a model by length, depth and rope scaling. Losses are taken in "
+        description="Evaluate models by length, depth and rope scaling. Losses are taken in "
         "float32. Lists, but of files and sources, may also be separated by commas.",
         examples=(
             "runs/train/final --tasks perplexity passkey --lengths 128 256 512 1024",
@@ -23,26 +25,36 @@ def run(words: list[str]) -> int:
     )
     from clearhead.cli.progress import Bar
     from clearhead.experiments.evaluating import run_evaluation
+    from clearhead.records.loading import parse as parse_records
+    from clearhead.report import page_of, write_page
 
     bar = Bar()
     try:
         with bar:
-            lines = run_evaluation(config, watcher=bar, say=say)
+            records = parse_records(run_evaluation(config, watcher=bar, say=say))
     except ClearheadError:
-        _print(bar.lines)  # what was measured before
+        _print(parse_records(bar.lines))  # what was measured before
         raise
-    _print(lines)
+    _print(records)
+    if config.page is not None:
+        write_page(page_of(records), config.page)
+        show(f"page: {config.page}")
     return 0
 
 
-def _print(lines: Sequence[Mapping[str, Any]]) -> None:
-    from clearhead.records.loading import parse as parse_records
+def _print(records: "Records") -> None:
+    """The tables of one model, with every depth; of several, side by side, what the page has."""
+    from clearhead.cli.publishing import print_page
     from clearhead.report import console as terminal
-    from clearhead.report import evaluation
+    from clearhead.report import evaluation, page_of
 
+    if len(records.runs) > 1:
+        print_page(page_of(records))
+        return
     out = console()
-    for name in dict.fromkeys(line["run"] for line in lines):  # one, or none before the first cell
-        header = {"kind": "run", "run": name, "preset": name, "seed": 0}
-        for pivot in evaluation.tables(parse_records([header, *map(dict, lines)]), name):
+    for run in records.runs:
+        for pivot in evaluation.tables(records, run.id):
             for table in terminal.tables(pivot, threshold=0.0):
                 out.print(table)
+    if records.runs and (said := evaluation.verdict(records)):
+        show(said)

@@ -31,11 +31,13 @@ def run(words: list[str]) -> int:
         ),
     )
     from clearhead.experiments.finetune import run_finetune
+    from clearhead.progress import Line
     from clearhead.report import page_of, to_console
     from clearhead.train import InterruptedRun
 
     try:
-        records = run_finetune(command, say=say)
+        with Line(unit="seed") as work:
+            records = run_finetune(command, say=say, work=work)
     except InterruptedRun as stop:
         say("stopped and saved: the same command goes on from here")
         return stop.code

@@ -19,11 +19,9 @@ from typing import (
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import tyro
-from tyro.conf import Positional
 
 from clearhead.errors import ClearheadError
 from clearhead.ranges import check
@@ -33,8 +31,8 @@ _RULES = tyro.constructors.ConstructorRegistry()
 # As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos", "parallel"),
-    *("skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
+    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
 )
 SIZES = (
     *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),
@@ -169,38 +167,13 @@ def parse(
     return found
 
 
-def words_of(settings: Any, usual: Any, place: str = "") -> dict[str, list[str]]:
-    """The words by which `parse` makes `settings` from `usual`, by option; positional ones first.
-
-    Both are of one class; `place` goes before the names of a nested setting.
-    """
-    hints = get_type_hints(type(settings), include_extras=True)
-    positional, found = dict[str, list[str]](), dict[str, list[str]]()
-    for field in dataclasses.fields(settings):
-        value, other = getattr(settings, field.name), getattr(usual, field.name)
-        marks = getattr(hints[field.name], "__metadata__", ())
-        called = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
-        option = f"--{place}{called.replace('_', '-')}"
-        if value == other:
-            continue
-        if dataclasses.is_dataclass(value):
-            found |= words_of(value, other, f"{place}{called}.")
-        elif get_args(Positional[int])[1] in marks:
-            positional[called] = [str(value)]
-        elif isinstance(value, bool):
-            found[option] = [option if value else f"--{place}no-{called.replace('_', '-')}"]
-        elif isinstance(value, dict):
-            found[option] = [option, *(f"{key}={_text(one)}" for key, one in value.items())]
-        else:
-            items = value if isinstance(value, tuple) else [value]
-            found[option] = [option, *map(str, items)]
-    return positional | found
-
-
-def _text(value: Any) -> str:
-    """A value of a KEY=VALUE pair as `overrides` reads it."""
-    plain = isinstance(value, str) and _value(value) == value
-    return value if plain else json.dumps(value)
+def given(words: list[str], option: str) -> str | None:
+    """The value of an option that stands with one of the words, or after it."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:

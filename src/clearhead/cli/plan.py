@@ -1,64 +1,257 @@
-"""clearhead plan: parameters, FLOPs and cache bytes of models that do not exist yet."""
+"""clearhead plan: the bill of models that do not exist yet."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
-from clearhead.metavars import Pair, Preset, Size
-from clearhead.terminal import console
+from clearhead.consent import OpensModels
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Model, Name, Pair, Size
+from clearhead.ranges import Count, Length, NotNegative, Range
+from clearhead.terminal import console, write
+from clearhead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from clearhead.experiments.bill import Bill
+
+Kind = Literal["rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OpensModels):
     """Models to count."""
 
-    presets: Positional[tuple[Preset, ...]] = ()
-    """Presets to count; all of them unless some are named."""
+    models: Positional[tuple[Model, ...]] = ()
+    """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
+    with its bill. Where none is named, a table of all presets."""
     size: Size = "tiny"
-    """Size of the preset: tiny, small, medium, large, or a paper's own."""
+    """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: tuple[Pair, ...] = ()
-    """Changes to the configuration, such as num_hidden_layers=24."""
+    """Changes to the configuration of presets, such as num_hidden_layers=24."""
+    recipe: Name = ""
+    """A published run: its presets, size and settings; --recipes lists them."""
+    recipes: bool = False
+    """Print the published runs, each with the command that trains it."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Settings of the training; of a run folder, its own where they are not given."""
+    checkpointing: bool = False
+    """Compute the activations of a layer again in the backward pass."""
+    gpu: tuple[Kind, ...] = ("a100", "h100", "h200")
+    """GPUs to price."""
+    gpus: tuple[Count, ...] = (1,)
+    """Numbers of GPUs, with weights and optimizer sharded over them."""
+    efficiency: Annotated[float, Range("a share above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.4
+    """Share of a GPU's dense bf16 rate that training reaches."""
+    price: NotNegative | None = None
+    """US dollars for a GPU-hour, in place of an assumed one."""
+    context: Length | None = None
+    """Tokens of the text whose keys and values are counted; the model's own where not given."""
 
 
 def run(words: list[str]) -> int:
-    from rich.table import Table
-
     command = parse(
         Command,
         words,
         verb="plan",
-        description="Count parameters, FLOPs and cache bytes of presets, without making a weight.",
-        examples=("", "transformer sas-p --size small --set num_hidden_layers=24"),
+        description="Tell what models cost before a weight exists: parameters, memory by part, "
+        "FLOPs, time and money of their training, and the cache of keys and values.",
+        examples=(
+            "",
+            "differential --size diff-1.4b --train.tokens 30000000000 --train.accumulation 8 "
+            "--gpus 1 8",
+            "--recipe diff-3b --gpus 64 --checkpointing",
+        ),
         presets=True,
     )
+    if command.recipes:
+        write("\n".join(_recipes()))
+        return 0
+    if not command.models and not command.recipe:
+        _overview(command)
+        return 0
+    for name, config, settings in _models(command):
+        from clearhead.experiments.bill import bill
+
+        train = _settings(command.train, settings)
+        found = bill(
+            config,
+            train,
+            gpus=command.gpu,
+            numbers=command.gpus,
+            checkpointing=command.checkpointing,
+            efficiency=command.efficiency,
+            price=command.price,
+            context=command.context,
+        )
+        lines = [f"  {line}".rstrip() for line in _lines(found, train, command)]
+        write("\n".join([name, *lines, ""]))
+    return 0
+
+
+def _overview(command: Command) -> None:
+    """Every preset at one size."""
+    from rich import box
+    from rich.table import Table
+
     from clearhead.models import BASELINE, plan, preset, presets
 
-    names = command.presets or tuple(presets())
     changes = overrides(command.set)
-    baseline = plan(preset(BASELINE, command.size)).parameters
-    table = Table(title=f"presets at size {command.size}")
+    table = Table(title=f"presets at size {command.size}", box=box.SIMPLE)
     table.add_column("preset", no_wrap=True)
-    for heading in (
-        "parameters",
-        f"to {BASELINE}",
-        "without embeddings",
-        "MFLOPs a token, forward",
-        "cache bytes a token",
-    ):
-        table.add_column(heading, justify="right")
-    for name in names:
-        found = plan(preset(name, command.size, **changes))
+    headings = ("parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    refused = list[str]()
+    baseline = plan(preset(BASELINE, command.size, **changes)).parameters
+    for name in presets():
+        try:
+            found = plan(preset(name, command.size, **changes))
+        except ClearheadError as error:
+            refused.append(str(error))
+            continue
         table.add_row(
             name,
             f"{found.parameters:,}",
             f"{100 * (found.parameters / baseline - 1):+.2f} %",
-            f"{found.non_embedding_parameters:,}",
-            f"{found.forward_flops / 1e6:.2f}",
+            f"{found.forward_flops / 1e6:,.1f}",
             f"{found.cache_bytes:,.0f}",
         )
     out = console()
     out.print(table)
-    for name in names:
-        out.print(f"[bold]{name}[/bold]: {presets()[name]}")
-    return 0
+    for name, summary in presets().items():
+        out.print(f"[bold]{name}[/bold]: {summary}")
+    for reason in refused:
+        out.print(reason, style="dim")
+
+
+def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
+    """Name, configuration and settings of each model."""
+    from clearhead.models import PRESETS, preset
+
+    changes = overrides(command.set)
+    if command.recipe:
+        from clearhead.errors import choose
+        from clearhead.reproduce.recipes import RUNS
+
+        published = RUNS[choose("recipe", command.recipe, RUNS)].config
+        for arm in published.arms:
+            config = preset(arm.preset, published.size, **{**arm.model, **changes})
+            yield f"{arm.name}, recipe {command.recipe}", config, arm.train
+    for name in command.models:
+        path = Path(name)
+        if name in PRESETS or not (path.exists() or "/" in name):
+            config = preset(name, command.size, **changes)
+            yield f"{name}, size {command.size}", config, TrainConfig()
+        elif changes or command.size != Command.size:
+            raise ClearheadError(f"{name} is no preset: leave --size and --set out")
+        elif (path / "run.json").exists():
+            yield name, *_of_run(path)
+        else:
+            yield name, _of_checkpoint(name, command.trust_remote_code), TrainConfig()
+
+
+def _of_run(path: Path) -> tuple[Any, TrainConfig]:
+    from transformers import AutoConfig
+
+    from clearhead.models.loading import explained
+    from clearhead.train.folder import read_record
+
+    record = read_record(path)
+    known = {one.name for one in fields(TrainConfig)}
+    settings = {key: value for key, value in record["config"].items() if key in known}
+    with explained(str(path)):
+        model = dict(record["model"])
+        config = AutoConfig.for_model(model.pop("model_type"), **model)
+        return config, TrainConfig(**settings)
+
+
+def _of_checkpoint(name: str, trust_remote_code: bool) -> Any:
+    from clearhead.models.loading import explained, kind_of, load_config, resolved
+
+    name = resolved(name)
+    with explained(name):
+        kind_of(name, trust_remote_code=trust_remote_code)
+        return load_config(name, trust_remote_code=trust_remote_code)
+
+
+def _settings(given: TrainConfig, own: TrainConfig) -> TrainConfig:
+    """A run's own settings, and those given in their place."""
+    plain = TrainConfig()
+    changed = {
+        one.name: getattr(given, one.name)
+        for one in fields(TrainConfig)
+        if getattr(given, one.name) != getattr(plain, one.name)
+    }
+    return replace(own, **changed)
+
+
+def _lines(found: "Bill", train: TrainConfig, command: Command) -> Iterator[str]:
+    counts = found.counts
+    bare = counts.non_embedding_parameters
+    yield f"{counts.parameters:,} parameters, {bare:,} without embeddings"
+    yield (
+        f"{train.tokens:,} tokens in {found.steps:,} steps of {train.accumulation} x "
+        f"{train.batch_size} x {train.sequence_length}"
+    )
+    total = found.step_flops * train.tokens / train.tokens_per_step
+    yield (
+        f"{counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs in all, "
+        "backward twice the forward"
+    )
+    yield f"keys and values of {found.context:,} tokens: {_bytes(found.cache)}"
+    yield ""
+    how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
+    yield f"memory of a GPU at the peak ({how}{', checkpointing' * command.checkpointing})"
+    yield _row("GPUs", *map(str, found.memory))
+    for part in next(iter(found.memory.values())):
+        yield _row(part, *(_bytes(parts[part]) for parts in found.memory.values()))
+    yield ""
+    yield f"time at {100 * command.efficiency:g} % of dense bf16 (no launches, no communication)"
+    yield _row("GPUs", "a step", "tokens/s", "run", "US dollars", "fits")
+    for one in found.estimates:
+        yield _row(
+            f"{one.number} x {one.gpu}",
+            _time(one.step),
+            f"{train.tokens_per_step / one.step:,.0f}",
+            _time(one.total),
+            f"{one.cost:,.2f}" if one.cost < 1000 else f"{one.cost:,.0f}",
+            "yes" if one.fits else "no",
+        )
+
+
+def _row(first: str, *others: str) -> str:
+    return f"  {first:<14}" + "".join(f"{one:>12}" for one in others)
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.2f} MiB"
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{1000 * seconds:,.1f} ms"
+
+
+def _recipes() -> Iterator[str]:
+    from shlex import join
+
+    from clearhead.models import plan, preset
+    from clearhead.reproduce.jobs import command
+    from clearhead.reproduce.recipes import RUNS
+
+    for name, published in RUNS.items():
+        config = published.config
+        arm = config.arms[0]
+        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
+        yield (
+            f"# {name}: {published.parameters} of {published.paper}; {count:,} parameters, "
+            f"{config.train.tokens:,} tokens"
+            + (f"; goes on from {published.continues}" if published.continues else "")
+        )
+        yield join(command(config))

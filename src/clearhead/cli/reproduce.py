@@ -11,13 +11,15 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import EvaluateSettings
+from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.reproduce import Experiment as Study
 from clearhead.reproduce.selection import ALL, choose_studies
 from clearhead.reproduce.trials import Table, Trial
 from clearhead.terminal import say, show, write
+from clearhead.train.config import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Command:
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
     """Sources of the evaluations' text, read whole, in place of the experiment's own."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
     """Print the commands that are known so far, and run nothing."""
 
@@ -74,11 +78,17 @@ def run(words: list[str]) -> int:
             _print(trials, output)
             continue
         from clearhead.cli.publishing import publish
+        from clearhead.progress import Line
         from clearhead.reproduce import stages
         from clearhead.reproduce.runner import Stopped
+        from clearhead.train import make_trackers
 
+        make_trackers(command.track)  # refuses one that is not installed
         try:
-            records, wrong = stages.reproduce(trials, output, jobs=command.jobs, say=say)
+            with Line(unit="job") as work:
+                records, wrong = stages.reproduce(
+                    trials, output, jobs=command.jobs, say=say, work=work
+                )
         except Stopped as stop:
             say("stopped: the same command goes on from here")
             return stop.code
@@ -158,7 +168,11 @@ def _chosen(command: Command) -> list[tuple[str, Sequence[Trial], Path]]:
 
 def _changed(table: Table, command: Command, study: Study) -> Table:
     """The table with the seeds and texts of the command in place of its own."""
-    config, questions = table.config, dict(table.questions)
+    config = replace(table.config, track=command.track)
+    questions = {
+        name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
+        for name, one in table.questions.items()
+    }
     if command.seeds:
         config = replace(config, seeds=command.seeds)
     if command.data:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import Overrides, parse, words_of
+from clearhead.cli.options import Overrides, given, parse
 from clearhead.errors import ClearheadError
+from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
 from clearhead.metavars import Preset
 from clearhead.terminal import say
@@ -29,7 +30,7 @@ class Command(TrainJob):
 
 
 def run(words: list[str]) -> int:
-    folder = _given(words, "--resume")
+    folder = given(words, "--resume")
     begun = None if folder is None else _begun(Path(folder))
     usual = _usual(words) if begun is None else begun
     command = _parse(words, usual)
@@ -71,19 +72,10 @@ def _parse(words: list[str], usual: Command) -> Command:
 
 def _usual(words: list[str]) -> Command:
     """The defaults: masked training, and going on from a model, have their own."""
-    if _given(words, "--from") is not None:
+    if given(words, "--from") is not None:
         return Command(train=continued_recipe())
-    masked = _given(words, "--objective") == "mlm"
+    masked = given(words, "--objective") == "mlm"
     return Command(train=masked_recipe()) if masked else Command()
-
-
-def _given(words: list[str], option: str) -> str | None:
-    """The value of an option that stands with one of the words, or after it."""
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else next(iter(words[place + 1 :]), None)
-    return None
 
 
 def _recorded(output: Path) -> list[str]:

@@ -220,12 +220,14 @@ def windows(
     length: int,
     count: int | None = None,
     at: Literal["anywhere", "documents"] = "anywhere",
+    seed: int = 0,
 ) -> Iterator[torch.Tensor]:
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
     Each stream is cut from its first token on, or with `at="documents"` is each document's
     beginning, of those as long as a window; weights play no part. `count` windows are shared among
-    the sources by how many each holds, and are the first of each; where there are fewer, all come.
+    the sources by how many each holds, and are the first of each, or under another `seed` than 0
+    drawn from all of it; where there are fewer, all come.
 
     Raises:
         ClearheadError: at the call, where the split holds no window of this length.
@@ -246,8 +248,16 @@ def windows(
     return (
         torch.from_numpy(stream.tokens[start : start + length].astype(np.int64))
         for stream, starts, number in zip(streams, places, available, strict=True)
-        for start in starts[:number]
+        for start in _chosen(starts, number, seed)
     )
+
+
+def _chosen(starts: np.ndarray | range, number: int, seed: int) -> Sequence[int] | np.ndarray:
+    """The first ones, or those that a seed draws, in their order."""
+    if not seed:
+        return starts[:number]
+    drawn = np.sort(permutation(f"windows {seed}", len(starts))[:number])
+    return np.asarray(starts)[drawn]
 
 
 def _places(stream: TokenStream, length: int, at: str) -> np.ndarray | range:

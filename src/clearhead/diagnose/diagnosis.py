@@ -22,7 +22,6 @@ from clearhead.models.inspection import (
     evaluating,
     longest_text,
     run_backbone,
-    within_memory,
 )
 from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
 from clearhead.probe.statistic import curves_of, measures_of
@@ -79,7 +78,7 @@ def diagnose(
         progress: called after every batch.
 
     Raises:
-        ClearheadError: windows or a model that this cannot be measured on, or too little memory.
+        ClearheadError: windows or a model that this cannot be measured on.
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)
@@ -91,7 +90,7 @@ def diagnose(
     )
     attention: list[AttentionStatistic] = [tiles, order, Spectrum()]
     notes: list[dict[str, Any]] = []
-    with within_memory(LESS_MEMORY), evaluating(model), ExitStack() as stack:
+    with evaluating(model), ExitStack() as stack:
         stack.enter_context(observe(model, hidden=hidden))
         try:
             stack.enter_context(observe(model, attention=attention))
@@ -158,8 +157,7 @@ def with_extrapolation(
         ids = text(length)
     except ClearheadError as error:
         return without(str(error))
-    with within_memory(LESS_MEMORY):
-        longer = extrapolate(model, ids, trained)
+    longer = extrapolate(model, ids, trained)
     measures = longer.measures()
     return _with(
         diagnosis,
@@ -193,4 +191,4 @@ def bytes_held(model: Any, batch_size: int, length: int) -> int:
     return 4 * (tiles * tile + 7 * batch_size * length * width) + 16 * side * side
 
 
-LESS_MEMORY = "give a smaller --length (window) or --batch-tokens; nothing was written"
+LESS_MEMORY = "give a smaller --length (window) or --batch-tokens"

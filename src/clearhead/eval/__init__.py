@@ -7,12 +7,13 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.eval.choices import Questions, accuracy, load_questions
     from clearhead.eval.classification import METRICS, predict
-    from clearhead.eval.documents import Texts
     from clearhead.eval.harness_tasks import check_names
     from clearhead.eval.masked_lm import masked_loss
     from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-    from clearhead.eval.task import Subject, Task, parted
+    from clearhead.eval.task import Subject, parted
     from clearhead.eval.window_perplexity import Perplexity, lengths, perplexity
+    from clearhead.measure.documents import Texts
+    from clearhead.measure.task import Task
 
 __all__ = [
     "METRICS",

@@ -6,7 +6,7 @@ out those that are frequent in the training text, which this does not.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,13 +14,17 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
-from clearhead.eval.task import Advanced, Cell, Subject
+from clearhead.eval.task import Subject
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 
 @dataclass(frozen=True, kw_only=True)
 class HitsTask(HitsOptions):
     """Validation loss split into AR-hits and others; windows side by side."""
 
+    drawn: ClassVar[bool] = False
     headlines: ClassVar[tuple[str, ...]] = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -32,7 +36,7 @@ class HitsTask(HitsOptions):
             )
         return _text().cells(subject)
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         length = cell["length"]
         texts = [document.ids for document in _text().chosen(subject)]
         sums = {True: np.zeros(2), False: np.zeros(2)}
@@ -49,13 +53,14 @@ class HitsTask(HitsOptions):
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)
         (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
-        return {
+        result = {
             "ar_hit_loss": hit_sum / hit_count if hit_count else None,
             "others_loss": other_sum / other_count if other_count else None,
             "loss": (hit_sum + other_sum) / (hit_count + other_count),
             "ar_hits": int(hit_count),
             "predicted_tokens": int(hit_count + other_count),
         }
+        return lines_of(self.headlines, result)
 
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:

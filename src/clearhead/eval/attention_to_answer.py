@@ -24,11 +24,14 @@ from clearhead.data.draws import Draws
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, check_depths
+from clearhead.eval.task import Subject, by_depth, check_count
+from clearhead.measure.task import Advanced, Cell
 from clearhead.models.inspection import evaluating
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 SPANS = ("answer", "noise", "other")
 
@@ -37,21 +40,18 @@ SPANS = ("answer", "noise", "other")
 class AllocationTask(AllocationOptions):
     """Attention of the last token to the needle that is asked for, by length and depth."""
 
+    drawn: ClassVar[bool] = True
     headlines: ClassVar[tuple[str, ...]] = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_depths(self.depths)
         check_count(samples=self.samples)
+        cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
             self._haystack(subject, {"length": length, "depth": 0.0}, 0)
             subject.check_length(length)
-        return [
-            {"length": length, "depth": depth}
-            for length in subject.lengths
-            for depth in sorted(self.depths)
-        ]
+        return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
         counts = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
@@ -65,7 +65,7 @@ class AllocationTask(AllocationOptions):
         tokens = (counts / counts.sum()).tolist()
         *_, effective = sums.values()  # what multiplies the values comes last
         share = (effective[1] / effective[1].sum()).tolist()
-        return {
+        result = {
             "answer_share": share[0],
             "noise_share": share[1],
             "maps": [
@@ -77,9 +77,10 @@ class AllocationTask(AllocationOptions):
                 }
                 for name, one in sums.items()
             ],
-            "tokens": dict(zip(SPANS, tokens, strict=True)),
+            "token_shares": dict(zip(SPANS, tokens, strict=True)),
             "samples": self.samples,
         }
+        return lines_of(self.headlines, result)
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         return haystack(

@@ -21,7 +21,11 @@ from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.harness import evaluate_tasks, harness_model, metrics_of, quiet
 from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.task import Subject, check_count
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.intervals import wilson
+from clearhead.records.runs import Line
 
 NAMES = {"acc": "accuracy", "acc_norm": "accuracy_norm"}
 _FORMS = (
@@ -129,6 +133,7 @@ def accuracy(
 class ChoicesTask(ChoicesOptions):
     """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
 
+    drawn: ClassVar[bool] = False
     headlines: ClassVar[tuple[str, ...]] = tuple(NAMES.values())
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -140,7 +145,7 @@ class ChoicesTask(ChoicesOptions):
             _check_lengths(subject, load_questions(Path(file), self.limit))
         return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         """The accuracies, with a 95 % interval from `low` to `high`."""
         (path,) = [Path(file) for file in self.files if Path(file).name == cell["file"]]
         questions = load_questions(path, self.limit)
@@ -152,7 +157,8 @@ class ChoicesTask(ChoicesOptions):
             advanced=advanced,
         )
         low, high = wilson(round(found["accuracy"] * found["items"]), found["items"])
-        return {**found, "low": low, "high": high, "prompt": questions.form}
+        result = {**found, "low": low, "high": high, "prompt": questions.form}
+        return lines_of(self.headlines, result)
 
 
 def _renamed(metric: str) -> str:

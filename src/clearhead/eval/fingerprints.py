@@ -1,33 +1,11 @@
-"""Fingerprints of models and files, used as cache keys."""
+"""Files that evaluations read: their fingerprints, used as cache keys."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from clearhead.errors import ClearheadError
-
-
-def weights_digest(model: Any) -> str:
-    """A hash of the configuration and of what `parameters_digest` reads, 16 hex digits."""
-    return _digest(model, model.config.to_json_string())
-
-
-def parameters_digest(model: Any) -> str:
-    """A hash of each parameter's name, sum and sum of squares, 16 hex digits."""
-    return _digest(model, "")
-
-
-def _digest(model: Any, start: str) -> str:
-    digest = hashlib.sha256(start.encode())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            wide = parameter.double()
-            digest.update(f"{name} {wide.sum():.12e} {wide.square().sum():.12e}".encode())
-    return digest.hexdigest()[:16]
 
 
 def file_digest(path: Path) -> str:

@@ -34,8 +34,11 @@ from clearhead.eval.judges import (
     question_to,
 )
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.task import Subject, check_count
+from clearhead.measure.task import Advanced, Cell
 from clearhead.records import jsonl
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 
 class JsonlCache:
@@ -202,15 +205,14 @@ class JudgedGeneration:
 
 
 def verdicts(found: Sequence[Verdict]) -> dict[str, Any]:
-    """`accuracy`, the share of supported texts among the decided, with its 95 % interval."""
+    """`accuracy`, the share of supported texts among the decided."""
     decided = [one.supported for one in found if one.supported is not None]
     out: dict[str, Any] = {
         "undecided": len(found) - len(decided),
         "judged_by": sorted({one.judge for one in found}),
     }
     if decided:
-        low, high = wilson(sum(decided), len(decided))
-        out.update(accuracy=sum(decided) / len(decided), low=low, high=high)
+        out.update(accuracy=sum(decided) / len(decided), accuracy_by_item=decided)
     return out
 
 
@@ -232,6 +234,7 @@ def _until(text: str, stop: str | None) -> str:
 class HallucinationTask(HallucinationOptions):
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
+    drawn: ClassVar[bool] = True
     headlines: ClassVar[tuple[str, ...]] = (
         "accuracy",
         "undecided",
@@ -269,7 +272,7 @@ class HallucinationTask(HallucinationOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         template = self._template(subject)
         groups = [
@@ -288,7 +291,7 @@ class HallucinationTask(HallucinationOptions):
             # A judge that is not there is found out before the long part.
             before=None if judge is None else judge.check,
         )
-        return {
+        result = {
             **({} if judge is None else verdicts(work.judge(judge, texts))),
             **grounding_metrics([one.text for one in texts], prompts),
             "items": len(prompts),
@@ -297,6 +300,7 @@ class HallucinationTask(HallucinationOptions):
             "cut": sum(one.cut for one in prompts) / len(prompts),
             "prompt_tokens": fmean(len(one.prompt.ids) for one in prompts),
         }
+        return lines_of(self.headlines, result)
 
     def _template(self, subject: Subject) -> PromptTemplate:
         return PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=self.chat)

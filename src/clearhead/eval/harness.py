@@ -19,8 +19,11 @@ from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
 from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
-from clearhead.eval.task import Advanced, Cell, Subject, check_count
+from clearhead.eval.task import Subject, check_count
+from clearhead.measure.task import Advanced, Cell
 from clearhead.models.inspection import evaluating
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
@@ -30,7 +33,7 @@ _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, Value
 class HarnessTask(HarnessOptions):
     """Tasks of lm-eval by their names there, on its prompts, its data and its metrics."""
 
-    headlines: ClassVar[tuple[str, ...]] = ()  # as the tasks have them: found with the numbers
+    drawn: ClassVar[bool] = True
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
@@ -61,7 +64,7 @@ class HarnessTask(HarnessOptions):
             "digest": known.digest(name),
         }
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         """Every metric by lm-eval's name for it, with `NAME_stderr` where lm-eval gives one."""
         name = str(cell["task"])
         known = Catalogue(self.include_path, self.tasks)
@@ -75,16 +78,16 @@ class HarnessTask(HarnessOptions):
         own = numbers.pop(name, {})
         counts = [one["effective"] for one in found["n-samples"].values()]
         shown = [key for key in own if not key.endswith("_stderr")]
-        return {
+        result = {
             **own,
-            # Prompts too long for the model lose their beginning, shots first: then it is shown.
-            "headlines": [*shown, "requests_cut"] if lm.cut else shown,
             "requests_cut": lm.cut,
             "items": sum(counts),
             "shots": found["n-shot"].get(name) if not numbers else found["n-shot"],
             "lm_eval": version("lm_eval"),
             **({"members": numbers} if numbers else {}),
         }
+        # Prompts too long for the model lose their beginning, shots first: then it is shown.
+        return lines_of([*shown, "requests_cut"] if lm.cut else shown, result)
 
 
 def evaluate_tasks(

@@ -19,9 +19,9 @@ from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.document_prompts import Case, PromptTemplate
-from clearhead.eval.fingerprints import weights_digest
 from clearhead.eval.judge_config import JudgeConfig
 from clearhead.eval.prefill import Prompt
+from clearhead.measure.task import weights_digest
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 

@@ -11,8 +11,11 @@ from clearhead.data.batches import IGNORED, opens, told_apart
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.eval.task import Advanced, Cell, Subject
+from clearhead.eval.task import Subject
+from clearhead.measure.task import Advanced, Cell
 from clearhead.models.inspection import batches, evaluating, longest_text
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 BATCH = 4096  # tokens run together
 
@@ -21,6 +24,7 @@ BATCH = 4096  # tokens run together
 class MaskedTask(MaskedOptions):
     """Loss at hidden tokens of held-out text, and the share of them found."""
 
+    drawn: ClassVar[bool] = False
     headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -30,7 +34,7 @@ class MaskedTask(MaskedOptions):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
         return [{"length": length} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         loss, accuracy = masked_loss(
             subject.model,
             with_mask_token(subject.texts.corpus),
@@ -38,11 +42,12 @@ class MaskedTask(MaskedOptions):
             tokens=subject.tokens,
             share=self.mask,
         )
-        return {
+        result = {
             "masked_loss": loss["value"],
             "masked_accuracy": accuracy["value"],
             "predicted_tokens": loss["predicted_tokens"],
         }
+        return lines_of(self.headlines, result)
 
 
 def masked_loss(

@@ -18,36 +18,28 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Answer
 from clearhead.eval.options import PasskeyOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import (
-    Advanced,
-    Cell,
-    Subject,
-    check_count,
-    check_depths,
-    wilson,
-)
+from clearhead.eval.task import Subject, by_depth, check_count
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PasskeyTask(PasskeyOptions):
     """Retrieval of a number from filler, by length and depth."""
 
+    drawn: ClassVar[bool] = True
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
-        check_depths(self.depths)
         check_count(trials=self.trials, new_tokens=self._new_tokens)
+        cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
             self._prompt(subject, number(Draws("any"), self.digits, evaluation=True), length, 0)
             subject.check_length(length + self._new_tokens)
-        # Growing depth, then length: so the filler that is kept only grows.
-        return [
-            {"length": length, "depth": depth}
-            for length in subject.lengths
-            for depth in sorted(self.depths)
-        ]
+        return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         draws = Draws(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
@@ -63,11 +55,12 @@ class PasskeyTask(PasskeyOptions):
             new_tokens=self._new_tokens,
             advanced=advanced,
         )
-        return {
+        result = {
             **scores(subject, found, keys, [len(lead) for lead in leads]),
             "trials": self.trials,
             "prompt_tokens": fmean(map(len, prompts)),
         }
+        return lines_of(self.headlines, result)
 
     @property
     def _wording(self) -> Wording:
@@ -114,14 +107,11 @@ def scores(
     right = sum(named)
     first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))
     forced = sum(all(a.right[lead:]) for a, lead in zip(found, leads, strict=True))
-    low, high = wilson(right, len(found))
     by_number = [a.right[lead:] for a, lead in zip(found, leads, strict=True)]
     tokens = [one for right_tokens in by_number for one in right_tokens]
     starts = range(0, len(found), together)
     return {
         "accuracy": right / len(found),
-        "low": low,
-        "high": high,
         "first_number": first / len(found),
         "forced": forced / len(found),
         "forced_tokens": fmean(tokens),

@@ -6,20 +6,24 @@ pairs being given as they are.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, wilson
+from clearhead.eval.task import Subject, check_count
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecallTask(RecallOptions):
     """Recall of values by their keys, by length and number of pairs."""
 
+    drawn: ClassVar[bool] = True
     headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -34,23 +38,22 @@ class RecallTask(RecallOptions):
             subject.check_length(len(prompt.ids) + len(answer))
         return found
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
         prompts, answers, places = zip(*samples, strict=True)
         found = subject.reader.ask(prompts, answers, advanced=advanced)
-        right, losses = [], []
+        by_sample, losses = [], []
         for answer, values in zip(found, places, strict=True):
-            for start, stop in values:
-                right.append(all(answer.right[start:stop]))
-                losses.append(sum(answer.loss[start:stop]))
-        low, high = wilson(sum(right), len(right))
-        return {
+            by_sample.append([all(answer.right[start:stop]) for start, stop in values])
+            losses += [sum(answer.loss[start:stop]) for start, stop in values]
+        right = [one for some in by_sample for one in some]
+        result = {
             "accuracy": sum(right) / len(right),
-            "low": low,
-            "high": high,
+            "accuracy_by_item": [sum(some) / len(some) for some in by_sample],
             "answer_loss": sum(losses) / len(losses),
             "trials": len(right),
         }
+        return lines_of(self.headlines, result)
 
     def _sample(
         self, subject: Subject, cell: Cell, number: int

@@ -13,7 +13,7 @@ from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.recall import RecallTask
 from clearhead.eval.shots import ShotsTask
-from clearhead.eval.task import Task
+from clearhead.measure.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "perplexity": PerplexityTask,

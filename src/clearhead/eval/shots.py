@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from clearhead.data.draws import Draws
 from clearhead.errors import ClearheadError, choose
@@ -27,13 +27,18 @@ from clearhead.eval.demonstrations import (
 )
 from clearhead.eval.options import FILL, ShotsOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Advanced, Cell, Subject, check_count, parted, wilson
+from clearhead.eval.task import Subject, check_count, parted
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.intervals import wilson
+from clearhead.records.runs import Line
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShotsTask(ShotsOptions):
     """Classification by demonstrations in the context, by length, shots and order."""
 
+    drawn: ClassVar[bool] = True
     headlines: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
@@ -49,36 +54,37 @@ class ShotsTask(ShotsOptions):
             for count in counts:
                 setting.shown(length, count)
             subject.check_length(length)
-        # The name tells data sets apart, the hash what was drawn of one.
-        data = f"{Path(self.data).name.partition('.')[0]} {setting.examples.digest}"
+        data, digest = Path(self.data).name.partition(".")[0], setting.examples.digest
         return [
-            {"data": data, "shots": word, "order": order, "length": length}
+            {"data": data, "digest": digest, "shots": word, "order": order, "length": length}
             for word in words
             for order in orders
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
         setting = _Setting(self, subject)
         shown = setting.shown(cell["length"], _count(cell["shots"]))
         known: dict[Tokens, list[int]] = {}
-        right = []
+        right = []  # [permutations][queries]
         for number in range(self.permutations):
             draws = Draws(f"shots {subject.seed} {cell['order']} {number}")
             context = setting.context(ORDERS[cell["order"]](shown, draws))
             if context not in known:  # of few shots some orders are the same
                 known[context] = setting.answers(context, advanced)
             answers = zip(known[context], setting.examples.queries, strict=True)
-            right.append(sum(answer == query.label for answer, query in answers))
+            right.append([answer == query.label for answer, query in answers])
         asked = Counter(query.label for query in setting.examples.queries)
-        accuracies = [count / self.queries for count in right]
+        accuracies = [fmean(one) for one in right]
+        by_query = [fmean(one) for one in zip(*right, strict=True)]
         # Orders ask the same queries: those are the trials, not their repetitions.
-        low, high = wilson(fmean(right), self.queries)
+        low, high = wilson(sum(by_query), self.queries)
         several = len(known) > 1
-        return {
+        result = {
             "accuracy": fmean(accuracies),
             "low": low,
             "high": high,
+            "accuracy_by_item": by_query,
             "margin": max(accuracies) - min(accuracies) if several else None,
             "variance": variance(accuracies) if several else None,
             "accuracies": accuracies,
@@ -90,6 +96,7 @@ class ShotsTask(ShotsOptions):
             "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
             "trials": self.queries,
         }
+        return lines_of(self.headlines, result)
 
 
 class _Setting:

@@ -1,44 +1,26 @@
-"""The protocol of evaluations: cells, each measured by itself, on one subject."""
+"""The subject of evaluations, and checks of their options."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
 
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
-from clearhead.eval.documents import Texts
-from clearhead.eval.fingerprints import weights_digest
 from clearhead.eval.rope_limits import check_length
-
-Cell = Mapping[str, Any]
-Advanced = Callable[[int], None]
+from clearhead.measure import task as measure
+from clearhead.measure.task import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A model under evaluation, and the text it is given.
+class Subject(measure.Subject):
+    """A causal language model under evaluation, with a fast tokenizer, and its text.
 
     Attributes:
-        model: a causal language model of transformers. tokenizer: its own, a fast one.
-        texts: tokenised by it.
-        lengths: in tokens, ascending.
-        tokens: of text read at each length, about.
-        batch_tokens: run together; no result depends on it.
-        seed: of every random choice.
         kept: a file for texts and verdicts, each written as it is made; None keeps nothing.
     """
 
-    model: Any
-    tokenizer: Any
-    texts: Texts
-    lengths: tuple[int, ...]
-    tokens: int
-    batch_tokens: int
-    seed: int
     kept: Path | None = None
 
     @cached_property
@@ -46,11 +28,6 @@ class Subject:
         """Reads prompts; caches their common prefix."""
         ends = ends_of(self.model, self.tokenizer)
         return Reader(self.model, batch_tokens=self.batch_tokens, ends=ends)
-
-    @cached_property
-    def weights(self) -> str:
-        """The fingerprint of the model and its rope scaling."""
-        return weights_digest(self.model)
 
     def check_length(self, length: int) -> None:
         """Refuse texts of so many tokens, answer included, that the model has no positions for."""
@@ -84,44 +61,23 @@ class Subject:
         return Encoder(self.tokenizer)
 
 
-class Task(Protocol):
-    """An evaluation: a frozen dataclass of its options, which records keep.
-
-    `cells` lists what is measured, and refuses at once what cannot be. `measure` returns one cell's
-    numbers, ready for JSON, and calls `advanced` with the number of windows or prompts done.
-    `headlines` are the numbers that tables show; a task without any names them in a cell's numbers.
-    """
-
-    headlines: ClassVar[tuple[str, ...]]
-
-    def cells(self, subject: Subject) -> list[Cell]:
-        """The dimensions of every cell, in the order in which they share most."""
-
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> dict[str, Any]:
-        """The numbers of one cell."""
-
-
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """The 95 % interval of Wilson (1927) for a share of independent trials."""
-    z = 1.959963984540054
-    share, squared = successes / trials, z * z / trials
-    centre = (share + squared / 2) / (1 + squared)
-    half = z / (1 + squared) * math.sqrt(share * (1 - share) / trials + squared / trials / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def parted(words: Sequence[str]) -> list[str]:
     """Split words at commas; each word once."""
     return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
 
 
-def check_depths(depths: Sequence[float]) -> None:
-    """Refuse depths outside 0 to 1."""
+def by_depth(lengths: Sequence[int], depths: Sequence[float]) -> list[Cell]:
+    """A cell for each length and depth: of growing depths, as filler that is cached only grows.
+
+    Raises:
+        ClearheadError: no depths, or some outside 0 to 1.
+    """
     if not depths or any(not 0 <= depth <= 1 for depth in depths):
         raise ClearheadError(
             f"depths are {' '.join(map(str, depths)) or 'none'}: each is a share of the text "
             "before what is hidden, from 0 to 1"
         )
+    return [{"length": length, "depth": depth} for length in lengths for depth in sorted(depths)]
 
 
 def check_count(**counts: int) -> None:

@@ -27,6 +27,7 @@ class Perplexity:
         loss: mean cross-entropy, nats a predicted token; None where the model cannot read the text.
         perplexity: exp(loss), or None.
         reason: why there is no loss.
+        by_window: the loss of each window that has a predicted token.
     """
 
     length: int
@@ -34,6 +35,7 @@ class Perplexity:
     loss: float | None
     perplexity: float | None
     reason: str | None = None
+    by_window: tuple[float, ...] = ()
 
 
 def perplexity(
@@ -70,7 +72,7 @@ def perplexity(
         return _cannot(
             length, f"the model has {limit} learned positions, too few for {length} tokens"
         )
-    total, count = 0.0, 0
+    by_window: list[Tensor] = []  # sums of losses, and numbers of them, [B, 2] a batch
     losses = Losses(model)
     with evaluating(model):
         for ids_BT in batches(model, windows, batch_size):
@@ -79,20 +81,24 @@ def perplexity(
             inputs = {} if tokenizer is None else told_apart(ids_BT, opens(ids_BT, tokenizer))
             counted_BT = inputs.pop("labels", ids_BT)[:, 1:] != IGNORED
             try:
-                total += float(losses(ids_BT, 1, **inputs).double()[counted_BT].sum())
+                loss_BT = losses(ids_BT, 1, **inputs).double().masked_fill(~counted_BT, 0.0)
             except (ClearheadError, IndexError) as error:
                 if length <= getattr(model.config, "max_position_embeddings", length):
                     raise
                 return _cannot(length, str(error))
-            count += int(counted_BT.sum())
+            by_window.append(torch.stack([loss_BT.sum(1), counted_BT.sum(1)], 1).cpu())
+    sums_N2 = torch.cat(by_window)
+    count = int(sums_N2[:, 1].sum())
     if not count:
         return _cannot(length, "no window holds a token that another of its document foretells")
-    loss = total / count
+    loss = float(sums_N2[:, 0].sum()) / count
+    sums_N2 = sums_N2[sums_N2[:, 1] > 0]
     return Perplexity(
         length=length,
         tokens=count,
         loss=loss,
         perplexity=float(torch.tensor(loss, dtype=torch.float64).exp()),
+        by_window=tuple((sums_N2[:, 0] / sums_N2[:, 1]).tolist()),
     )
 
 

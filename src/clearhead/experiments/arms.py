@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.models import ClearheadConfig, preset
+from clearhead.models.starts import target
 from clearhead.train import TrainConfig
 from clearhead.train.config import Processes
 
@@ -63,6 +64,7 @@ def make_arms(
     set: Mapping[str, Any],
     vary: Mapping[str, Sequence[Any]],
     rates: Mapping[str, float],
+    based: bool = False,
 ) -> tuple[Arm, ...]:
     """Every preset with every combination of the values in `vary`, presets first.
 
@@ -71,6 +73,7 @@ def make_arms(
         vary: {KEY: values}; a KEY is `train.FIELD` of `TrainConfig`, or a key of ClearheadConfig.
         rates: learning rates of some arms, by the arm's name, one of its parts (`softmax1`,
             `orthoadam`) or a shell's pattern for the name; the first that matches an arm counts.
+        based: whether the arms start from a trained model, which keeps its sizes.
 
     Raises:
         ClearheadError: for an unknown key, an impossible value or arm, two equal arms, and for a
@@ -90,7 +93,7 @@ def make_arms(
             if key.startswith(TRAIN)
         }
         try:
-            preset(name, size, **set, **keys)
+            _keys(name, size, {**set, **keys}, based)
             settled = replace(train, **settings)
         except ClearheadError as error:
             raise ClearheadError(f"{called}: {error}" if vary else str(error)) from error
@@ -100,8 +103,13 @@ def make_arms(
     if rates and TRAIN + "learning_rate" in vary:
         raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
     arms = list(_with_rates(arms, rates))
-    _check_different(arms, size)
+    _check_different(arms, size, based)
     return tuple(arms)
+
+
+def _keys(name: str, size: str, settings: Mapping[str, Any], based: bool) -> dict[str, Any]:
+    """The configuration of a model; of one that starts from another, what it changes there."""
+    return target(name, settings) if based else preset(name, size, **settings).to_dict()
 
 
 def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
@@ -151,10 +159,11 @@ def _matches(arm: Arm, pattern: str) -> bool:
     return pattern in arm.name.split(BETWEEN) or fnmatchcase(arm.name, pattern)
 
 
-def _check_different(arms: Iterable[Arm], size: str) -> None:
+def _check_different(arms: Iterable[Arm], size: str, based: bool) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
-        model = preset(arm.preset, size, **arm.model).to_json_string()
+        keys = _keys(arm.preset, size, arm.model, based)
+        model = json.dumps(keys, sort_keys=True, default=str)
         other = seen.setdefault(f"{model} {arm.train}", arm.name)
         if other != arm.name:
             raise ClearheadError(

@@ -1,21 +1,34 @@
 """A trained model from which runs start: as it is, or on other mechanisms."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
 from clearhead.data import Corpus, DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.eval.fingerprints import parameters_digest
-from clearhead.experiments.building import own_text, refuse_tokenizer
+from clearhead.experiments.arms import Arm
+from clearhead.experiments.building import (
+    OBJECTIVES,
+    check_room,
+    fitted,
+    own_text,
+    refuse_tokenizer,
+)
+from clearhead.experiments.configs import CompareConfig
+from clearhead.measure.task import parameters_digest
+from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
 from clearhead.terminal import say
-from clearhead.train import TrainConfig
 from clearhead.train.adapters import merge
+
+_COUNTS = ("parameters", "non_embedding_parameters")
 
 
 @dataclass(frozen=True)
@@ -44,10 +57,8 @@ class Base:
         return {"name": self.name, "parameters": parameters_digest(self.model)}
 
 
-def open_base(
-    name: str, data: DataConfig, settings: TrainConfig, *, trust_remote_code: bool
-) -> Base:
-    """Open a model to go on from, in float32, and prepare its text.
+def open_base(name: str, data: DataConfig, length: int, *, trust_remote_code: bool) -> Base:
+    """Open a model to go on from in windows of that length, in float32, and prepare its text.
 
     Raises:
         ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
@@ -57,7 +68,7 @@ def open_base(
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
     merge(model)
-    limit, length = longest_text(model), settings.sequence_length
+    limit = longest_text(model)
     if limit is not None and length > limit:
         raise ClearheadError(
             f"windows of {length} tokens are more than the {limit} positions of {name}: "
@@ -71,3 +82,53 @@ def open_base(
             f"{entries} embeddings: it is another model's; restore the one it was trained with"
         )
     return Base(name, model.float(), corpus)
+
+
+@dataclass(frozen=True)
+class ArmModel:
+    """The model of an arm before it is trained.
+
+    Attributes:
+        outline: the model without weights, on the meta device.
+        counts: its parameters, as a run's header has them.
+        build: makes it, from PyTorch's generator or from the base.
+        origin: what the header of a run says of the base.
+    """
+
+    outline: Any
+    counts: dict[str, int]
+    build: Callable[[], Any]
+    origin: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> "ArmModel":
+        """An arm's model.
+
+        Raises:
+            ClearheadError: where it cannot be built, or made from the base.
+        """
+        if base is None:
+            kind = OBJECTIVES[config.objective]
+            found = fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+            check_room(found, arm.train)
+            with torch.device("meta"):
+                outline = kind(found)
+            costs = plan(found)
+            counts = {key: getattr(costs, key) for key in _COUNTS}
+            return cls(outline, counts, lambda: kind(found))
+        try:
+            outline = base.start(arm.preset, arm.model).model.to("meta")
+        except ClearheadError as error:
+            raise ClearheadError(f"{arm.name}: {error}") from error
+        outline.tie_weights()
+        build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
+        return cls(outline, _counted(outline), build, base.describe())
+
+
+def _counted(model: Any) -> dict[str, int]:
+    """Parameters of any model, and those that are neither embeddings nor the head."""
+    modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {module.weight for module in (*modules, model.get_output_embeddings())}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    embedding = sum(table.numel() for table in tables)
+    return dict(zip(_COUNTS, (total, total - embedding), strict=True))

@@ -98,7 +98,7 @@ def check_sinks(model: ClearheadForCausalLM) -> None:
         if layer.normalizer != "sink":
             raise ClearheadError(
                 "--calibrate sets the logits of learned sinks, and this model has "
-                f"normalizer={layer.normalizer!r}: give --to sink, or normalizer=sink"
+                f"normalizer={layer.normalizer!r}: give --to sink, --to key-value or --prefix auto"
             )
         if layer.maps == "differential":
             raise ClearheadError(

@@ -1,5 +1,6 @@
 """A comparison: every arm is trained on the same tokens in the same order and measured alike."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,14 +14,15 @@ import torch
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.building import OBJECTIVES, batches, check_room, fitted, masked_batches
+from clearhead.experiments.bases import ArmModel, Base, open_base
+from clearhead.experiments.building import batches, masked_batches
 from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
 from clearhead.experiments.measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
-from clearhead.models import plan
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
@@ -30,6 +32,8 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     DivergedError,
+    Progress,
+    make_trackers,
     train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
@@ -40,14 +44,17 @@ from clearhead.train.world import World, joined
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
 # Of a run's header: what another request must have alike to take its records.
-_SETTINGS = ("size", "model", "train", "lengths", "evaluation_tokens", "measure_every", "documents")
+_SETTINGS = (
+    *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
+    "documents",
+)
 
 
 def compare(
     config: CompareConfig,
     *,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]] = list,
+    work: Work | None = None,
 ) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
@@ -55,6 +62,9 @@ def compare(
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
     torchrun started train every run together; the first measures and writes.
+
+    Args:
+        work: shows which run is at hand and how far it is, a unit a run.
 
     Raises:
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
@@ -65,7 +75,7 @@ def compare(
         locks = list[Lock]()  # of the first process
         hold = hold_folder(config.output)
         world.by_first(lambda: locks.append(stack.enter_context(hold)))
-        return _compare(config, locks, world, say, callbacks)
+        return _compare(config, locks, world, say, Work(say=say) if work is None else work)
 
 
 def _compare(
@@ -73,16 +83,22 @@ def _compare(
     locks: list[Lock],
     world: World,
     say: Callable[[str], None],
-    callbacks: Callable[[], list[Callback]],
+    work: Work,
 ) -> Records:
-    corpus = world.in_turn(lambda: prepare(config.data, progress=say))
+    make_trackers(config.track)  # refuses one that is not installed
+    base, corpus = world.in_turn(lambda: _opened(config, say))
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
     with world.alike():
-        jobs = [_Job(config, corpus, arm, seed) for seed in config.seeds for arm in config.arms]
+        models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+        jobs = [
+            _Job(config, corpus, arm, seed, models[arm.name])
+            for seed in config.seeds
+            for arm in config.arms
+        ]
 
     def check() -> None:
         for job in jobs:  # all before the first, which may take hours
@@ -107,14 +123,18 @@ def _compare(
         write_text(config.output / RECORDS, text)
         return _intact(job.records).get("diverged")
 
+    work.start(len(jobs))
     for job in jobs:
         trained = None
         if world.by_first(job.records.exists):
+            work.skip()
             say(f"{job.called}: already done")
         else:
-            say(f"{job.called}: {job.header['parameters']:,} parameters")
-            trained = _trained(job, callbacks())
+            work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+            trained = _trained(job, [Progress(work=work), *make_trackers(config.track)])
         diverged.append(world.by_first(partial(publish, job, trained)))
+        if trained is not None:
+            work.end()
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
     if all(diverged):
@@ -122,17 +142,28 @@ def _compare(
     return load(config.output / RECORDS)
 
 
+def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
+    """The trained model to start from, where one is named; and the text."""
+    if config.base is None:
+        return None, prepare(config.data, progress=say)
+    longest = max(arm.train.sequence_length for arm in config.arms)
+    trust = config.trust_remote_code
+    base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    return base, base.corpus
+
+
 class _Job:
     """One run: an arm with a seed."""
 
-    def __init__(self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int) -> None:
+    def __init__(
+        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+    ) -> None:
         self.config = config
         self.corpus = corpus
         self.arm = arm
         self.seed = seed
         self.settings = replace(arm.train, seed=seed)
-        self.model = fitted(arm.preset, config.size, corpus, self.settings, **arm.model)
-        check_room(self.model, self.settings)
+        self.model = model
         if config.measure_every and arm.train.parallel == "fsdp":
             raise ClearheadError(
                 "measure_every needs the whole model in one process: choose parallel ddp"
@@ -144,7 +175,6 @@ class _Job:
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""
-        counts = plan(self.model)
         length = self.settings.sequence_length
         return {
             "kind": "run",
@@ -152,14 +182,14 @@ class _Job:
             "arm": self.arm.name,
             "preset": self.arm.preset,
             "changes": self.arm.changes,
-            "size": self.config.size,
+            "size": self.config.size if self.model.origin is None else "",
+            "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
-            "model": self.model.to_diff_dict(),
+            "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
-            "parameters": counts.parameters,
-            "non_embedding_parameters": counts.non_embedding_parameters,
+            **self.model.counts,
             "objective": self.config.objective,
             "lengths": [multiple * length for multiple in self.config.lengths],
             "evaluation_tokens": self.config.evaluation_tokens,
@@ -170,8 +200,7 @@ class _Job:
 
 def _check_optimizer(job: _Job) -> None:
     """Refuse one whose library is missing, or whose patterns match nothing."""
-    with torch.device("meta"):
-        model = OBJECTIVES[job.config.objective](job.model)
+    model = copy.deepcopy(job.model.outline)
     try:
         choose_parameters(model, job.settings)
         build_optimizer(model, job.settings)
@@ -193,7 +222,7 @@ def _trained(job: _Job, callbacks: list[Callback]) -> _Trained:
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
     torch.manual_seed(job.seed)
-    model = OBJECTIVES[job.config.objective](job.model).to(best_device())
+    model = job.model.build().to(best_device())
     if every:
         apart = job.config.documents == "apart"
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)

@@ -4,32 +4,28 @@ Nothing here needs torch until a comparison is made, whose presets are then chec
 """
 
 import math
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional
 
 from clearhead.consent import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval.options import OPTIONS
 from clearhead.metavars import (
     Field,
     Model,
     Name,
-    Number,
     Preset,
-    Scaling,
     Size,
     Source,
     TaskName,
 )
-from clearhead.ranges import Count, Length, Natural, Part, Range, check
-from clearhead.train.config import FinetuneConfig, TrainConfig
+from clearhead.ranges import Count, Natural, Part, check, check_distinct
+from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
@@ -63,7 +59,7 @@ class TrainJob(OpensModels):
     """Folder of the run."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the preset's configuration, such as maps=differential."""
-    track: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Settings of the training."""
@@ -86,12 +82,16 @@ def check_base(size: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
     presets: tuple[Preset, ...] = ("transformer", "differential", "softmax1")
     """Presets to train. The others are judged by the first arm of `transformer`, or else by the
     first of all."""
+    base: Base = None
+    """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
+    puts it on its mechanisms first, as clearhead convert does; transformer is the model itself. Its
+    own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +117,8 @@ class CompareConfig:
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
     """Training of every arm; the learning rate is the best of three at `tiny`."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -124,11 +126,9 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("presets", "seeds", "lengths"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                found = " ".join(map(str, values)) or "none"
-                raise ClearheadError(f"{name} must be one or more, each once; found {found}")
+        check_distinct(self, "presets", "seeds", "lengths")
+        if self.base is not None:
+            check_base(self.size)
         # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
@@ -150,6 +150,7 @@ class CompareConfig:
             set=self.set,
             vary=self.vary,
             rates=self.rates,
+            based=self.base is not None,
         )
 
     @cached_property
@@ -158,6 +159,8 @@ class CompareConfig:
         from clearhead.experiments.building import objective_of
         from clearhead.models import preset
 
+        if self.base is not None:
+            return "next-token"
         learnt = {
             objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
         }
@@ -198,55 +201,6 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(OpensModels):
-    """Model, tasks and text of an evaluation."""
-
-    model: Positional[Model]
-    """A checkpoint's folder (RUN/final), or a hub name."""
-    tasks: tuple[TaskName, ...] = ()
-    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
-    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
-    or masked."""
-    lengths: tuple[Length, ...] = ()
-    """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
-    tokens: Length = 65_536
-    """Tokens of text read at each length, approximately."""
-    rope_scaling: tuple[Scaling, ...] = ("none",)
-    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, dynamic-causal, yarn. Each
-    task is measured under each."""
-    factors: tuple[Number, ...] = ()
-    """Factors of the scalings."""
-    split: Literal["validation", "all"] = "validation"
-    """Documents to read: the held-out ones, or all (for a file that no training saw)."""
-    batch_tokens: Count = 8192
-    """Tokens run together; no result depends on it."""
-    seed: int = 0
-    """Seed of the drawn keys, needles, places and samples."""
-    name: Name = ""
-    """Name of the run in the records; the training run's, or the folder's, where not given."""
-    label: Name = ""
-    """Label of the records on a page that shows several sets."""
-    records: Path | None = None
-    """File to which each result is appended as it is done; the same command goes on where it
-    stopped. Texts that the model writes are kept beside it, in FILE.texts."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and split; the tokenizer is the model's own."""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-EvaluateConfig = make_dataclass(
-    "EvaluateConfig",
-    [(name, kind, field(default_factory=kind)) for name, kind in OPTIONS.items()],
-    bases=(EvaluateSettings,),
-    frozen=True,
-    kw_only=True,
-    namespace={"__doc__": EvaluateSettings.__doc__},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
 
@@ -272,6 +226,8 @@ class FinetuneJob:
     """Folder of the models and records; the same command goes on where it stopped."""
     label: Name = ""
     """Label of the records on a page that shows several sets."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
     """Settings of the training."""
     cache: Path | None = None
@@ -279,8 +235,7 @@ class FinetuneJob:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ClearheadError(f"seeds must be one or more, each once; found {self.seeds}")
+        check_distinct(self, "seeds")
         if self.task is not None:
             choose("task", self.task, GLUE)
         elif self.train_file is None or not self.validation_file:
@@ -310,30 +265,6 @@ class FinetuneJob:
             pair=self.pair_field or found.pair,
             label=self.label_field or found.label,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig:
-    """Windows of text for a diagnosis."""
-
-    length: Length | None = None
-    """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
-    windows: Count = 64
-    """Number of windows of validation text."""
-    at: Literal["anywhere", "documents"] = "anywhere"
-    """Start of the windows: anywhere reads text in order without gaps; documents reads beginnings
-    of documents, with the begin token where the tokenizer has one."""
-    batch_tokens: Count = 4096
-    """Tokens run together. Memory and speed depend on it, the numbers do not."""
-    extrapolate: Annotated[
-        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
-    ] = 4.0
-    """Length of one more text, in training lengths; 1 reads none."""
-    trained_length: Length | None = None
-    """Training length in tokens; the model's max_position_embeddings where not given."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def continued_recipe() -> TrainConfig:

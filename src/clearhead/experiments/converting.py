@@ -1,6 +1,6 @@
 """A model of one family or mechanism as one of another, and how far apart they are."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +9,15 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
+from clearhead.experiments.prefixes import (
+    AUTO,
+    Prefix,
+    check_filled,
+    check_prefix,
+    fill,
+    given_prefix,
+    searched_prefix,
+)
 from clearhead.models.conversion import (
     converted,
     for_serving,
@@ -16,8 +25,9 @@ from clearhead.models.conversion import (
     logit_difference,
     tolerance,
 )
-from clearhead.models.inspection import within_memory
+from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.starts import started, target
+from clearhead.nn.key_value import KeyValue
 from clearhead.nn.null import NOTHING
 from clearhead.nn.sink import Sink
 from clearhead.records.provenance import provenance
@@ -49,6 +59,7 @@ def to_other_mechanisms(
     *,
     preset: str | None,
     settings: dict[str, Any],
+    prefix: str | None = None,
     sink_logit: float | None = None,
     calibration: str | None = None,
     text: str | None = None,
@@ -58,12 +69,15 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
-        calibration: a source of text; half of the windows read calibrate the sinks, the other half
-            measures the distance, unless there is a `text` of its own.
+        prefix: a text that is to stand before every text as learned keys and values, or "auto" to
+            search for one on the calibration text.
+        calibration: a source of text; half of the windows read calibrate the sinks or the learned
+            keys and values, or judge prefixes; the other half measures the distance, unless there
+            is a `text` of its own.
         text: a source of text to measure on; random tokens where there is neither.
 
     Raises:
-        ClearheadError: as `imported`, `started`, `sample` and `calibrate`.
+        ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
     changes = target(preset, settings)
     length = min(length, model.config.max_position_embeddings)
@@ -76,9 +90,16 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    before = imported(model)
+    before, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    chosen = None
+    if prefix is not None:
+        check_prefix(before, changes)
+        chosen = _prefix(prefix, before, tokenizer, calibrating)
+        changes |= {"normalizer": "key-value", "prefix_length": len(chosen.ids)}
     start = started(before, changes)
-    made, measures, lines = start.model, list[dict[str, Any]](), list[str]()
+    made = start.model
+    length = min(length, longest_text(made) or length)  # learned keys may have taken positions
+    windows = [window[:length] for window in windows]
     read_from = text or calibration or RANDOM
 
     def measure(what: str, **inputs: Any) -> float:
@@ -98,18 +119,32 @@ def to_other_mechanisms(
             raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
-    if calibrating:
-        check_sinks(made)
-    relative = measure("start")
     shares = list[dict[str, Any]]()
-    if calibrating:
+    hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
+    hidden[:, 0] = 0
+    if chosen is not None:
+        fill(made, before, torch.tensor([chosen.ids]))
+        relative = check_filled(made, before, chosen.ids)
+        lines.append(
+            f"prefix {chosen.text!r}, {len(chosen.ids)} tokens: logits are those of the first "
+            f"model after it, to {relative:.1g} of their size"
+        )
+        relative = measure("with the prefix, against the model without it")
+    elif not calibrating:
+        relative = measure("start")
+    elif any(isinstance(module, KeyValue) for module in made.modules()):
+        measure("start")
+        fill(made, before, torch.stack(calibrating)[:, :1])
+        measure("keys and values of first tokens; the text's own hidden", attention_mask=hidden)
+        relative = measure("keys and values of first tokens")
+    else:
+        check_sinks(made)
+        measure("start")
         calibrate(made, calibrating, without_first=True)
-        hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
-        hidden[:, 0] = 0
         measure("calibrated without the first token, which is hidden", attention_mask=hidden)
         shares = calibrate(made, calibrating, without_first=False)
         relative = measure("calibrated beside the first token")
-    elif sinks and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):
+    if sinks and not calibrating and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):
         lines.append(
             f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
             "TEXT, or --sink-logit 0 for softmax-1"
@@ -134,8 +169,22 @@ def to_other_mechanisms(
             "length": length,
             "windows": len(windows),
             "shares": shares,
+            "prefix": None if chosen is None else asdict(chosen),
         },
     )
+
+
+def _prefix(text: str, model: Any, tokenizer: Any, windows: list[Tensor]) -> Prefix:
+    if text != AUTO:
+        if windows:
+            raise ClearheadError(
+                "--calibrate would have no effect beside a given --prefix: leave it out, or give "
+                "--prefix auto"
+            )
+        return given_prefix(text, tokenizer)
+    if not windows:
+        raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
+    return searched_prefix(model, tokenizer, windows)
 
 
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:

@@ -7,16 +7,24 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
+from clearhead.experiments.building import refuse_tokenizer
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.loading import resolved
 from clearhead.quantize.deploy import (
     INT4_INPUTS,
     Deployed,
     continuation,
     continued_elsewhere,
+    deploy,
 )
+from clearhead.records import manifest
+from clearhead.records.files import write_json
 from clearhead.records.provenance import provenance
 from clearhead.versions import versions
 
@@ -24,10 +32,49 @@ PROMPT, TOKENS, ROUNDS = 32, 32, 5
 FIGURES = "quantization.json"  # in the model's folder
 
 
+def run_deployment(config: QuantizeConfig, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Save a model in few bits, load and measure it; return its figures, which its folder has too.
+
+    Raises:
+        ClearheadError: options that have no effect, a model or a form that does not work; the saved
+            model does not come back as it was.
+    """
+    refuse_tokenizer(config.data)
+    names = ("scheme", "seeds", "choices", "questions", "records", "page", "title")
+    idle = config.given(*names)
+    if config.deploy is None or config.output is None or len(config.models) != 1 or idle:
+        raise ClearheadError(
+            "a model to keep takes one model, --deploy and --output"
+            + (f"; {', '.join(idle)} would have no effect" if idle else "")
+        )
+    (source,) = config.models
+    with within_memory("the model is held twice, whole and in few bits: free memory for both"):
+        peer, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+        made = deploy(
+            peer,
+            tokenizer,
+            resolved(source),
+            config.deploy,
+            config.output,
+            trust_remote_code=config.trust_remote_code,
+        )
+    corpus = prepare(config.data, tokenizer=tokenizer, progress=say)
+    count = max(1, config.tokens // config.length)
+    read = list(windows(corpus, length=config.length, count=count))
+    found = {
+        "form": config.deploy,
+        "of": source,
+        **figures(made, config.output, read, progress=say),
+    }
+    write_json(config.output / FIGURES, found)
+    manifest.seal(config.output)
+    return found
+
+
 def figures(
     deployed: Deployed,
     folder: Path,
-    windows: Sequence[Tensor],
+    texts: Sequence[Tensor],
     *,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -42,7 +89,7 @@ def figures(
     limit = longest_text(deployed.model)
     if limit is not None and limit <= TOKENS:
         raise ClearheadError(f"{folder} was saved, but {limit} positions are too few to time it")
-    ids = windows[0][: PROMPT if limit is None else min(PROMPT, limit - TOKENS)].tolist()
+    ids = texts[0][: PROMPT if limit is None else min(PROMPT, limit - TOKENS)].tolist()
     progress("a new process loads the saved model")
     here = continuation(deployed.model, ids, TOKENS)
     there = continued_elsewhere(
@@ -63,10 +110,10 @@ def figures(
     )
     ours, peer = (TOKENS / median(seconds[side]) for side in ("ours", "bfloat16"))
     progress("perplexity of both")
-    length = len(windows[0])
+    length = len(texts[0])
     with within_memory(f"give a smaller --length than {length}"):
         found, full = (
-            perplexity(model, windows, length=length, batch_size=1)
+            perplexity(model, texts, length=length, batch_size=1)
             for model in (deployed.model, deployed.peer)
         )
     if found.perplexity is None or full.perplexity is None:
@@ -79,7 +126,7 @@ def figures(
         "perplexity": found.perplexity,
         "bfloat16_perplexity": full.perplexity,
         "length": length,
-        "tokens": len(windows) * length,
+        "tokens": len(texts) * length,
         "quantized_layers": len(deployed.layers),
         "narrowest_input": min(deployed.peer.get_submodule(n).in_features for n in deployed.layers),
         "other_linear_layers": list(deployed.others),
@@ -88,7 +135,7 @@ def figures(
     }
 
 
-def not_smaller(form: str, found: dict[str, Any]) -> str | None:
+def not_smaller(found: dict[str, Any]) -> str | None:
     """Why the saved model of these `figures` is no smaller than in bfloat16, and what would be.
 
     Returns:
@@ -97,7 +144,7 @@ def not_smaller(form: str, found: dict[str, Any]) -> str | None:
     if found["bytes"] < found["bfloat16_bytes"]:
         return None
     narrow = found["narrowest_input"]
-    if form == "int4-weight-only" and narrow < INT4_INPUTS:
+    if found["form"] == "int4-weight-only" and narrow < INT4_INPUTS:
         return (
             f"not smaller than in bfloat16: int4 pads every layer's inputs to a multiple of "
             f"{INT4_INPUTS:,}, and here some have {narrow}; int8-weight-only pads nothing, and a "

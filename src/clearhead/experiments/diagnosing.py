@@ -1,75 +1,123 @@
-"""One model and a text to the records of its diagnosis."""
+"""Models and a text to the records of their diagnosis."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from clearhead.data import Corpus, windows
-from clearhead.diagnose import diagnose, with_extrapolation
-from clearhead.diagnose.diagnosis import bytes_held
-from clearhead.experiments.configs import DiagnoseConfig
-from clearhead.models.inspection import longest_text
-from clearhead.records.runs import DIAGNOSIS
+from clearhead.data import Corpus
+from clearhead.diagnose.diagnosis import LESS_MEMORY, bytes_held
+from clearhead.diagnose.task import DiagnosisTask
+from clearhead.errors import ClearheadError
+from clearhead.experiments.building import own_text, refuse_tokenizer, untrained
+from clearhead.experiments.checkpoints import is_preset, load_model
+from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import DiagnoseConfig
+from clearhead.measure import Portion, Subject, Texts, Watcher
+from clearhead.measure.sweep import sweep
+from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.loading import resolved
+from clearhead.records.runs import DIAGNOSIS, Line
 from clearhead.train.folder import describe
-from clearhead.train.memory import PeakMemory
 
 LENGTH = 512
+RECORDS = "diagnosis.jsonl"
+FRESH = "init:"
 
 
-def diagnosis_records(
-    name: str,
-    model: Any,
-    corpus: Corpus,
-    config: DiagnoseConfig,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The records of one model: its header, then all that was found.
-
-    Args:
-        progress: called with the number of windows after each batch.
+def run_diagnosis(
+    config: DiagnoseConfig, *, watcher: Watcher, say: Callable[[str], None]
+) -> list[Line]:
+    """Diagnose the models; return their records, which are in `config.output` too.
 
     Raises:
-        ClearheadError: as `clearhead.diagnose.diagnose`, or where the text holds no window.
+        ClearheadError: for a model, a text or options that do not work.
     """
+    _refuse_idle(config)
+    for source in config.models:
+        if not source.startswith(FRESH):
+            resolved(source)  # refuses a mistyped path before the other is measured
+    portions = (
+        _portion(source, name, config, say)
+        for source, name in zip(config.models, short_names(config.models), strict=True)
+    )
+    return sweep(portions, records=config.output / RECORDS, watcher=watcher)
+
+
+def _portion(
+    source: str, name: str, config: DiagnoseConfig, say: Callable[[str], None]
+) -> Portion[Subject]:
+    with within_memory(LESS_MEMORY):
+        model, corpus = _loaded(source, config, say)
     made_for = (
         longest_text(model) or getattr(model.config, "max_position_embeddings", None) or LENGTH
     )
     length = config.length or min(LENGTH, made_for)
     batch_size = max(1, config.batch_tokens // length)
-    peak, started = PeakMemory(model.device), time.perf_counter()
-    texts = list(windows(corpus, length=length, count=config.windows, at=config.at))
-    found = diagnose(
-        model,
-        texts,
-        batch_size=batch_size,
-        progress=None if progress is None else lambda: progress(batch_size),
+    task = DiagnosisTask(
+        length=length,
+        windows=config.windows,
+        at=config.at,
+        extrapolate=config.extrapolate,
+        trained_length=config.trained_length,
     )
-    if config.extrapolate > 1:
-
-        def longer(tokens: int) -> Tensor:
-            return next(iter(windows(corpus, length=tokens, count=1)))
-
-        found = with_extrapolation(
-            found, model, longer, trained=config.trained_length, factor=config.extrapolate
-        )
+    subject = Subject(
+        model=model,
+        tokenizer=corpus.tokenizer,
+        texts=Texts(lambda: corpus, ("validation",)),
+        lengths=(length,),
+        tokens=length * config.windows,
+        batch_tokens=config.batch_tokens,
+        seed=config.seeds[0],
+    )
     made = describe(model, name, {})
     del made["description"]
-    yield {
-        "kind": "run",
+    header = {
         "study": DIAGNOSIS,
         **made,
         "architecture": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "windows": len(texts),
+        "windows": task.number(subject),
         "at": config.at,
         "length": length,
         "batch_size": batch_size,
-        "seconds": round(time.perf_counter() - started, 1),
-        "peak_memory_bytes": peak.bytes(),
         "probes_hold_bytes": bytes_held(model, batch_size, length),
-        "data": corpus.describe(),
     }
-    for line in found.records():
-        yield {**line, "run": name}
+    say(f"{name}: {header['windows']} windows")
+    tasks = {"diagnosis": task}
+    return Portion(
+        header=header, subjects=[({}, subject)], tasks=tasks, seeds=config.seeds, less=LESS_MEMORY
+    )
+
+
+def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> tuple[Any, Corpus]:
+    if source.startswith(FRESH):
+        torch.manual_seed(0)
+        return untrained(
+            source.removeprefix(FRESH),
+            "tiny" if config.size is None else config.size,
+            config.set,
+            config.data,
+            trust_remote_code=config.trust_remote_code,
+            say=say,
+        )
+    model, tokenizer = load_model(
+        source,
+        kinds=("causal", "masked", "bare"),
+        trust_remote_code=config.trust_remote_code,
+    )
+    return model, own_text(config.data, tokenizer, progress=say)
+
+
+def _refuse_idle(config: DiagnoseConfig) -> None:
+    """Refuse options of presets where none is diagnosed, and a tokenizer beside a model's own."""
+    fresh = [one.removeprefix(FRESH) for one in config.models if one.startswith(FRESH)]
+    if config.set and not fresh:
+        raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
+    presets = [name for name in fresh if is_preset(name)]
+    if not presets:
+        refuse_tokenizer(config.data)
+        if config.size is not None:
+            raise ClearheadError("--size has no effect on a checkpoint: diagnose init:PRESET")
+    elif len(presets) < len(config.models) and config.data.tokenizer is not None:
+        refuse_tokenizer(config.data)

@@ -1,9 +1,9 @@
-"""An evaluation as a value: which model, which tasks, on what text; and its run."""
+"""An evaluation as a value: which models, which tasks, on what text; and its run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose
@@ -11,18 +11,27 @@ from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_na
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.evaluation import NONE, Scaling, Watcher, evaluate, scalings
-from clearhead.models import SCALINGS
-from clearhead.records.lock import hold_file
+from clearhead.experiments.names import short_names
+from clearhead.measure import Portion, Watcher
+from clearhead.measure.sweep import sweep
+from clearhead.models import SCALINGS, scaled
+from clearhead.models.loading import resolved
+from clearhead.records.runs import Line
 from clearhead.train.folder import RUN_FILE, read_record
 
-MASKED, HARNESS = "masked", "lm_eval"
+EvalTask = Task[Subject]
+MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
 
 
-def run_evaluation(
-    config: Any, *, watcher: Watcher, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Measure every cell that the configuration names; return their lines.
+class Scaling(NamedTuple):
+    """A rope scaling and its factor; "none" has none."""
+
+    kind: str
+    factor: float | None = None
+
+
+def run_evaluation(config: Any, *, watcher: Watcher, say: Callable[[str], None]) -> list[Line]:
+    """Measure every cell that the configuration names, model by model; return the records.
 
     Raises:
         ClearheadError: for a model, a text or options that do not work.
@@ -30,21 +39,30 @@ def run_evaluation(
     named, config = _named(config)
     variants = _variants(config)
     refuse_tokenizer(config.data)
-    with hold_file(config.records):
-        return _evaluate(config, named, variants, watcher, say)
+    runs = [_header(config, model) for model in map(resolved, config.models)]
+    names = [run["run"] for run in runs]
+    if len(set(names)) < len(names):
+        for run, name in zip(runs, short_names(config.models), strict=True):
+            run["run"] = run["preset"] = name
+    portions = (
+        _portion(config, model, run, named, variants, say)
+        for model, run in zip(config.models, runs, strict=True)
+    )
+    return sweep(portions, records=config.records, watcher=watcher)
 
 
-def _evaluate(
+def _portion(
     config: Any,
+    name: str,
+    run: Line,
     named: list[str],
     variants: list[Scaling],
-    watcher: Watcher,
     say: Callable[[str], None],
-) -> list[dict[str, Any]]:
+) -> Portion[Subject]:
     model, tokenizer = load_model(
-        config.model, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
+        name, kinds=("causal", "masked"), trust_remote_code=config.trust_remote_code
     )
-    tasks = _tasks(config, named, model)
+    tasks = _tasks(config, name, named, model)
     subject = Subject(
         model=model,
         tokenizer=tokenizer,
@@ -55,16 +73,19 @@ def _evaluate(
         lengths=_lengths(config.lengths, model, tasks),
         tokens=config.tokens,
         batch_tokens=config.batch_tokens,
-        seed=config.seed,
+        seed=config.seeds[0],
         kept=config.records and config.records.with_name(f"{config.records.name}.texts"),
     )
-    return evaluate(
-        subject,
-        tasks,
-        variants,
-        run=_header(config),
-        records=config.records,
-        watcher=watcher,
+    subjects = []
+    for kind, factor in variants:
+        changed = model if factor is None else scaled(model, kind, factor)
+        subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
+    return Portion(
+        header=run,
+        subjects=subjects,
+        tasks=tasks,
+        seeds=config.seeds,
+        less="give shorter --lengths or a smaller --batch-tokens",
     )
 
 
@@ -80,13 +101,13 @@ def _named(config: Any) -> tuple[list[str], Any]:
     return named, config
 
 
-def _tasks(config: Any, named: list[str], model: Any) -> dict[str, Task]:
+def _tasks(config: Any, source: str, named: list[str], model: Any) -> dict[str, EvalTask]:
     """The tasks with their options, where all that is asked for has an effect."""
     masked = "MaskedLM" in type(model).__name__
     names = named or [MASKED if masked else "perplexity"]
     if misfits := [name for name in names if (name == MASKED) != masked]:
         does = "hidden tokens: its task is masked" if masked else "the next token: leave masked out"
-        raise ClearheadError(f"{misfits[0]} is not for {config.model}, which predicts {does}")
+        raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
     for name, kind in OPTIONS.items():
         if name not in names and getattr(config, name) != kind():
             raise ClearheadError(
@@ -105,10 +126,19 @@ def _variants(config: Any) -> list[Scaling]:
             factors.append(float(word))
         except ValueError:
             raise ClearheadError(f"factor {word!r} is not a number above 1") from None
-    return scalings(kinds, factors)
+    takes = [kind for kind in kinds if kind != NONE]
+    if factors and not takes:
+        raise ClearheadError(
+            "factors have no effect without a scaling: give some, for example "
+            "--rope-scaling none ntk yarn"
+        )
+    if takes and not factors:
+        raise ClearheadError(f"rope scaling {takes[0]} takes a factor: for example --factors 2 4 8")
+    found = [Scaling(NONE)] if NONE in kinds else []
+    return found + [Scaling(kind, factor) for kind in takes for factor in factors]
 
 
-def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> tuple[int, ...]:
+def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, EvalTask]) -> tuple[int, ...]:
     if all(name in WITHOUT_LENGTH for name in tasks):
         if given:
             raise ClearheadError(
@@ -126,9 +156,9 @@ def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, Task]) -> t
     return tuple(multiple * trained for multiple in (1, 2, 4, 8))
 
 
-def _header(config: Any) -> dict[str, Any]:
+def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
-    folder = Path(config.model)
+    folder = Path(model)
     made: dict[str, Any] = {}
     for place in (folder, folder.parent):
         if (place / RUN_FILE).is_file():
@@ -137,7 +167,6 @@ def _header(config: Any) -> dict[str, Any]:
     name = config.name or made.get("run") or folder.resolve().name
     settings = {key: value for key, value in asdict(config).items() if key != "data"}
     return {
-        "kind": "run",
         "run": name,
         "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
         "size": "",

@@ -27,8 +27,8 @@ from clearhead.models.loading import (
     load_tokenizer,
     pretrained,
     resolved,
-    without_bars,
 )
+from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.files import publish_folder, remove_leftovers, write_text
 from clearhead.records.loading import as_line, load
@@ -37,9 +37,11 @@ from clearhead.records.runs import Records
 from clearhead.train import (
     Callback,
     FinetuneConfig,
+    Progress,
     Run,
     StepMetrics,
     holds_run,
+    make_trackers,
     train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as STEPS
@@ -49,25 +51,35 @@ from clearhead.train.folder import FREE_KEYS, describe, refuse_changes
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 
-def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
+def run_finetune(
+    job: FinetuneJob, *, say: Callable[[str], None], work: Work | None = None
+) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
 
     A seed that was stopped goes on from its newest checkpoint, a finished one is kept.
+
+    Args:
+        work: shows which seed is at hand and how far it is, a unit a seed.
 
     Raises:
         ClearheadError: for a model, rows, labels or settings that do not work.
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
-    task = _Task(job, say)
+    work = Work(say=say) if work is None else work
+    make_trackers(job.track)  # refuses one that is not installed
+    task = _Task(job, say, work)
     with hold_folder(job.output) as lock:
         remove_leftovers(job.output)
         text = ""
+        work.start(len(job.seeds))
         for number in job.seeds:
             seed = _Seed(task, number)
             if (seed.folder / RECORDS).exists():
                 seed.check_finished()
+                work.skip()
                 say(f"seed {number}: already done")
             else:
+                work.begin(f"seed {number}")
                 model = seed.trained()
                 lines = [seed.header, *seed.steps(), *task.measures(model, number)]
                 lines[0] |= describe(model, seed.name, {}) | {"model": model.config.to_diff_dict()}
@@ -77,6 +89,7 @@ def run_finetune(job: FinetuneJob, *, say: Callable[[str], None]) -> Records:
                     found = "".join(as_line({**line, "run": seed.name}) for line in lines)
                     write_text(temporary / RECORDS, found)
                     manifest.seal(temporary)
+                work.end()
             if holds_run(seed.run):
                 shutil.rmtree(seed.run)
             text += (seed.folder / RECORDS).read_bytes().decode()
@@ -93,8 +106,8 @@ def model_name(name: str) -> str:
 class _Task:
     """A task's texts as the model reads them, its classifier, and its measures."""
 
-    def __init__(self, job: FinetuneJob, say: Callable[[str], None]) -> None:
-        self.job, self.say, self.task = job, say, job.resolved()
+    def __init__(self, job: FinetuneJob, say: Callable[[str], None], work: Work) -> None:
+        self.job, self.say, self.work, self.task = job, say, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
         sources = {"train": self.task.train, **dict(self.task.validation)}
@@ -139,7 +152,7 @@ class _Task:
         path, trust = resolved(name), self.job.trust_remote_code
         dropout, length = self.job.train.dropout, self.job.train.max_length
         manifest.verify_model(Path(path))
-        with without_bars(), explained(name, "classifier"):
+        with explained(name, "classifier"):
             config = load_config(path, trust_remote_code=trust)
             names = dict(enumerate(self.classes)) or {0: "score"}
             config.id2label = names
@@ -242,7 +255,11 @@ class _Seed:
             task.job.train.run(self.batches.per_epoch, self.seed),
             output=self.run,
             tokenizer=task.tokenizer,
-            callbacks=[_Epochs(self.batches.per_epoch, task.say)],
+            callbacks=[
+                Progress(work=task.work),
+                _Epochs(self.batches.per_epoch, task.say),
+                *make_trackers(task.job.track),
+            ],
             description=self.header,
         )
         return model
@@ -269,8 +286,6 @@ class _Epochs(Callback):
 
     def start(self, run: Run) -> None:
         self._run = run
-        if run.first_step:
-            self._say(f"going on from step {run.first_step} of {run.steps}")
 
     def step(self, metrics: StepMetrics) -> None:
         epoch, rest = divmod(metrics.step, self._per_epoch)

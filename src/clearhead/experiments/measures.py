@@ -1,7 +1,7 @@
 """Measures of every model of a comparison, as the payloads of its records."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,7 +36,7 @@ def measure(
         tokens: validation tokens read at each length.
         documents_apart: whether these losses keep the documents of a window apart.
     """
-    if model.objective == "mlm":
+    if getattr(model, "objective", None) == "mlm":
         for size in lengths:
             yield from masked_loss(
                 model, corpus, length=size, tokens=tokens, documents_apart=documents_apart
@@ -77,9 +77,12 @@ def states(
     )
 
 
-def attention_records(model: Any, corpus: Corpus) -> Iterator[dict[str, Any]]:
-    """Heat-maps of one validation text, with its tokens spelt out."""
-    text = next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1)))
+def attention_records(
+    model: Any, corpus: Corpus, at: Literal["anywhere", "documents"] = "anywhere"
+) -> Iterator[dict[str, Any]]:
+    """Heat-maps of one validation text, with its tokens spelt out; of a document's beginning, or
+    of wherever the split begins."""
+    text = next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1, at=at)))
     spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
     for line in attention_maps(model, torch.as_tensor(text)):
         yield {**line, "text": spelt}

@@ -1,123 +1,108 @@
-"""A model under several schemes, as records."""
+"""Models under several schemes, as records."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from transformers.utils import logging
 
-from clearhead.data import Corpus, windows
-from clearhead.errors import ClearheadError
-from clearhead.models.inspection import within_memory
-from clearhead.quantize import Cost, Scheme, Texts, cost, left_out, linear_layers
-from clearhead.quantize.measure import CALIBRATION
+from clearhead.data import prepare
+from clearhead.errors import require
+from clearhead.experiments.building import refuse_tokenizer
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import QuantizeConfig
+from clearhead.measure import Portion, Subject, Texts, Watcher
+from clearhead.measure.sweep import sweep
+from clearhead.models.loading import resolved
+from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
+from clearhead.quantize.task import QuantizationTask
 from clearhead.records.provenance import provenance
-from clearhead.records.runs import QUANTIZATION
+from clearhead.records.runs import QUANTIZATION, Line
+
+ALL = "all"
 
 
-def texts(corpus: Corpus, *, length: int, tokens: int, schemes: Sequence[Scheme]) -> Texts:
-    """Windows of the validation split for perplexity and, where a scheme is calibrated, of the
-    training split for its scales.
+def run_quantization(
+    config: QuantizeConfig, *, watcher: Watcher, say: Callable[[str], None]
+) -> list[Line]:
+    """Measure the models in full precision and under each scheme; return their records.
 
     Raises:
-        ClearheadError: a split is shorter than a window.
+        ClearheadError: for a model, a text or options that do not work; a perplexity in full
+            precision that cannot be measured.
     """
-    calibrated = any(s.activations and s.activations.scale == "channel" for s in schemes)
-    calibration: list[torch.Tensor] = []
-    if calibrated:
-        calibration = list(windows(corpus, split="train", length=length, count=CALIBRATION))
-    read = windows(corpus, length=length, count=max(1, tokens // length))
-    return Texts(windows=list(read), calibration=calibration)
+    refuse_tokenizer(config.data)
+    names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
+    schemes = tuple(scheme(name) for name in dict.fromkeys(names))
+    if config.choices is not None:
+        require("lm_eval", "lm-eval")
+    for source in config.models:
+        resolved(source)  # refuses a mistyped path before the others are measured
+    portions = (
+        _portion(config, source, name, schemes, say)
+        for source, name in zip(config.models, short_names(config.models), strict=True)
+    )
+    return sweep(portions, records=config.records, watcher=watcher)
 
 
-def measured(
-    model: Any,
-    read: Texts,
-    schemes: Sequence[Scheme],
-    *,
+def _portion(
+    config: QuantizeConfig,
+    source: str,
     name: str,
-    progress: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
-    """The results in full precision and under each scheme, as lines of measures.
+    schemes: tuple[Scheme, ...],
+    say: Callable[[str], None],
+) -> Portion[Subject]:
+    model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
+    # What transformers warns of from here on, such as attention that is out of reach, is a result.
+    logging.set_verbosity_error()
+    subject = Subject(
+        model=model,
+        tokenizer=tokenizer,
+        texts=Texts(
+            lambda: prepare(config.data, tokenizer=tokenizer, progress=say), ("validation",)
+        ),
+        lengths=(config.length,),
+        tokens=config.tokens,
+        batch_tokens=config.length,  # a scale of a batch would be no one text's
+        seed=config.seeds[0],
+    )
+    task = QuantizationTask(
+        schemes=schemes,
+        length=config.length,
+        choices=config.choices,
+        questions=config.questions,
+    )
+    return Portion(
+        header=_header(config, task, subject, name, source),
+        subjects=[({}, subject)],
+        tasks={"quantization": task},
+        seeds=config.seeds,
+        less=f"give a smaller --length than {config.length}",
+    )
 
-    Raises:
-        ClearheadError: the model is quantised already or has no linear layers, its perplexity in
-            full precision cannot be measured, or memory ran out.
-    """
-    linear_layers(model)  # refuses before anything is run
-    with within_memory(f"give a smaller --length than {len(read.windows[0])}"):
-        full = cost(model, None, read)
-        if full.perplexity is None:
-            raise ClearheadError(f"{name} in full precision: {full.reason}")
-        progress(f"{name}: full precision, perplexity {full.perplexity:.4g}")
-        yield from _lines(name, full, full)
-        for scheme in schemes:
-            found = cost(model, scheme, read)
-            none = found.perplexity is None
-            value = f"none: {found.reason}" if none else f"perplexity {found.perplexity:.4g}"
-            progress(f"{name}: {scheme.name}, {value}")
-            yield from _lines(name, found, full)
 
-
-def header(model: Any, read: Texts, *, name: str, path: str, **described: Any) -> dict[str, Any]:
-    """The run's header: what was measured, on what, with what."""
-    layers = linear_layers(model)
+def _header(
+    config: QuantizeConfig, task: QuantizationTask, subject: Subject, name: str, source: str
+) -> dict[str, Any]:
+    """The run's header: what is measured, on what, with what."""
+    model, layers = subject.model, linear_layers(subject.model)
     weights = {id(p): p for layer in layers.values() for p in (layer.get_parameter("weight"),)}
-    calibration = f"{len(read.calibration)} windows of the training split"
+    read = task.texts(subject)
+    calibration, asked = len(read.calibration), read.questions
     return {
-        "kind": "run",
         "study": QUANTIZATION,
         "run": name,
-        "path": path,
+        "path": source,
         "class": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "quantized_parameters": sum(weight.numel() for weight in weights.values()),
         "left_out": left_out(model, layers),
-        "length": len(read.windows[0]),
+        "length": config.length,
         "tokens": sum(map(len, read.windows)),
-        "calibration": calibration if read.calibration else None,
+        "calibration": f"{calibration} windows of the training split" if calibration else None,
+        "choices": None if config.choices is None else config.choices.name,
+        "questions": 0 if asked is None else len(asked.documents),
+        "chance": None if asked is None else asked.chance,
         **provenance(model.device),
-        **described,
     }
-
-
-def distinct(paths: Sequence[str]) -> list[str]:
-    """A name for each model: the run's folder rather than its "final", the whole path where two
-    would be called alike."""
-    short = [_short(Path(path)) for path in paths]
-    return [
-        name if short.count(name) == 1 else path for name, path in zip(short, paths, strict=True)
-    ]
-
-
-def _short(path: Path) -> str:
-    return path.parent.name if path.name == "final" and path.parent.name else path.name
-
-
-def _lines(name: str, found: Cost, full: Cost) -> Iterator[dict[str, Any]]:
-    """The measures of a scheme; without one, of full precision."""
-    scheme = found.scheme
-    where: dict[str, Any] = {"kind": "measure", "run": name}
-    if scheme is not None:
-        where |= {"scheme": scheme.name, "family": scheme.family, "bits": scheme.bits}
-    asked = {"questions": found.questions, "chance": found.chance}
-    unused = list(found.unused)
-    yield {
-        **where,
-        "metric": "perplexity",
-        "value": found.perplexity,
-        "predicted_tokens": found.tokens,
-        "unused": unused,
-        **asked,
-        **({} if found.reason is None else {"reason": found.reason}),
-    }
-    if scheme is not None and found.perplexity is not None and full.perplexity is not None:
-        yield {
-            **where,
-            "metric": "added_perplexity",
-            "value": found.perplexity - full.perplexity,
-        }
-    for metric in ("accuracy", "accuracy_normalised"):
-        if (value := getattr(found, metric)) is not None:
-            yield {**where, "metric": metric, "value": value, **asked}

@@ -24,16 +24,13 @@ from clearhead.optim import learning_rate
 from clearhead.train import (
     BatchSource,
     Progress,
-    TensorBoard,
-    Trackio,
     TrainResult,
     checkpoint,
+    make_trackers,
     train,
 )
 from clearhead.train.folder import read_record
 from clearhead.train.world import World, joined
-
-TRACKERS = {"tensorboard": TensorBoard, "trackio": Trackio}
 
 
 def run_training(
@@ -57,14 +54,15 @@ def _run(
     job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
 ) -> TrainResult:
     share = None
+    tracked = make_trackers(job.track)  # refuses one that is not installed
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     if job.base is None:
         share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
         model, corpus = world.in_turn(lambda: _new(job, say))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
-        source, code = job.base, job.trust_remote_code
-        base = world.in_turn(lambda: open_base(source, job.data, job.train, trust_remote_code=code))
+        source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
+        base = world.in_turn(lambda: open_base(source, job.data, length, trust_remote_code=trust))
         corpus = base.corpus
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):
@@ -93,7 +91,7 @@ def _run(
         output=job.output,
         tokenizer=corpus.tokenizer,
         resume=resume,
-        callbacks=[Progress(), *(TRACKERS[name]() for name in job.track)],
+        callbacks=[Progress(), *tracked],
         description={
             **start,
             "objective": job.objective,

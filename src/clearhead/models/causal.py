@@ -17,6 +17,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.paged import require_pageable
 from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 
@@ -58,6 +59,11 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
         """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
         return attention_mask
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        """transformers' hook, which its threads come through: there errors would only be logged."""
+        require_pageable(self.config)
+        return super().init_continuous_batching(*arguments, **options)
 
     @can_return_tuple
     def forward(

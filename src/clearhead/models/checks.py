@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.models import paged
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
@@ -120,6 +121,8 @@ def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
 
     Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
     """
+    if paged.is_batch(unknown):
+        known |= paged.ARGUMENTS
     for key, value in unknown.items():
         if value is not None and key not in _HARMLESS and key not in known:
             choose("argument of the model", key, known)

@@ -72,7 +72,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     Axes (see `clearhead.spec.AXES`; `docs/mechanisms.md` lists the values): `scores`, `qk_norm`,
     `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`, `direction`,
-    `norm`, `mlp`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
+    `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip`, `mlp_skip`, `residual_scale`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
@@ -88,6 +88,9 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all of them where
     it is None. `layer_overrides` has for each layer the axes on which it differs. Both may be a
     pattern that is repeated: three windows and a full layer, or [{}, {}, {}, {"position": "none"}].
+
+    `prefix_length` is how many learned keys and values stand before every text (`normalizer`
+    "key-value"); they take as many positions.
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
@@ -299,6 +302,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
+        learned = any(layer.normalizer == "key-value" for layer in self._layers())
+        if self.prefix_length != 1 and not learned:
+            raise ClearheadError(
+                f"prefix_length={self.prefix_length} has no effect with "
+                f"normalizer={self.normalizer!r}: choose normalizer='key-value'"
+            )
         if self.annealed_start and not any(map(REGISTRY.anneals, self._layers())):
             raise ClearheadError(
                 "annealed_start brings in a null key or XSA over a training run, and there is none "

@@ -48,7 +48,7 @@ IMPLEMENTATIONS: dict[str, Attend] = {"sdpa": stock_attention, "eager": _eager}
 def through_interface(function: Callable[..., Any]) -> Attend:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
-    It gets ours beside the usual arguments: sink (`ops.attend` says what it is), visibility, the
+    It gets ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the
     keys that each query sees (`ops.visibility`), lambdas, by which `module.maps.effective_weights`
     combines the maps, and rows, bool [B, T] or None for all: the queries whose output is used. For
     differential attention V1 it gets all first maps and then all second, with values of twice the

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
 
@@ -46,6 +47,7 @@ def longest_text(model: Any) -> int | None:
     the process.
     """
     limit = getattr(model.config, "max_position_embeddings", None)
+    taken = getattr(backbone(model), "places_before", 0)
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding) or module is model.get_input_embeddings():
             continue
@@ -53,7 +55,7 @@ def longest_text(model: Any) -> int | None:
         if any(word in name for word in _WORDS_FOR_POSITION) and rows >= (limit or 0):
             # A table with a row for padding has it before those of the positions (RoBERTa).
             first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return min(limit or rows, rows - first)
+            return min(limit or rows, rows - first) - taken
     return None
 
 
@@ -70,9 +72,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients and autocast; every module's own mode is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    device = next(model.parameters()).device.type
     try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), without_autocast(next(model.parameters())):
             yield
     finally:
         for module, mode in modes:

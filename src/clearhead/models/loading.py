@@ -4,6 +4,7 @@ Everything here reads safetensors only. Python code that a folder brings runs on
 `trust_remote_code` is true; nothing ever asks on standard input.
 """
 
+import difflib
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,10 @@ from clearhead.terminal import say
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
 _SHOWN = 3  # weights that a message names
 _MENDS = "save or download it again"
+_GIVE = (
+    "give a folder with config.json, model.safetensors and a tokenizer, such as RUN/final, or a "
+    "hub name"
+)
 
 
 def load(
@@ -71,7 +76,7 @@ def pretrained(
             an adapter's weights are no safetensors.
     """
     _refuse_pickled_adapter(str(name), options)
-    with _without_tables() as tables:
+    with without_bars(), _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
             use_safetensors=True,
@@ -192,10 +197,7 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
     except Exception as error:  # transformers, safetensors and the hub each raise their own
         refuse_code(name, what, error)
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise ClearheadError(
-            f"cannot load a {what} from {name!r} ({reason}): give a folder with config.json, "
-            "model.safetensors and a tokenizer, such as RUN/final, or a hub name"
-        ) from error
+        raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
 
 
 def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
@@ -235,7 +237,9 @@ def _without_tables() -> Iterator[list[str]]:
         return not is_table and record.levelno >= shown
 
     logger.addFilter(other)
-    logger.setLevel(min(shown, logging.WARNING))  # tables are made even where they would be hidden
+    # Tables are made even where they would be hidden. At WARNING itself transformers would list
+    # every layer that is not sharded.
+    logger.setLevel(min(shown, logging.WARNING - 1))
     try:
         yield tables
     finally:
@@ -251,8 +255,27 @@ def _some(keys: Iterable[str]) -> str:
 
 
 def resolved(name: str) -> str:
-    """A run folder's finished model is meant by the folder; any other name stays."""
-    return str(Path(name, "final")) if Path(name, "final").is_dir() else name
+    """A run folder's finished model is meant by the folder; any other name stays.
+
+    Raises:
+        ClearheadError: a path that leads nowhere: the hub is not asked for it.
+    """
+    if Path(name, "final").is_dir():
+        return str(Path(name, "final"))
+    path = Path(name)
+    if not path.exists() and _is_path(name):
+        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
+    return name
+
+
+def _is_path(name: str) -> bool:
+    """True of what can be no name of the hub's, or begins with a folder that is here."""
+    parts = Path(name).parts
+    plain = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
+    return plain is None or (len(parts) == 2 and Path(parts[0]).is_dir())
 
 
 def best_device() -> torch.device:

@@ -1,9 +1,17 @@
 """Costs of a configuration before any weight exists: parameters, FLOPs, bytes."""
 
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
+from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.trunk import ClearheadModel
 from clearhead.nn import REGISTRY
@@ -30,9 +38,18 @@ class Plan:
     length: int
 
 
-def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
-    """Count on the meta device; `length` defaults to the model's own positions."""
+def plan(config: Any, *, length: int | None = None) -> Plan:
+    """Count on the meta device; `length` defaults to the model's own positions.
+
+    Args:
+        config: clearhead's, or that of a causal language model of transformers'.
+
+    Raises:
+        ClearheadError: for a model whose operations depend on its data.
+    """
     length = config.max_position_embeddings if length is None else length
+    if not isinstance(config, ClearheadConfig):
+        return _measured(config, length)
     with torch.device("meta"):
         model = ClearheadModel(config)  # whatever its direction; a head has vocabulary × width
     output = config.vocab_size * config.hidden_size
@@ -64,3 +81,43 @@ def plan(config: ClearheadConfig, *, length: int | None = None) -> Plan:
         cache_bytes=cache,
         length=length,
     )
+
+
+def _measured(config: Any, length: int) -> Plan:
+    """The costs of another library's model, from a forward pass on tensors without storage."""
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    weights = {id(p): p.numel() for p in model.parameters()}
+    tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    if (head := model.get_output_embeddings()) is not None:
+        tables.append(head)
+    embeddings = {id(p): p.numel() for table in tables for p in table.parameters()}
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={attention: _attention_flops})
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
+            ids_BT = torch.zeros(1, length, dtype=torch.int64)
+            cache = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ClearheadError(
+            f"{config.model_type} cannot be planned: what it computes depends on its data ({error})"
+        ) from error
+    held = (each for layer in getattr(cache, "layers", ()) for each in (layer.keys, layer.values))
+    return Plan(
+        parameters=sum(weights.values()),
+        non_embedding_parameters=sum(weights.values()) - sum(embeddings.values()),
+        forward_flops=counter.get_total_flops() / length,
+        cache_bytes=2 * sum(each.numel() for each in held if each is not None) / length,
+        length=length,
+    )
+
+
+def _attention_flops(
+    q: Any, k: Any, v: Any, dropout: float = 0.0, is_causal: bool = False, **others: Any
+) -> float:
+    """q kᵀ and p v of attention, from shapes; over the visible half where it is causal."""
+    seen = (k[-2] + 1) / 2 if is_causal else k[-2]
+    return 2.0 * prod(q[:-1]) * seen * (q[-1] + v[-1])

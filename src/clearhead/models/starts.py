@@ -20,6 +20,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec
 
+_ATTENTION = "self_attn."
 _ROTARY = ("rope", "xpos")
 _ANNEALING = ("normalizer", "epilogue")
 _MAPS_OWN = {"lambda_init": None, "head_norm": "affine"}  # without effect on other maps
@@ -76,7 +77,7 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
         made = ClearheadForCausalLM(config).to(model.device, model.dtype)
     weights = dict(model.state_dict())
     for index in range(config.num_hidden_layers):
-        _adopt(weights, f"model.layers.{index}.self_attn.", ours.layer(index), config.layer(index))
+        _adopt(weights, f"model.layers.{index}.", ours.layer(index), config.layer(index))
     wanted = made.state_dict()
     for name, weight in weights.items():
         if name in wanted and wanted[name].shape != weight.shape:
@@ -94,6 +95,8 @@ def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConf
     keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
     if changes.get("maps", ours.maps) != ours.maps:
         keys |= _MAPS_OWN
+    if changes.get("normalizer", ours.normalizer) != ours.normalizer:
+        keys["prefix_length"] = 1
     if any(changes.get(axis, getattr(ours, axis)) != getattr(ours, axis) for axis in _ANNEALING):
         keys["annealed_start"] = False
     if changes.get("position", "rope") not in _ROTARY:
@@ -102,13 +105,15 @@ def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConf
 
 
 def _adopt(weights: dict[str, Any], prefix: str, before: LayerSpec, after: LayerSpec) -> None:
-    own = {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
+    inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
+    own = {name.removeprefix(_ATTENTION): weights[whole] for name, whole in inside.items()}
     for axis in AXES:
         name = getattr(after, axis)
         adopt = REGISTRY.find(axis, name).adopt
         if adopt is not None and getattr(before, axis) != name:
             own = adopt(own, before, after)
-    weights.update({prefix + name: weight for name, weight in own.items()})
+    for name, weight in own.items():
+        weights[prefix + ("" if name in inside else _ATTENTION) + name] = weight
 
 
 def _patterns(names: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
+from clearhead.models.paged import is_batch, paged_attention
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
@@ -41,8 +42,8 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
-    # unknown to them), attention_backend (a backend's function would ignore those), and
-    # can_compile_fullgraph (the bases of dynamic-causal depend on the positions' values).
+    # unknown to them), attention_backend (a backend's function would ignore those).
+    _can_compile_fullgraph = True
     _supports_context_parallel = False  # it would shard the text below attention, unseen
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -50,13 +51,19 @@ class ClearheadPreTrainedModel(PreTrainedModel):
         for key in unknown:  # of from_pretrained, where no configuration took it
             config.refuse(key)
         super().__init__(config)
+        if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
+            self._can_compile_fullgraph = False  # its groups depend on the positions' values
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
-    """Token ids to hidden states after the final norm."""
+    """Token ids to hidden states after the final norm.
+
+    Attributes:
+        places_before: positions before every text, which belong to learned keys.
+    """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
@@ -72,6 +79,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.layers = nn.ModuleList(
             ClearheadLayer(config.layer(index)) for index in range(config.num_hidden_layers)
         )
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        self.places_before: int = max(each.normalizer.places for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
         for layer in self.layers:
@@ -115,6 +124,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
         check_arguments(unknown, ARGUMENTS)
+        batched = is_batch(unknown)
+        if batched:  # what a request sees, its lengths say
+            attention_mask = None
         check_inputs(input_ids, inputs_embeds, self.config.vocab_size)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
@@ -133,12 +145,19 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if use_cache and past_key_values is None and not self.training:
             windowed = self.config.sliding_window is not None
             past_key_values = DynamicCache(config=self.config if windowed else None)
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        past = _cached(past_key_values)
         key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1], in_chunks)
+        before = self.places_before
         longest = self.position.longest()  # type: ignore[operator]
+        longest = None if longest is None else longest - before
         check_positions(position_ids, x.shape[0], x.shape[1], longest)
         positions = _positions(position_ids, key_mask, x, past)
-        self._check_length(past + x.shape[1])
+        if before:
+            if position_ids is None and document_ids is not None:
+                positions = _within(document_ids)
+            positions = before + positions
+        if not batched:  # then a row is many texts
+            self._check_length(before + past + x.shape[1])
         if document_ids is not None and past_key_values is not None:
             raise ClearheadError("document_ids cannot be used with a key-value cache")
 
@@ -146,7 +165,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         maps: list[Tensor] | None = None
         if _wanted(output_attentions, self.config.output_attentions):
             maps = []
-        attend = self._attend(maps)
+        attend = paged_attention(unknown) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         groups = self._query_groups(positions, key_mask, past)
         bases = max(map(len, groups))
@@ -179,13 +198,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self, positions_BT: Tensor, key_mask: Tensor | None, past: int
     ) -> list[tuple[QueryGroup, ...]]:
         """Each layer's groups of queries; layers that tell order alike share theirs."""
-        made: dict[tuple[str, bool], tuple[QueryGroup, ...]] = {}
+        made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
         groups = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            key = _place(attention.layer), attention.cache_unrotated and past > 0
+            places = attention.normalizer.places
+            key = _place(attention.layer), attention.cache_unrotated and past > 0, places
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
+                if places:
+                    first = torch.arange(places, device=keys.device)
+                    keys = torch.cat([first.expand(len(keys), -1), keys], 1)
                 made[key] = self._position_of(key[0]).query_groups(positions_BT, keys)
             groups.append(made[key])
         return groups
@@ -223,7 +246,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                         module.position_only(q), module.position_only(k), **resting
                     )
 
-                weights = oracles.weights(q, k, **options)
+                weights = oracles.weights(q, k, **options)[..., -k.shape[2] :]
                 first = k.shape[2] - q.shape[2]
                 matrix = module.effective_weights(weights, lambdas, alone, first)
                 maps.append(matrix.to(q.dtype))
@@ -265,6 +288,13 @@ def _wanted(argument: bool | None, configured: bool | None) -> bool:
     return bool(configured if argument is None else argument)
 
 
+def _cached(cache: Cache | None) -> int:
+    """The number of tokens in a cache: a static one holds it in a tensor, an exported one stays
+    symbolic."""
+    length = 0 if cache is None else cache.get_seq_length()
+    return int(length) if isinstance(length, Tensor) else length
+
+
 def _key_mask(
     attention_mask: Tensor | None, batch: int, keys: int, in_chunks: bool
 ) -> Tensor | None:
@@ -280,7 +310,7 @@ def _key_mask(
             f"found {list(attention_mask.shape)}"
         )
     mask = attention_mask.bool()
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not mask.is_meta:
         if bool(mask.all()):
             return None  # the unpadded kernels are faster
         if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
@@ -307,6 +337,13 @@ def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> 
         count = key_mask.long().cumsum(-1)
         earlier = count[:, :past] - count[:, past : past + 1]
     return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
+
+
+def _within(document_ids: Tensor) -> Tensor:
+    """The position of each token in its own document, int64 [B, T]."""
+    place = torch.arange(document_ids.shape[1], device=document_ids.device)
+    opens = document_ids != document_ids.roll(1, 1)
+    return place - (place * opens).cummax(1).values
 
 
 def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:

@@ -100,8 +100,10 @@ class Attention(nn.Module):
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)
         v = _heads(v_BTC, self.value_heads)
+        prefix = self.normalizer.prefix()
         if not self.cache_unrotated:
-            k = self.scores.keys(k, query_groups[0].keys)
+            table = query_groups[0].keys
+            k = self.scores.keys(k, table if prefix is None else _last(table, k.shape[2]))
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         lambdas = self.maps.lambdas(x_BTC)
@@ -110,7 +112,8 @@ class Attention(nn.Module):
         visibility = visibility._replace(window=self.window)
         first = query_groups[0]
         outputs = [
-            self._group(group, q, k, v, lambdas, attend, visibility) for group in query_groups
+            self._group(group, q, k, v, prefix, lambdas, attend, visibility)
+            for group in query_groups
         ]
         o_BHTD = outputs[0]
         if len(query_groups) > 1:
@@ -181,6 +184,7 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
         lambdas: Tensor | None,
         attend: Attend,
         visibility: Visibility,
@@ -203,9 +207,19 @@ class Attention(nn.Module):
             *(self.scores.queries(q, group.queries), k, v, lambdas),
             attend=bound,
             sink=self.normalizer.sink(q),
+            prefix=None if prefix is None else self._prepared(prefix, group.keys, v),
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )
+
+    def _prepared(
+        self, prefix: tuple[Tensor, Tensor], table: Any, v_BGSD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A prefix as `attend` takes it; its positions are the first of the table."""
+        key_BGND, value_BGND = (x.expand(len(v_BGSD), *x.shape) for x in prefix)
+        key_BGND = self.scores.keys(key_BGND, _part(table, slice(key_BGND.shape[2])))
+        key_BGND = sharing.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
+        return key_BGND, value_BGND
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         """All keys and values so far, or the last of them, where a window reaches no further.
@@ -237,9 +251,13 @@ class Attention(nn.Module):
 
 def _last(table: Any, keys: int) -> Any:
     """A table of all keys, or several, for the last of them: those that a cache has not dropped."""
+    return _part(table, slice(-keys, None))
+
+
+def _part(table: Any, keys: slice) -> Any:
     if isinstance(table, tuple):
-        return tuple(_last(part, keys) for part in table)
-    return table if table is None else table[..., -keys:, :]
+        return tuple(_part(part, keys) for part in table)
+    return table if table is None else table[..., keys, :]
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:

@@ -27,7 +27,9 @@ class Block(nn.Module):
         self.attention_skip = REGISTRY.find("attention_skip", layer.attention_skip).build()
         if self.order.norms == 2:
             self.post_attention_layernorm = norm(layer.hidden_size, layer.norm_eps)
-        self.mlp = REGISTRY.find("mlp", layer.mlp).build(layer)
+        rotation = REGISTRY.find("mlp_rotation", layer.mlp_rotation).build
+        mlp = REGISTRY.find("mlp", layer.mlp).build
+        self.mlp = mlp(layer, rotation(layer.intermediate_size))
         self.mlp_gain = gain(scale, layer.mlp_gain)
         self.mlp_skip = REGISTRY.find("mlp_skip", layer.mlp_skip).build()
         self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)

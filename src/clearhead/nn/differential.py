@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from clearhead import ops
 from clearhead.nn.costs import attention_flops
 from clearhead.nn.offloading import with_own_parameters
+from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
@@ -50,7 +51,7 @@ class Differential(nn.Module):
     @with_own_parameters
     def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
         """λ, a float32 scalar, whatever the input."""
-        with torch.autocast(self.lambda_q1.device.type, enabled=False):
+        with without_autocast(self.lambda_q1):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
             return first - second + self.lambda_init

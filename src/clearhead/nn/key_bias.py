@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from clearhead.nn.null import NullKey
 from clearhead.nn.offloading import with_own_parameters
 from clearhead.ops import groups
+from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -31,7 +32,7 @@ class KeyBias(NullKey):
         exact = torch.promote_types(q_BHTD.dtype, torch.float32)
         key_BHD1 = groups.repeat(self.key[None, :, :, None], self.heads, self.together)
         # Autocast would round the logits to bfloat16.
-        with torch.autocast(q_BHTD.device.type, enabled=False):
+        with without_autocast(q_BHTD):
             logit_BHT = (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale
         return logit_BHT if self.offset is None else logit_BHT + self.offset
 

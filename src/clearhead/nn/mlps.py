@@ -12,28 +12,35 @@ from clearhead.spec import Declaration, LayerSpec
 class GatedMLP(nn.Module):
     """(f(x W_gate) ∘ x W_up) W_down."""
 
-    def __init__(self, layer: LayerSpec, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, layer: LayerSpec, rotation: nn.Module, function: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
         self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        self.rotation = rotation
         self.down_proj = _down(layer)
         self.function = function
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down_proj(self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))
+        wide = self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC)
+        return self.down_proj(self.rotation(wide))
 
 
 class PlainMLP(nn.Module):
     """f(x W_up) W_down."""
 
-    def __init__(self, layer: LayerSpec, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, layer: LayerSpec, rotation: nn.Module, function: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        self.rotation = rotation
         self.down_proj = _down(layer)
         self.function = function
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down_proj(self.function(self.up_proj(x_BTC)))
+        return self.down_proj(self.rotation(self.function(self.up_proj(x_BTC))))
 
 
 def _down(layer: LayerSpec) -> nn.Linear:
@@ -59,33 +66,33 @@ SWIGLU = Declaration(
     name="swiglu",
     summary="silu gate times a linear branch; three matrices",
     source="arXiv 2002.05202",
-    build=lambda layer: GatedMLP(layer, F.silu),
+    build=lambda layer, rotation: GatedMLP(layer, rotation, F.silu),
 )
 GEGLU = Declaration(
     axis="mlp",
     name="geglu",
     summary="exact GELU gate times a linear branch; three matrices",
     source="arXiv 2002.05202",
-    build=lambda layer: GatedMLP(layer, F.gelu),
+    build=lambda layer, rotation: GatedMLP(layer, rotation, F.gelu),
 )
 GELU = Declaration(
     axis="mlp",
     name="gelu",
     summary="GELU in GPT-2's tanh form; two matrices",
     source="arXiv 1606.08415",
-    build=lambda layer: PlainMLP(layer, _gelu),
+    build=lambda layer, rotation: PlainMLP(layer, rotation, _gelu),
 )
 GELU_EXACT = Declaration(
     axis="mlp",
     name="gelu-exact",
     summary="GELU by the error function; two matrices",
     source="arXiv 1606.08415, as GPT-NeoX has it",
-    build=lambda layer: PlainMLP(layer, F.gelu),
+    build=lambda layer, rotation: PlainMLP(layer, rotation, F.gelu),
 )
 RELU = Declaration(
     axis="mlp",
     name="relu",
     summary="ReLU; two matrices",
     source="arXiv 1706.03762",
-    build=lambda layer: PlainMLP(layer, _relu),
+    build=lambda layer, rotation: PlainMLP(layer, rotation, _relu),
 )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.ops import rms_norm
+from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration
 
 
@@ -33,7 +34,7 @@ class LayerNorm(nn.LayerNorm):
     """LayerNorm with gain and bias, in float32 under autocast too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return super().forward(x)
 
 

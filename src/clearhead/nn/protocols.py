@@ -100,13 +100,22 @@ class Scores(Protocol):
 
 
 class Normalizer(Protocol):
-    """The way from scores to weights. Built for a layer, H, and `Maps.keys_together`."""
+    """The way from scores to weights. Built for a layer, H, and `Maps.keys_together`.
+
+    Attributes:
+        places: how many keys `prefix` has, which take the first positions; the text follows.
+    """
+
+    places: int
 
     def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
         """The logit that competes with the keys in `ops.attend`, for queries as projected."""
 
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        """Keys [G, N, D] and values [G, N, V] before the text's, as projected; None for none."""
+
     def resting(self) -> float | Tensor | None:
-        """The same at W_Q = 0."""
+        """The sink at W_Q = 0."""
 
     def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
         """Row sums at W_Q = 0, [B, H, T, 1], from unnormalised ones; None for 1.
@@ -194,6 +203,7 @@ class Attend(Protocol):
         *,
         visibility: Visibility,
         sink: float | Tensor | None,
+        prefix: tuple[Tensor, Tensor] | None,
         scale: float,
         lambdas: Any,
         rows: Tensor | None,

@@ -9,12 +9,17 @@ from clearhead.spec import Declaration, LayerSpec
 class Softmax(nn.Module):
     """No sink beside the keys. The base of all normalizers."""
 
+    places = 0
+
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__()
         self.heads, self.together = heads, together
 
     def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
         return self.resting()
+
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        return None
 
     def resting(self) -> float | Tensor | None:
         return None

@@ -14,6 +14,8 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
+from clearhead.ops.precision import without_autocast
+from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 
 
@@ -27,6 +29,7 @@ def attend(
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -44,28 +47,33 @@ def attend(
         key_mask: bool [B, S], False for keys that nobody sees (padding). What their own queries
             get is unspecified: 0 by kernels that leave them out.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
+        prefix: keys [B, G, N, D] and values [B, G, N, V] beside these, which every query sees.
         scale: 1/√D unless given.
         kernel: names of `clearhead.ops.dispatch.KERNELS`, in order, with commas between; unless
             given, the dispatch table chooses.
 
     Returns:
-        [B, H, T, V] in the dtype of v. A query that sees no key gets zeros.
+        [B, H, T, V] in the dtype of v. A query that sees no key gets zeros, or the prefix alone.
 
     Raises:
         ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
     """
     visibility = Visibility(causal, window, key_mask, segments)
     _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
+    _check_prefix(prefix, k_BGSD, v_BGSV)
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
     if first := visibility.earliest(queries, keys):
         k_BGSD, v_BGSV = k_BGSD[:, :, first:], v_BGSV[:, :, first:]
         visibility, keys = visibility.of_keys(first), keys - first
     visibility = visibility.settled(queries, keys)
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
+    value = None
+    if prefix is not None:
+        sink, value = as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
     name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, scale, visibility, name)
+    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -81,40 +89,47 @@ class _Attend(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sink: Tensor | None,
+        value: Tensor | None,
         scale: float,
         visibility: Visibility,
         kernel: str,
     ) -> Tensor:
         # Autocast would round the float32 scores that the tiles are careful to keep.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
-        o, lse = sinks.join(o, lse, sink)
-        ctx.save_for_backward(q, k, v, o, lse, sink, visibility.key_mask, visibility.segments)
+        o, lse = sinks.join(o, lse, sink, value)
+        masks = visibility.key_mask, visibility.segments
+        ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
         ctx.kernel = kernel
         return o
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, o, lse, sink, *masks = ctx.saved_tensors
+        q, k, v, o, lse, sink, value, *masks = ctx.saved_tensors
         visibility = Visibility(ctx.causal, ctx.window, *masks)
         if higher_order.requested():
 
-            def plain(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
-                return oracles.attend(
-                    *(q, k, v), sink=sink, scale=ctx.scale, **visibility._asdict()
-                )
+            def plain(
+                q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, value: Tensor | None
+            ) -> Tensor:
+                options = {"sink": sink, "scale": ctx.scale, **visibility._asdict()}
+                o = oracles.attend(q, k, v, **options)
+                if value is None:
+                    return o
+                rest = 1 - oracles.weights(q, k, **options).sum(-1, keepdim=True)
+                return o + rest * value.double()
 
-            inputs, needed = (q, k, v, sink), ctx.needs_input_grad[:4]
+            inputs, needed = (q, k, v, sink, value), ctx.needs_input_grad[:5]
             return *higher_order.gradients(plain, inputs, needed, grad), None, None, None
-        dsink = None
-        with torch.autocast(q.device.type, enabled=False):
+        dsink = dvalue = None
+        with without_autocast(q):
             dq, dk, dv = KERNELS[ctx.kernel].run.backward(
                 *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
-            if sink is not None and ctx.needs_input_grad[3]:
-                dsink = sinks.gradient(sink, grad, o, lse)
-        return dq, dk, dv, dsink, None, None, None
+            if sink is not None and any(ctx.needs_input_grad[3:5]):
+                dsink, dvalue = sinks.gradients(sink, value, grad, o, lse)
+        return dq, dk, dv, dsink, dvalue, None, None, None
 
 
 def _check(
@@ -145,3 +160,17 @@ def _check(
         raise ClearheadError(f"key_mask must be bool [{batch}, {keys}]; found {found}")
     if segments is not None and segments.shape != (batch, keys):
         raise ClearheadError(f"segments must be [{batch}, {keys}]; found {tuple(segments.shape)}")
+
+
+def _check_prefix(prefix: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> None:
+    if prefix is None:
+        return
+    keys, values = prefix
+    number = keys.shape[2] if keys.ndim == 4 else 0
+    wanted = [(*x.shape[:2], number, x.shape[3]) for x in (k, v)]
+    if number < 1 or [keys.shape, values.shape] != wanted:
+        raise ClearheadError(
+            "a prefix is keys [B,G,N,D] and values [B,G,N,V], N of 1 or more, beside k "
+            f"{tuple(k.shape)} and v {tuple(v.shape)}; found {tuple(keys.shape)} and "
+            f"{tuple(values.shape)}"
+        )

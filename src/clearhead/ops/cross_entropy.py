@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import higher_order, oracles
+from clearhead.ops.precision import without_autocast
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024
@@ -28,7 +29,7 @@ def linear_cross_entropy(
     Returns:
         The sum, float32 scalar (float64 for float64 inputs).
     """
-    if torch.is_autocast_enabled(x_ND.device.type):
+    if not x_ND.is_meta and torch.is_autocast_enabled(x_ND.device.type):
         x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))
     return _LinearCrossEntropy.apply(x_ND, weight_VD, target_N, ignore_index)
 
@@ -44,7 +45,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wants_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         dx = []
         dweight = torch.zeros_like(weight_VD, dtype=exact) if wants_gradient else None
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND):
             for x, target in zip(x_ND.split(ROWS), target_N.split(ROWS), strict=True):
                 logits = torch.matmul(x, weight.T).to(exact)
                 kept = (target != ignore_index)[:, None]

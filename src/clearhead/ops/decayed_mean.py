@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.running_mean import picked
 from clearhead.ops.visibility import Span, Visibility
 from clearhead.ops.windowed_mean import windowed_mean
@@ -65,7 +66,7 @@ def decayed_mean(
         x = torch.where(mask[:, None, :, None], x, 0)
     before = keys - queries if segments is None else 0
     # Autocast would round the sums to bfloat16.
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         sums, mass, exponent = _summed(x, _Keys.of(place, mask, segments), slopes, before)
     mean = sums / torch.where(mass == 0, 1, mass)
     mass = mass.squeeze(-1) * torch.exp(exponent)

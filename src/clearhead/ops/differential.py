@@ -18,6 +18,7 @@ def differential(
     norm_eps: float | None,
     gain: float,
     sink: float | Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     attend: object = _attend,
     **options: object,
 ) -> Tensor:
@@ -34,6 +35,7 @@ def differential(
         norm_eps: added to the mean square; None leaves the norm out.
         gain: 1 − λ_init.
         sink: as in `attend`; a tensor has logits for each of the H maps.
+        prefix: as in `attend`, its keys and values paired as the others are.
         attend: what computes the maps, with `ops.attend`'s signature.
         options: causal, window, key_mask, segments, scale, as in `attend`.
 
@@ -49,10 +51,12 @@ def differential(
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
     q, k = _by_map(q_BHTD), _by_map(k_BGSD)
-    v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
+    v = _value_of_both(v_BGSD)
     if isinstance(sink, Tensor):
         sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
-    o = attend(q, k, torch.cat([v, v], 1), sink=sink, **options)  # type: ignore[operator]
+    if prefix is not None:
+        prefix = _by_map(prefix[0]), _value_of_both(prefix[1])
+    o = attend(q, k, v, sink=sink, prefix=prefix, **options)  # type: ignore[operator]
     first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
     difference = first - lam.to(first.dtype) * second
     if norm_eps is not None:
@@ -63,6 +67,12 @@ def differential(
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:
     """The first map of every head, then the second: so that grouped queries keep to their pair."""
     return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+def _value_of_both(v_BGSD: Tensor) -> Tensor:
+    """[B, G, S, 2D]: each pair's one value, for all first maps and then for all second."""
+    v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
+    return torch.cat([v, v], 1)
 
 
 def differential_v2(
@@ -83,7 +93,7 @@ def differential_v2(
         q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
         lam: λ, float32 [B, H/2, T, 1].
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, window, sink, key_mask, segments, scale, as in `attend`.
+        options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.
 
     Returns:
         [B, H/2, T, D] in the dtype of v.

@@ -43,25 +43,30 @@ def weights(
     sink: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """Attention weights, float64 [B, H, T, S]: exp(s) / (exp(sink) + Σ exp(s)), no sink: softmax.
 
+    Those on a prefix's keys come first, [B, H, T, N + S].
+
     The shift by max(0-or-sink, max s) keeps every exponent at or below 0; a row that sees no key
     is zero.
     """
-    q, k = q_BHTD.double(), k_BGSD.double()
+    q, k = q_BHTD.double(), _beside(prefix, 0, k_BGSD)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     allowed = visible(
         q.shape[2],
-        k.shape[2],
+        k_BGSD.shape[2],
         causal=causal,
         window=window,
         key_mask=key_mask,
         segments=segments,
         device=q.device,
     )
+    before = scores.shape[-1] - allowed.shape[-1]
+    allowed = torch.nn.functional.pad(allowed, (before, 0), value=True)
     scores = scores.masked_fill(~allowed, -torch.inf)
     if sink is None:
         shift = scores.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)
@@ -77,8 +82,15 @@ def weights(
 
 def attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, **options: object) -> Tensor:
     """Attention, float64 [B, H, T, V]; options as for `weights`."""
-    v = v_BGSV.double().repeat_interleave(q_BHTD.shape[1] // v_BGSV.shape[1], dim=1)
+    v = _beside(options.get("prefix"), 1, v_BGSV)
+    v = v.repeat_interleave(q_BHTD.shape[1] // v.shape[1], dim=1)
     return weights(q_BHTD, k_BGSD, **options) @ v  # type: ignore[arg-type]
+
+
+def _beside(prefix: object, index: int, x_BGSN: Tensor) -> Tensor:
+    """Keys (0) or values (1), float64, after a prefix's."""
+    x = x_BGSN.double()
+    return torch.cat([prefix[index].double(), x], 2) if isinstance(prefix, tuple) else x
 
 
 def differential(
@@ -99,6 +111,7 @@ def differential(
     do (their naive file pairs the wrong keys).
     """
     heads, groups = q_BHTD.shape[1] // 2, k_BGSD.shape[1] // 2
+    v_BGSD = _beside(options.get("prefix"), 1, v_BGSD)
     outputs = []
     for head in range(heads):
         group = head // (heads // groups)
@@ -106,11 +119,11 @@ def differential(
             weights(
                 q_BHTD[:, [2 * head + m]],
                 k_BGSD[:, [2 * group + m]],
-                **_for_head(options, 2 * head + m),  # type: ignore[arg-type]
+                **_for_head(options, 2 * head + m, 2 * group + m),  # type: ignore[arg-type]
             )
             for m in (0, 1)
         )
-        value = torch.cat([v_BGSD[:, [2 * group]], v_BGSD[:, [2 * group + 1]]], -1).double()
+        value = torch.cat([v_BGSD[:, [2 * group]], v_BGSD[:, [2 * group + 1]]], -1)
         outputs.append((first - lam.double() * second) @ value)
     o = torch.cat(outputs, 1)
     if norm_eps is None:
@@ -127,6 +140,7 @@ def differential_v2(
     With r = H/2 / G heads a group, both read keys and values of group i // r. lam: [B, H/2, T, 1].
     """
     heads = q_BHTD.shape[1] // 2
+    v_BGSD = _beside(options.get("prefix"), 1, v_BGSD)
     outputs = []
     for head in range(heads):
         group = [head * k_BGSD.shape[1] // heads]
@@ -134,16 +148,18 @@ def differential_v2(
             weights(
                 q_BHTD[:, [2 * head + m]],
                 k_BGSD[:, group],
-                **_for_head(options, 2 * head + m),  # type: ignore[arg-type]
+                **_for_head(options, 2 * head + m, group[0]),  # type: ignore[arg-type]
             )
             for m in (0, 1)
         )
-        outputs.append((first - lam[:, [head]].double() * second) @ v_BGSD[:, group].double())
+        outputs.append((first - lam[:, [head]].double() * second) @ v_BGSD[:, group])
     return torch.cat(outputs, 1)
 
 
-def _for_head(options: dict[str, object], head: int) -> dict[str, object]:
-    sink = options.get("sink")
+def _for_head(options: dict[str, object], head: int, group: int) -> dict[str, object]:
+    sink, prefix = options.get("sink"), options.get("prefix")
+    if isinstance(prefix, tuple):
+        options = {**options, "prefix": tuple(x[:, [group]] for x in prefix)}
     if not isinstance(sink, Tensor) or not sink.ndim:
         return options
     return {**options, "sink": sink[:, [head]] if sink.ndim == 3 else sink[head]}
@@ -279,3 +295,11 @@ def linear_cross_entropy(
     logits = x_ND.double()[kept] @ weight_VD.double().T
     picked = logits.gather(1, target_N[kept][:, None]).squeeze(1)
     return (torch.logsumexp(logits, -1) - picked).sum()
+
+
+def rotate_blocks(x: Tensor, block: int) -> Tensor:
+    """x H / √block in blocks of channels, float64, H_ij = (−1)^(ones in the binary i AND j)."""
+    index = range(block)
+    signs = [[(-1.0) ** (i & j).bit_count() for j in index] for i in index]
+    matrix = torch.tensor(signs, dtype=torch.float64, device=x.device) * block**-0.5
+    return (x.double().unflatten(-1, (-1, block)) @ matrix).flatten(-2)

@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Visibility
 from clearhead.ops.windowed_mean import windowed_mean
 
@@ -67,7 +68,7 @@ def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
 
 
 def _fastest(x_BHTD: Tensor) -> str:
-    if x_BHTD.shape[2] <= BLOCK:
+    if torch.compiler.is_exporting() or x_BHTD.shape[2] <= BLOCK:
         return "scan"
     if x_BHTD.device.type == "cpu":
         return "unrolled" if torch.compiler.is_compiling() else "products"
@@ -89,7 +90,7 @@ def _by_products(x_BHTD: Tensor) -> Tensor:
     """A block is one product with a triangle of ones: a CPU's cumsum takes three times as long."""
     triangle = torch.ones(BLOCK, BLOCK, dtype=x_BHTD.dtype, device=x_BHTD.device).tril()
     # Autocast would round the sums to bfloat16.
-    with torch.autocast(x_BHTD.device.type, enabled=False):
+    with without_autocast(x_BHTD):
         return _over_blocks(x_BHTD, BLOCK, lambda x_BHNKD: torch.matmul(triangle, x_BHNKD))
 
 

@@ -1,31 +1,46 @@
 """A sink beside every row of keys: its exchange of (o, lse) for (o1, lse1), and its gradient.
 
-With lse1 = logaddexp(lse, s) the output is o1 = o · exp(lse − lse1). Handing (o1, lse1) to a
-softmax kernel's *own* backward in place of (o, lse) gives the exact gradient, since that kernel
-recomputes P = exp(score − lse1) and the row term rowsum(dO ∘ o1).
+With lse1 = logaddexp(lse, s) the output is o1 = o · exp(lse − lse1), plus value · exp(s − lse1)
+where the sink has a value. Handing (o1, lse1) to a softmax kernel's *own* backward in place of
+(o, lse) gives the exact gradient, since that kernel recomputes P = exp(score − lse1) and the row
+term rowsum(dO ∘ o1).
 """
 
 import torch
 from torch import Tensor
 
 
-def join(o_BHTV: Tensor, lse_BHT: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+def join(
+    o_BHTV: Tensor, lse_BHT: Tensor, sink: Tensor | None, value_BHTV: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(o1, lse1) of softmax's own (o, lse), which are given up; unchanged without a sink."""
     if sink is None:
         return o_BHTV, lse_BHT
-    lse1_BHT = torch.logaddexp(lse_BHT, by_row(sink, lse_BHT))
+    null_BHT = by_row(sink, lse_BHT)
+    lse1_BHT = torch.logaddexp(lse_BHT, null_BHT)
     # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
-    return o_BHTV.mul_(torch.exp(lse_BHT - lse1_BHT)[..., None]), lse1_BHT
+    o_BHTV = o_BHTV.mul_(torch.exp(lse_BHT - lse1_BHT)[..., None])
+    if value_BHTV is not None:
+        o_BHTV = o_BHTV.add_(torch.exp(null_BHT - lse1_BHT)[..., None] * value_BHTV)
+    return o_BHTV, lse1_BHT
 
 
 def by_row(sink: Tensor, lse_BHT: Tensor) -> Tensor:
-    """A logit a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
+    """A logit of all, a head, [H], or a query, [B, H, T], as it meets the log-sum-exp."""
     sink = sink.to(lse_BHT.dtype)
-    return sink if sink.ndim == 3 else sink[:, None]
+    return sink[:, None] if sink.ndim == 1 else sink
 
 
-def gradient(sink: Tensor, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor) -> Tensor:
-    """−exp(sink − lse) · rowsum(dO ∘ o), summed to the sink's shape; o and lse: with the sink."""
-    row_BHT = (grad.to(lse_BHT.dtype) * o_BHTV.to(lse_BHT.dtype)).sum(-1)
-    gradient_BHT = -torch.exp(by_row(sink, lse_BHT) - lse_BHT) * row_BHT
-    return (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
+def gradients(
+    sink: Tensor, value_BHTV: Tensor | None, grad: Tensor, o_BHTV: Tensor, lse_BHT: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """p · rowsum(dO ∘ (value − o)), summed to the sink's shape, and p · dO, p = exp(sink − lse).
+
+    o and lse: with the sink. Without a value the first is −p · rowsum(dO ∘ o), the second None.
+    """
+    grad, o_BHTV = grad.to(lse_BHT.dtype), o_BHTV.to(lse_BHT.dtype)
+    p_BHT = torch.exp(by_row(sink, lse_BHT) - lse_BHT)
+    apart = -o_BHTV if value_BHTV is None else value_BHTV - o_BHTV
+    gradient_BHT = p_BHT * (grad * apart).sum(-1)
+    dsink = (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
+    return dsink, None if value_BHTV is None else (p_BHT[..., None] * grad).to(value_BHTV.dtype)

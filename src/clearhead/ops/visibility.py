@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 
 class Span(NamedTuple):
@@ -40,7 +41,7 @@ class Visibility(NamedTuple):
 
     def settled(self, queries: int, keys: int) -> "Visibility":
         """The same keys, in the form that the most kernels take."""
-        bites = self.window is not None and self.window < keys
+        bites = self.window is not None and (is_exporting() or self.window < keys)
         # A condition: under torch.compile a comparison of lengths need be no constant.
         several = True if queries > 1 or bites else False  # noqa: SIM210
         return self._replace(
@@ -50,7 +51,9 @@ class Visibility(NamedTuple):
 
     def earliest(self, queries: int, keys: int) -> int:
         """The first key that any query may see: those before it may be left out."""
-        return 0 if self.window is None else max(0, keys - queries - self.window + 1)
+        if self.window is None or is_exporting():
+            return 0
+        return max(0, keys - queries - self.window + 1)
 
     def of_keys(self, first: int, end: int | None = None) -> "Visibility":
         """The same for the keys `first` to `end` alone; the same masks where these are all."""
@@ -61,7 +64,13 @@ class Visibility(NamedTuple):
         return self._replace(key_mask=key_mask, segments=segments)
 
     def spans(self, queries: int, keys: int, rows: int) -> Iterator[Span]:
-        """All queries, at most `rows` at a time, with the keys of each lot."""
+        """All queries, at most `rows` at a time, with the keys of each lot.
+
+        An exported program has one lot: their number would fix the length of its texts.
+        """
+        if is_exporting():
+            yield Span(0, queries, 0, keys)
+            return
         before = keys - queries
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Span, Visibility
 
 ROWS = 128
@@ -31,7 +32,7 @@ def windowed_mean(
     keys = x.shape[2]
     means, masses = [], []
     # Autocast would round the sums to bfloat16.
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         for span in visibility.spans(queries, keys, ROWS):
             hidden = visibility.hidden(span, queries, keys, x.device)
             weight = x.new_ones(()) if weigh is None else weigh(span)

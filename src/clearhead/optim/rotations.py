@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead.errors import ClearheadError, choose
 
@@ -276,7 +277,8 @@ def _keeps_an_axis(rotation: Rotation, size: int) -> bool:
     """True if one of a few unit vectors stays on an axis, as all do under signed permutations."""
     probes = torch.zeros(min(size, 16), size)
     probes[range(len(probes)), torch.linspace(0, size - 1, len(probes)).long()] = 1.0
-    return bool((rotation.apply(probes, -1).abs().amax(-1) > 1 - 1e-6).any())
+    largest = rotation.apply(probes, -1).abs().amax(-1)
+    return not isinstance(largest, FakeTensor) and bool((largest > 1 - 1e-6).any())
 
 
 def _is_adam(kind: str) -> ClearheadError:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.adamw import adamw
 
 from clearhead.errors import ClearheadError
@@ -184,7 +185,7 @@ def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         bad = bad.to(mesh.device_type)
         for group in mesh.get_all_groups():
             dist.all_reduce(bad, dist.ReduceOp.MAX, group=group)
-    if bad.item():
+    if not isinstance(bad, FakeTensor) and bad.item():
         raise ClearheadError(
             f"the gradient of {_unfit([name for name, _ in named], parts)}: "
             "nothing was changed; lower the learning rate, or skip this step"

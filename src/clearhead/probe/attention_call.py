@@ -61,6 +61,8 @@ class AttentionCall:
         scale: of the products.
         visibility: the keys that each query sees, `mask` aside.
         sink: the logit beside every row's, a number, [H] or [B, H, T]; None for plain softmax.
+        sink_value: what a weight of 1 on the sink adds to a query's output, [B, H, T, V]; None
+            for nothing.
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
@@ -77,6 +79,7 @@ class AttentionCall:
     scale: float
     visibility: Visibility = Visibility()  # noqa: RUF009 (a frozen value)
     sink: float | Tensor | None = None
+    sink_value: Tensor | None = None
     mask: Tensor | None = None
     bias: Tensor | None = None
     softcap: float | None = None

@@ -20,6 +20,8 @@ from clearhead.models.implementations import IMPLEMENTATIONS
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Attend
+from clearhead.ops.precision import without_autocast
+from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.attention_override import AttentionOverride
@@ -108,7 +110,7 @@ def measure(
 @contextmanager
 def _hooks(layers: list[nn.Module], statistics: Sequence[HiddenStatistic]) -> Iterator[None]:
     def show(layer: int, x_BTC: Tensor) -> None:
-        with torch.no_grad(), torch.autocast(x_BTC.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(x_BTC):
             for statistic in statistics:
                 statistic.observe(layer, x_BTC)
 
@@ -157,7 +159,7 @@ def _probe(
     probe = _OVERRIDE.state
     layer = probe.layers.get(module)
     if layer is not None:
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(query):
             probe.show(attention_call(module, layer, query, key, attention_mask, options))
     plain = _plain(module, _OVERRIDE.original)
     return plain(module, query, key, value, attention_mask, **options)
@@ -185,7 +187,11 @@ def attention_call(
     }
     if isinstance(module, Attention):
         names = ("visibility", "sink", "lambdas", "rows")
-        return AttentionCall(**common, **{name: options[name] for name in names})
+        own = {name: options[name] for name in names}
+        if (prefix := options["prefix"]) is not None:
+            null = as_null(query, prefix, own["sink"], common["scale"])
+            own["sink"], own["sink_value"] = null
+        return AttentionCall(**common, **own)
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return AttentionCall(

@@ -57,6 +57,12 @@ def _int8_dynamic() -> Any:
     return Int8DynamicActivationInt8WeightConfig()
 
 
+def _int8_dynamic_tensor() -> Any:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, PerRow, PerTensor
+
+    return Int8DynamicActivationInt8WeightConfig(granularity=[PerTensor(), PerRow()])
+
+
 def _int4_weight_only() -> Any:
     from torchao.quantization import Int4WeightOnlyConfig
 
@@ -72,6 +78,7 @@ def _int4_weight_only() -> Any:
 KINDS: dict[str, Callable[[], Any]] = {
     "int8-weight-only": _int8_weight_only,
     "int8-dynamic": _int8_dynamic,
+    "int8-dynamic-tensor": _int8_dynamic_tensor,
     "int4-weight-only": _int4_weight_only,
 }
 
@@ -92,7 +99,8 @@ def deploy(
         tokenizer: saved beside the model.
         source: a folder or hub name.
         kind: one of `KINDS`: int8 weights a scale an output channel; the same with activations in
-            int8, a scale a token, when they come; int4 weights by groups of 128.
+            int8, a scale a token, when they come; or a scale for all tokens of a call; int4
+            weights by groups of 128.
         output: a folder that does not exist yet; it appears whole or not at all.
         trust_remote_code: whether Python code that `source` brings may run.
 

@@ -73,10 +73,13 @@ def attend(call: AttentionCall, v_BGSV: Tensor, how: Logits) -> Tensor:
         shown = tile.scores.masked_fill(~tile.visible, 0.0)
         rounded = absmax(shown, how.bits, (3,), top=top)
         hidden = rounded.masked_fill(~tile.visible, -torch.inf)
-        weights, _ = normalised(hidden, call.null_logit(tile.start, hidden.shape[2]))
+        weights, null = normalised(hidden, call.null_logit(tile.start, hidden.shape[2]))
         keys = weights.shape[3]
         rows = weights @ v[:, :, :keys].to(weights.dtype)
-        out[:, :, tile.start : tile.start + weights.shape[2]] = rows.to(out.dtype)
+        place = slice(tile.start, tile.start + weights.shape[2])
+        if null is not None and call.sink_value is not None:
+            rows = rows + null[..., None] * call.sink_value[:, :, place]
+        out[:, :, place] = rows.to(out.dtype)
     return out
 
 

@@ -13,6 +13,7 @@ from clearhead.eval import Questions, accuracy, perplexity
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
+from clearhead.records.cells import on_perplexity
 
 CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 
@@ -42,6 +43,7 @@ class Cost:
         accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's
             characters, as in the task `choices`; None without questions, the latter also where the
             lm-evaluation-harness has none.
+        by_window: the perplexity's parts, one a window, their mean.
         chance: of guessing.
         reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
@@ -50,6 +52,7 @@ class Cost:
     scheme: Scheme | None
     perplexity: float | None = None
     tokens: int = 0
+    by_window: tuple[float, ...] = ()
     accuracy: float | None = None
     accuracy_normalised: float | None = None
     chance: float | None = None
@@ -114,13 +117,15 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     value, reason = found.perplexity, found.reason
     if value is not None and not math.isfinite(value):
         value, reason = None, f"the loss is {found.loss}, so there is no perplexity"
-    if value is None or not texts.questions:
-        return Cost(scheme=scheme, perplexity=value, tokens=found.tokens, reason=reason)
+    if value is None or found.loss is None:
+        return Cost(scheme=scheme, tokens=found.tokens, reason=reason)
+    parts = tuple(on_perplexity(value, found.loss, found.by_window))
+    plain = Cost(scheme=scheme, perplexity=value, tokens=found.tokens, by_window=parts)
+    if not texts.questions:
+        return plain
     answers = accuracy(model, texts.tokenizer, texts.questions)
-    return Cost(
-        scheme=scheme,
-        perplexity=value,
-        tokens=found.tokens,
+    return replace(
+        plain,
         accuracy=answers["accuracy"],
         accuracy_normalised=answers.get("accuracy_norm"),
         chance=answers["chance"],

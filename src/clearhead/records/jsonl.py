@@ -34,8 +34,8 @@ def encode(record: Record) -> str:
     return json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def append(path: Path, record: Record, advice: str = "make room or choose another place") -> None:
-    """Append the line of a record to `path`, creating the file and its folder.
+def append(path: Path, *records: Record) -> None:
+    """Append the lines of records to `path` at once, creating the file and its folder.
 
     A last line torn by an interruption is dropped first, so that it never ends up in the middle of
     the file.
@@ -43,12 +43,12 @@ def append(path: Path, record: Record, advice: str = "make room or choose anothe
     Raises:
         ClearheadError: naming the file, where it cannot be written.
     """
-    line = _bytes(encode(record))
-    with writing(path, advice):
+    lines = _bytes("".join(map(encode, records)))
+    with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
             _mend(file)
-            _write_all(file, line)
+            _write_all(file, lines)
 
 
 class Writer:

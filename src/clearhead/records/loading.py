@@ -2,23 +2,26 @@
 
 A file holds, a JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
-and y), `channel` (an outlier), `note` (what could not be measured), `advice` and `cell` (one of an
-evaluation's). Lines of before are converted here: the headers `diagnosis` and `quantization`, and
-`scheme`, one result of a quantisation. A cell's results are measures with its dimensions.
+and y), `channel` (an outlier), `note` (what could not be measured) and `advice`. Lines of a sweep
+name their "cell", and count once the line of kind `cell` that closes it is there: those of an
+earlier measurement of the same cell count no more. Lines of before are converted here: the headers
+`diagnosis` and `quantization`, `scheme`, one result of a quantisation, and cells with a "result".
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
+from clearhead.records.cells import lines_of, pooled, setting_of
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
     DIMENSIONS,
+    DRAW,
     QUANTIZATION,
     Line,
     Measure,
@@ -26,8 +29,8 @@ from clearhead.records.runs import (
     Run,
 )
 
-PAYLOADS = ("cell", "curve", "channel", "note", "advice")
-KINDS = ("run", "step", "measure", "attention", *PAYLOADS)
+PAYLOADS = ("curve", "channel", "note", "advice")
+KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
 STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLD = (DIAGNOSIS, QUANTIZATION, "scheme")
 _HEADERS = ("run", DIAGNOSIS, QUANTIZATION)
@@ -47,14 +50,15 @@ def as_line(record: Line) -> str:
     return jsonl.encode(record)
 
 
-def append(path: Path, record: Line) -> None:
-    """Append the line of a record to `path`; see `jsonl.append`.
+def append(path: Path, *records: Line) -> None:
+    """Append the lines of records to `path`; see `jsonl.append`.
 
     Raises:
         ClearheadError: as `as_line`, or the file cannot be written.
     """
-    as_line(record)
-    jsonl.append(path, record)
+    for record in records:
+        as_line(record)
+    jsonl.append(path, *records)
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
@@ -69,18 +73,18 @@ def load(paths: Path | Iterable[Path]) -> Records:
     """
     files = []
     for path in [paths] if isinstance(paths, Path) else paths:
-        runs: dict[str, Run] = {}
-        jsonl.each([path], partial(_add, runs))
-        files.append(runs.values())
+        reader = _Reader()
+        jsonl.each([path], reader.add)
+        files.append(reader.runs.values())
     return _records(run for runs in files for run in runs)
 
 
 def parse(lines: Iterable[Line]) -> Records:
     """Records from lines that are not in a file."""
-    runs: dict[str, Run] = {}
+    reader = _Reader()
     for line in lines:
-        _add(runs, line)
-    return _records(runs.values())
+        reader.add(line)
+    return _records(reader.runs.values())
 
 
 def _records(found: Iterable[Run]) -> Records:
@@ -103,16 +107,63 @@ def _records(found: Iterable[Run]) -> Records:
     return Records(runs=tuple(runs.values()))
 
 
-def _add(runs: dict[str, Run], line: Line) -> None:
-    kind = choose("kind", str(line["kind"]), (*KINDS, *_OLD))
-    name = str(line["run"])
-    if kind in _HEADERS:
-        runs[name] = _run(name, line, runs.get(name))
-        return
-    if name not in runs:
-        raise ValueError(f'no line of kind "run" for {name!r} comes before it')
-    run = runs[name]
+class _Reader:
+    """Lines of one file to runs."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self._open: dict[tuple[str, str], list[Line]] = {}  # lines of cells not closed yet
+        self._settings: dict[tuple[str, str], str] = {}  # those that count, by run and place
+
+    def add(self, line: Line) -> None:
+        """Add a line."""
+        kind = choose("kind", str(line["kind"]), (*KINDS, *_OLD))
+        name = str(line["run"])
+        if kind in _HEADERS:
+            self.runs[name] = _run(name, line, self.runs.get(name))
+            return
+        if name not in self.runs:
+            raise ValueError(f'no line of kind "run" for {name!r} comes before it')
+        run = self.runs[name]
+        if kind == "cell":
+            self._close(run, line)
+        elif "cell" in line:
+            self._open.setdefault((name, str(line["cell"])), []).append(line)
+        else:
+            _take(run, line)
+
+    def _close(self, run: Run, line: Line) -> None:
+        if not all(isinstance(line[key], dict) for key in ("at", "options", "made")):
+            raise ValueError("at, options and made of a cell are objects")
+        if not isinstance(line["task"], str):
+            raise ValueError("a cell has a task")
+        if "result" in line:
+            lines = list(_of_old_cell(line))
+        else:
+            cell, setting = str(line["cell"]), setting_of(line)
+            lines = self._open.pop((run.id, cell), [])
+            lines = lines[len(lines) - line["lines"] :]  # others are of a write that was cut short
+            place = run.id, json.dumps([line["task"], line["at"]], sort_keys=True)
+            before = self._settings.get(place)
+            if before is not None:
+                for payloads in run.payloads.values():
+                    payloads[:] = [x for x in payloads if not _replaced(x, cell, setting, before)]
+            self._settings[place] = setting
+        for one in lines:
+            _take(run, one)
+        run.payloads.setdefault("cell", []).append(line)
+
+
+def _replaced(line: Line, cell: str, setting: str, before: str) -> bool:
+    """True of a line of the same cell, or of its place under other settings."""
+    return line.get("cell") == cell or (setting != before and setting_of(line) == before)
+
+
+def _take(run: Run, line: Line) -> None:
+    kind = line["kind"]
     for one in _MEASURES.get(kind, lambda _: ())(line):
+        if DRAW in line:
+            one = pooled(one, line[DRAW], run.measures.get(one.key))
         run.measures[one.key] = one
     if kind == "step":
         # After a resume the steps since the last checkpoint are recorded again.
@@ -129,10 +180,6 @@ def _add(runs: dict[str, Run], line: Line) -> None:
         if kind == "curve" and len(line["x"]) != len(line["y"]):
             raise ValueError(f"{len(line['x'])} x and {len(line['y'])} y")
         run.payloads.setdefault(kind, []).append(line)
-        if kind == "cell" and (points := line["result"].get("positions")):
-            curve = {"curve": "cumulative_loss", "task": line["task"], **line["at"]}
-            x, y = [one["to"] for one in points], [one["cumulative"] for one in points]
-            run.payloads.setdefault("curve", []).append({**curve, "x": x, "y": y})
 
 
 def _run(name: str, header: Line, old: Run | None) -> Run:
@@ -145,11 +192,13 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         arm, seed = named["arm"], int(named["seed"])
     if study == COMPARISON:
         arm, seed = str(header.get("arm", header["preset"])), int(header["seed"])
-    elif study == DIAGNOSIS and old is not None:
+    weights = header.get("weights")
+    same = old is not None and weights is not None and weights == old.header.get("weights")
+    if study == DIAGNOSIS and old is not None and weights is None:
         raise ValueError(f"a second diagnosis named {name!r}")
-    # A resumed run states its header again; what it had measured stays. A model that is quantised
-    # again replaces its old results.
-    kept = old if study == COMPARISON else None
+    # A resumed run states its header again; what it had measured stays. Another model that is
+    # quantised or diagnosed under the same name replaces the first one's results.
+    kept = old if study == COMPARISON or same else None
     return Run(
         id=name,
         arm=arm,
@@ -171,7 +220,7 @@ def _measures_of_line(line: Line) -> Iterator[Measure]:
     details = {
         name: item
         for name, item in line.items()
-        if name not in (*DIMENSIONS, "kind", "run", "metric", "value")
+        if name not in (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
     }
     yield Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
 
@@ -193,52 +242,21 @@ def _measures_of_scheme(line: Line) -> Iterator[Measure]:
             yield Measure(metric=metric, value=value, dimensions=dimensions, details=details)
 
 
-def _measures_of_cell(line: Line) -> Iterator[Measure]:
-    """Headline metrics of a cell, and perplexities of its documents."""
-    if not all(isinstance(line[key], dict) for key in ("at", "result", "options", "made")):
-        raise ValueError("at, result, options and made of a cell are objects")
-    if not isinstance(line["headlines"], list | tuple) or not isinstance(line["task"], str):
-        raise ValueError("a cell has a task, and headlines, a list")
-    result = line["result"]
-    at = {name: value for name, value in line["at"].items() if value is not None}
-    dimensions = {"task": line["task"], **at}  # a harness's task goes by its own name
-    for headline in map(str, line["headlines"]):
-        details: Line = {}
-        if headline == "accuracy" and result.get("low") is not None:
-            details["interval"] = (result["low"], result["high"])
-        if (error := result.get(f"{headline}_stderr")) is not None:
-            details["stderr"] = error
-        if items := _items(result, headline):
-            details["items"] = items
-        if result.get("reason"):
-            details["reason"] = result["reason"]
-        value = _number(result.get(headline))
-        yield Measure(metric=headline, value=value, dimensions=dimensions, details=details)
-    for one in result.get("documents", ()):
-        where = {**dimensions, "document": str(one["document"])}
-        value = _number(one.get("perplexity"))
-        yield Measure(metric="document_perplexity", value=value, dimensions=where)
+def _of_old_cell(line: Line) -> Iterator[Line]:
+    """The lines of a cell as it was written when it held its "result"."""
+    if not isinstance(line["result"], dict) or not isinstance(line["headlines"], list | tuple):
+        raise ValueError("a cell's result is an object, its headlines a list")
+    where = {"kind": "measure", "run": line["run"], "task": line["task"], **line["at"]}
+    headlines = list(map(str, line["headlines"]))
+    for one in lines_of(headlines, {**dict.fromkeys(headlines), **line["result"]}):
+        if "aside" not in one:
+            yield {**where, **one}
 
 
 _MEASURES: dict[str, Callable[[Line], Iterable[Measure]]] = {
     "measure": _measures_of_line,
     "scheme": _measures_of_scheme,
-    "cell": _measures_of_cell,
 }
-
-
-def _items(result: Line, headline: str) -> list[float]:
-    """A number for each key or document of a cell, their mean near the headline; none if unknown.
-
-    A document's perplexity is set beside the whole's on the scale of the loss.
-    """
-    if headline == "perplexity" and result.get(headline) is not None:
-        documents = [one["loss"] for one in result.get("documents", ()) if "loss" in one]
-        if not documents or None in documents:
-            return []
-        whole = float(result[headline])
-        return [whole * (1 + loss - result["loss"]) for loss in documents]
-    return [float(one) for one in result.get(f"{headline}_by_item") or ()]
 
 
 def _number(value: object) -> float | None:

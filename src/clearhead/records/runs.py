@@ -13,9 +13,11 @@ BASELINE = "transformer"
 # absent means "pooled over"; without a step it was measured at the end, without a scheme in full
 # precision. The line's other keys are details, which identify nothing.
 DIMENSIONS = (
-    *("task", "scaling", "factor", "length", "depth", "scheme"),
+    *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
+    *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
     *("split", "map", "layer", "head", "tokens", "step"),
 )
+DRAW = "draw"  # seed of the windows or samples drawn; measures of several draws are pooled
 SPLIT = "validation"  # of a measure that names none
 INPUT = -1  # the layer number of the stream before the first block
 MAPS = ("softmax", "map 1", "map 2", "difference", "shaped")
@@ -29,13 +31,16 @@ class Measure:
     Attributes:
         value: None where it could not be measured, for the `reason`.
         details: facts about this number: "reason", "interval" (low, high), "stderr", "items" (a
-            number for each key or document), "family" and "bits" of a scheme.
+            number for each key, window or document), "family" and "bits" of a scheme, "aside" of a
+            number that tables leave out.
+        draws: the measures of which it is the mean, by the seed of what was drawn.
     """
 
     metric: str
     value: float | None
     dimensions: Line = field(default_factory=dict)
     details: Line = field(default_factory=dict)
+    draws: dict[int, "Measure"] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -98,13 +103,15 @@ class Run:
         return [one for one in self.measures.values() if one.matches(metric, dimensions)]
 
     def payload(self, kind: str, **having: Any) -> list[Line]:
-        """The lines of a kind that have these values."""
+        """The lines of a kind that have these values, of the first draw where there are several."""
         lines = self.payloads.get(kind, [])
+        first = next((line[DRAW] for line in lines if DRAW in line), None)
+        lines = [line for line in lines if line.get(DRAW, first) == first]
         return [line for line in lines if all(line.get(k) == v for k, v in having.items())]
 
     @property
     def cells(self) -> list[Line]:
-        """The lines of its evaluation, as they were written."""
+        """What was measured of it: task, dimensions, options and how it was made."""
         return self.payloads.get("cell", [])
 
     @property

@@ -234,7 +234,8 @@ def _lengths(records: Records, looks: Looks) -> Section | None:
     )
 
 
-def _attention(records: Records) -> Section | None:
+def maps(records: Records) -> Iterator[Block]:
+    """The attention maps of all sets of records, under what chooses layer and head."""
     blocks: list[Block] = []
     shown: list[Panel] = []
     for tag, labelled in narrative.sets(records):
@@ -245,16 +246,17 @@ def _attention(records: Records) -> Section | None:
     packed = [panel.attention for panel in shown if panel.attention]
     if packed:
         signed = any(one["signed"] for one in packed)
-        blocks = [
-            Choice(
-                layers=tuple(sorted({layer for one in packed for layer in one["layers"]})),
-                heads=max(len(one["heads"]) for one in packed),
-            ),
-            heatmaps.WEIGHTS,
-            *((heatmaps.SIGNED,) if signed else ()),
-            Notes(texts=("Colour steps follow the square root of the weight.",)),
-            *blocks,
-        ]
+        yield Choice(
+            layers=tuple(sorted({layer for one in packed for layer in one["layers"]})),
+            heads=max(len(one["heads"]) for one in packed),
+        )
+        yield heatmaps.WEIGHTS
+        yield from (heatmaps.SIGNED,) if signed else ()
+        yield Notes(texts=("Colour steps follow the square root of the weight.",))
+    yield from blocks
+
+
+def _attention(records: Records) -> Section | None:
     return section(
         "attention",
         "Where attention goes",
@@ -264,7 +266,7 @@ def _attention(records: Records) -> Section | None:
         "subtracts its second map from its first: weight that both maps share cancels, and what "
         "remains can be negative. Where a model has fewer heads, the one at the same place is "
         "shown.",
-        blocks,
+        maps(records),
         folded=True,
     )
 

@@ -68,10 +68,7 @@ def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]
             cells = (pivot.cells[row][place] for place in places)
             table.add_row(
                 _name(pivot.rows[row]),
-                *(
-                    escape("\n".join(_text(one, threshold) for one in cell) or "–")
-                    for cell in cells
-                ),
+                *("\n".join(_text(one, threshold) for one in cell) or "–" for cell in cells),
             )
         yield table
 
@@ -92,7 +89,11 @@ def _name(row: Heading) -> str:
 
 
 def _text(entry: Entry, threshold: float) -> str:
+    """The entry as rich's markup."""
+    from rich.markup import escape
+
     text = f"{entry.name}: {entry.text}" if entry.name else entry.text
     words = "" if entry.difference is None else verdict_in_words(entry.difference, threshold)
     below = words or entry.note
-    return f"{text}\n{below}" if below else text
+    shown = f"[bold]{escape(text)}[/bold]" if entry.best else escape(text)
+    return f"{shown}\n{escape(below)}" if below else shown

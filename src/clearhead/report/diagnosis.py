@@ -107,13 +107,14 @@ def _three() -> Iterator[tuple[Heading, Quantity]]:
     share = Quantity(by_map=heatmaps.SHARE, write=style.percent)
     yield Heading(title=title, note="sink"), share
     title = "largest hidden number, in medians"
-    yield Heading(title=title, note="outliers"), Quantity(read=_outlier)
+    yield Heading(title=title, note="outliers"), Quantity(read=outlier)
     title = "similarity of tokens after the last layer"
     note = "mean cosine; 1 is rank collapse"
     yield Heading(title=title, note=note), Quantity(read=at_end("similarity"))
 
 
-def _outlier(run: Run) -> list[Measure]:
+def outlier(run: Run) -> list[Measure]:
+    """The largest hidden number in medians."""
     top, median = run.value("hidden_top_1"), run.value("hidden_median")
     return [Measure(metric="outlier", value=top / median)] if top is not None and median else []
 
@@ -128,7 +129,7 @@ def _verdict(records: Records) -> list[str]:
 
 
 def _largest(records: Records) -> str:
-    found = _means(records, _outlier)
+    found = _means(records, outlier)
     said = narrative.listed(found, lambda value: f"{style.number(value)} medians", "in")
     return f"The largest hidden number is {said}." if found else ""
 

@@ -5,28 +5,34 @@ over seeds.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from clearhead.records.runs import Measure, Records
-from clearhead.report import narrative, style
+from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Looks, heat_map, line, new
 from clearhead.report.page import Block, Fold, Panel, Panels, Scale, Section
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, entry
+from clearhead.report.statistics import summarize
 
 PLAIN = "none"  # the scaling that a curve shows
+FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
-    "means over depths and seeds. Under a number stands its difference to the first model’s under "
-    "the same setting, by Welch’s t over seeds; the error of drawing keys or documents is in its "
-    "interval where records have them singly."
+    "means over depths and seeds, the best model’s in bold. Under a number stands its difference "
+    "to the first model’s under the same setting, by Welch’s t over seeds; the error of drawing "
+    "keys or documents is in its interval where records have them singly."
 )
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest")
-_LOWER, _HIGHER = ("perplexity", "loss"), ("accuracy", "acc", "f1", "exact_match")
+_LOWER = ("perplexity", "loss")  # parts of a metric's name
+_HIGHER = (
+    *("accuracy", "accuracy_norm", "masked_accuracy", "forced_tokens", "answer_contained"),
+    *("acc", "acc_norm", "f1", "token_f1", "exact_match"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,8 @@ def tasks(records: Records) -> dict[str, list[str]]:
     for run in records.runs:
         for one in run.measures.values():
             task = one.dimensions.get("task")
-            if task is not None and one.value is not None and one.metric != DOCUMENTS:
+            shown = one.metric != DOCUMENTS and not one.details.get("aside")
+            if task is not None and one.value is not None and shown:
                 found.setdefault(str(task), {})[one.metric] = None
     return {task: list(metrics) for task, metrics in found.items()}
 
@@ -76,6 +83,7 @@ def table(
     cells = grid(records, task, metric, by_depth=by_depth)
     reference = next(iter(records.arms()), "")
     lengths = sorted({length for by_length in cells.values() for length in by_length})
+    bests = _bests(cells, metric)
 
     def fill(row: Row, length: int) -> tuple[Entry, ...]:
         mine = cells[row].get(length)
@@ -84,7 +92,8 @@ def table(
         theirs: Found = {}
         if row.arm != reference:
             theirs = cells.get(Row(arm=reference, setting=row.setting), {}).get(length, {})
-        return (entry(mine, theirs, reference=reference),)
+        shown = entry(mine, theirs, reference=reference)
+        return (replace(shown, best=_mean(mine) == bests.get((row.setting, length))),)
 
     alone = len(records.arms()) == 1 and by_depth
     rows = [
@@ -118,8 +127,12 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             pivots = (table(labelled, task, metric) for metric in metrics)
             blocks += [pivot for pivot in pivots if pivot is not None]
             blocks += _heat_maps(labelled, task, metrics[0])
-            curve = _by_position(labelled, looks, task)
-            blocks += [] if curve is None else [Panels(panels=(curve,))]
+            curves = (
+                _by_length(labelled, looks, task, metrics[0]),
+                _by_position(labelled, looks, task),
+            )
+            panels = tuple(curve for curve in curves if curve is not None)
+            blocks += [Panels(panels=panels)] if panels else []
             blocks += _by_document(labelled, task)
         yield Section(
             name=f"evaluation-{task}",
@@ -128,6 +141,24 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             caption=CAPTION,
             blocks=tuple(blocks),
         )
+
+
+def _bests(cells: Grid, metric: str) -> dict[tuple[str, int], float]:
+    """The best mean by setting and length, where models differ."""
+    best = _best_of(metric)
+    means: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row, by_length in cells.items():
+        for length, by_seed in by_length.items():
+            means[row.setting, length] += [_mean(by_seed)] if by_seed else []
+    several = {place: found for place, found in means.items() if len(set(found)) > 1}
+    return {} if best is None else {place: best(found) for place, found in several.items()}
+
+
+def _best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
+    """The better end of a metric; None where it has none."""
+    if any(word in metric for word in _LOWER):
+        return min
+    return max if metric in _HIGHER else None
 
 
 def verdict(records: Records) -> str:
@@ -140,8 +171,8 @@ def best(records: Records, task: str) -> str:
     """A sentence that says which model and setting has the best mean at which lengths."""
     labelled = records.labelled(records.labels()[0])
     metric = next(iter(tasks(labelled).get(task, ())), "")
-    lower = any(word in metric for word in _LOWER)
-    if not lower and metric not in _HIGHER:
+    extreme = _best_of(metric)
+    if extreme is None:
         return ""
     spans: list[tuple[str, list[int], list[float]]] = []  # who, at which lengths, with what
     cells = grid(labelled, task, metric)
@@ -149,7 +180,7 @@ def best(records: Records, task: str) -> str:
         here = {row: _mean(by[length]) for row, by in cells.items() if by.get(length)}
         if not here:
             continue
-        value = (min if lower else max)(here.values())
+        value = extreme(here.values())
         winners = [row for row, mean in here.items() if mean == value]
         name = winners[0].name.removesuffix(f" · {PLAIN}")
         if len(winners) > 1:
@@ -163,9 +194,10 @@ def best(records: Records, task: str) -> str:
         for name, lengths, v in spans
     ]
     of = "" if task == metric else f" of {task}"
-    extreme = "Lowest" if lower else "Highest"
     said = narrative.enumerate_words(words) if words else "none"
-    return f"{extreme} mean {metric.replace('_', ' ')}{of}: {said}."
+    return (
+        f"{'Lowest' if extreme is min else 'Highest'} mean {metric.replace('_', ' ')}{of}: {said}."
+    )
 
 
 def _at(lengths: list[int]) -> str:
@@ -246,6 +278,35 @@ def _interval(by_seed: Mapping[int, list[Measure]]) -> str:
     if len(ones) != 1 or (interval := ones[0].details.get("interval")) is None:
         return ""
     return f", 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
+    """A line a model and scaling of a task's first metric, over depths and settings.
+
+    Of many models only what was measured without scaling: more lines could not be told apart.
+    """
+    few = len(records.arms()) <= FEW
+    found: dict[tuple[str, str], dict[int, dict[int, list[Measure]]]] = {}
+    for row, by_length in grid(records, task, metric).items():
+        name = row.setting.partition(",")[0]
+        if not few and name != PLAIN:
+            continue
+        mine = found.setdefault((row.arm, name), {})
+        for length, by_seed in by_length.items():
+            for seed, ones in by_seed.items():
+                mine.setdefault(length, {}).setdefault(seed, []).extend(ones)
+    if len({length for by_length in found.values() for length in by_length}) < 2:
+        return None
+    curves: figures.Curves = {}
+    for place, by_length in found.items():
+        for length, by_seed in sorted(by_length.items()):
+            over = summarize([_mean({seed: ones}) for seed, ones in by_seed.items()])
+            if over is not None:
+                curves.setdefault(place, []).append((length, over.mean, over.deviation))
+    words = metric.replace("_", " ")
+    title = f"{words[:1].upper()}{words[1:]} by length of text"
+    note = "" if few else "Without scaling."
+    return figures.by_length(records, looks, curves, title, words, note)
 
 
 def _by_position(records: Records, looks: Looks, task: str) -> Panel | None:

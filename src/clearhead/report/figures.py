@@ -25,6 +25,7 @@ from clearhead.report.statistics import summarize
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+Curves = dict[tuple[str, str], list[tuple[float, float, float | None]]]
 POINTS = 80  # of a training curve; each is the mean over a block of steps
 # By the names of plotly, and by those of people.
 DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
@@ -139,37 +140,60 @@ def _banded(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) -
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     """Validation perplexity against the length of the text; the training length is marked."""
-    lengths = sorted(_lengths(records))
-    if not lengths:
-        return None
-    figure = new("length of the text (tokens, log scale)", "validation perplexity")
+    curves: Curves = {}
     missing: dict[str, list[str]] = {}
-    shown: list[float] = []
     for arm in records.arms():
-        points = []
-        for length in lengths:
+        for length in sorted(_lengths(records)):
             over = summary(records, arm, "perplexity", length=length)
             if over is not None:
-                points.append((length, over.mean, over.deviation))
-                continue
-            reason = records.reason(arm, "perplexity", length=length)
-            if reason:
+                point = (length, over.mean, over.deviation)
+                curves.setdefault((arm, ""), []).append(point)
+            elif reason := records.reason(arm, "perplexity", length=length):
                 missing.setdefault(f"at {length:,} tokens: {reason}.", []).append(arm)
-        shown.extend(mean for _, mean, _ in points)
-        line(figure, arm, points, looks[arm])
+    if not curves:
+        return None
+    reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
+    title = "Perplexity by length of text"
+    return by_length(records, looks, curves, title, "validation perplexity", " ".join(reasons))
+
+
+def by_length(
+    records: Records, looks: Looks, curves: Curves, title: str, axis: str, note: str = ""
+) -> Panel:
+    """A line for each arm and variant by length of the text; the training length is marked.
+
+    Args:
+        curves: (length, mean, deviation over seeds) by arm and variant; its dash says which.
+    """
+    figure = new("length of the text (tokens, log scale)", axis)
+    dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
+    shown: list[float] = []
+    known: set[str] = set()
+    for (arm, name), points in curves.items():
+        line(
+            figure, arm if arm not in known else f"{arm} · {name}", points, looks[arm],
+            dash=dashes[name], legend=arm not in known, group=arm,
+        )  # fmt: skip
+        known.add(arm)
+        shown += [mean for _, mean, _ in points]
+    lengths = sorted({length for points in curves.values() for length, *_ in points})
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    scale_axis(figure, "validation perplexity", shown)
+    scale_axis(figure, axis, shown)
     trained = records.sequence_length()
     if trained:
         # On a log axis shapes take the value itself, annotations its logarithm.
         mark_length(figure, trained, "trained at this length", at=math.log10(trained))
-    note = "Bars: ± 1 standard deviation over seeds. " if has_bars(figure) else ""
-    reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
-    return Panel(
-        title="Perplexity by length of text", figure=figure, note=(note + " ".join(reasons)).strip()
-    )
+    notes = [_key_of(dashes)] if len(dashes) > 1 else []
+    notes += ["Bars: ± 1 standard deviation over seeds."] if has_bars(figure) else []
+    return Panel(title=title, figure=figure, note=" ".join(filter(None, [*notes, note])))
+
+
+def _key_of(dashes: dict[str, str]) -> str:
+    """The lines of a figure in words: Solid: none; dotted: yarn × 2."""
+    ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
+    return f"{ways[:1].upper()}{ways[1:]}."
 
 
 def _lengths(records: Records) -> set[int]:
@@ -229,10 +253,7 @@ def by_layer(
         figure.update_yaxes(rangemode="nonnegative")
     remarks = [note]
     if len(named) > 1:
-        ways = "; ".join(
-            f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items() if name in named
-        )
-        remarks.append(f"{ways[:1].upper()}{ways[1:]}.")
+        remarks.append(_key_of({name: dash for name, dash in dashes.items() if name in named}))
     if has_bars(figure):
         remarks.append("Bars: ± 1 standard deviation over seeds.")
     if INPUT in layers:

@@ -71,6 +71,10 @@ def of_header(*names: str) -> FactsOf:
 
     def facts(run: Run) -> dict[str, list[str]]:
         found = {name: run.header.get(name) for name in names} | {"source": source_of(run.header)}
+        made = [cell["made"] for cell in run.cells]
+        if made and found.get("seconds") is None:
+            found["seconds"] = round(sum(one.get("seconds", 0.0) for one in made), 1)
+            found["peak_memory_bytes"] = max(one.get("peak_memory_bytes", 0) for one in made)
         return {
             name.removesuffix("_bytes").replace("_", " "): [_value(name, value)]
             for name, value in found.items()

@@ -43,6 +43,7 @@ class Entry:
         detail: shown when one points at the number.
         difference: to the reference.
         note: shown under the number where no verdict is: why it is missing.
+        best: of all models under the same setting.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Entry:
     detail: str = ""
     difference: Difference | None = None
     note: str = ""
+    best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,7 @@ def entry(
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
     elif len(measures := next(iter(mine.values()))) == 1:
-        text += _error_of_one(measures[0])
+        text += _error_of_one(measures[0], scale)
     difference = difference_of(mine, theirs, scale)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {reference}")
@@ -232,12 +234,12 @@ def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
     ]
 
 
-def _error_of_one(measure: Measure) -> str:
+def _error_of_one(measure: Measure, scale: float) -> str:
     """Error of one number: a 95 % interval, or one standard error."""
     if (interval := measure.details.get("interval")) is not None:
-        return f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+        return f" {style.interval(*(scale * bound for bound in interval))}"
     if (error := measure.details.get("stderr")) is not None:
-        return f" ± {style.number(error, 2)}"
+        return f" ± {style.number(scale * error, 2)}"
     return ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-LEVEL = 0.05  # of every test, and the false discovery rate of a page
+from clearhead.records.intervals import LEVEL, t_quantile, t_tails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,43 +124,3 @@ def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) ->
     ordered = sorted(p_values)
     limits = [rate * rank / len(ordered) for rank in range(1, len(ordered) + 1)]
     return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)
-
-
-def t_tails(t: float, degrees: float) -> float:
-    """The probability that Student's t is further from 0 than `t`, on either side."""
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
-
-
-def t_quantile(degrees: float) -> float:
-    """The 97.5 % quantile of Student's t, for 1 degree of freedom or more, whole or not."""
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, not {degrees}")
-    low, high = 1.9, 12.8  # of infinitely many degrees, and of one
-    while high - low > 1e-10:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tails(middle, degrees) > LEVEL else (low, middle)
-    return low
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # where the fraction of the complement converges fast
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    numerator, denominator = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = denominator
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            denominator = 1 / (1 + term * denominator)
-            numerator = 1 + term / numerator
-            fraction *= denominator * numerator
-        if abs(denominator * numerator - 1) < 1e-14:
-            break
-    return front * fraction / a

@@ -144,6 +144,13 @@ def with_spread(mean: float, deviation: float | None) -> str:
     return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
 
 
+def interval(low: float, high: float) -> str:
+    """`[low, high]`, to the decimal place of the width's second digit."""
+    width = high - low
+    places = max(0, 1 - math.floor(math.log10(width))) if 1e-6 < width < 1e9 else 3
+    return f"[{low:,.{places}f}, {high:,.{places}f}]".replace("-", "−")
+
+
 def count(value: float) -> str:
     """A count in words of thousands and millions: 1.92 M."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

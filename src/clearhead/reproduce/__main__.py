@@ -8,11 +8,12 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import compare
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
 from clearhead.experiments.evaluating import run_evaluation
-from clearhead.experiments.evaluation import Watcher
 from clearhead.experiments.finetune import run_finetune
+from clearhead.measure import Watcher
+from clearhead.progress import Line
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
-from clearhead.train import InterruptedRun, Progress
+from clearhead.train import InterruptedRun
 
 
 class _Log(Watcher):
@@ -26,9 +27,9 @@ def main() -> None:
     sys.argv = command(config)  # what records say that they were made by
     try:
         if isinstance(config, CompareConfig):
-            compare(config, say=say, callbacks=lambda: [Progress()])
+            compare(config, say=say, work=Line())
         elif isinstance(config, FinetuneJob):
-            run_finetune(config, say=say)
+            run_finetune(config, say=say, work=Line())
         else:
             run_evaluation(config, watcher=_Log(), say=say)
     except InterruptedRun as stop:

@@ -10,7 +10,8 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import AllocationOptions, NeedlesOptions
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
@@ -69,7 +70,7 @@ def scaling(scale: str) -> Iterator[Trial]:
 
 def _retrieval(scale: str) -> Mapping[str, Question]:
     asked = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "needles", "allocation"),
         lengths=(LENGTHS[scale], 2 * LENGTHS[scale]),
         tokens=16_384,

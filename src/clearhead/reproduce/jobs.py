@@ -3,18 +3,20 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig, FinetuneJob
+from clearhead.experiments.commands import texts, words_of
+from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateConfig
 
 # Verb → the configuration that holds its options, and the field that stands before them.
 VERBS: dict[str, tuple[type, str]] = {
     "compare": (CompareConfig, "presets"),
-    "eval": (EvaluateConfig, "model"),
+    "eval": (EvaluateConfig, "models"),
     "finetune": (FinetuneJob, "model"),
 }
 
@@ -57,11 +59,10 @@ def command(config: Any) -> list[str]:
     """The command line equivalent to `config`: its fields that differ from their defaults."""
     verb = _verb(config)
     positional = VERBS[verb][1]
-    words = ["clearhead", verb, *_texts(getattr(config, positional))]
-    for one in fields(config):
-        if one.name != positional:
-            words += _option(f"--{one.name}", getattr(config, one.name), _default(one))
-    return words
+    options = words_of(config)
+    for name in (positional, f"--{positional}"):
+        options.pop(name, None)
+    return ["clearhead", verb, *texts(getattr(config, positional)), *chain(*options.values())]
 
 
 def _verb(config: Any) -> str:
@@ -84,34 +85,3 @@ def _decoded(kind: Any, value: Any) -> Any:
         (other,) = (one for one in inner if one is not NoneType)
         return _decoded(other, value)
     return Path(value) if kind is Path else value
-
-
-def _option(flag: str, value: Any, default: Any) -> Iterator[str]:
-    if value == default:
-        return
-    if is_dataclass(value):
-        for one in fields(value):
-            name = one.name
-            yield from _option(f"{flag}.{name}", getattr(value, name), getattr(default, name))
-        return
-    room, dot, name = flag.replace("_", "-").removeprefix("--").rpartition(".")
-    yield f"--{room}{dot}{'no-' if value is False else ''}{name}"
-    if not isinstance(value, bool):
-        yield from _texts(value)
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [f"{key}={_pair(one)}" for key, one in value.items()]
-    return [str(one) for one in (value if isinstance(value, tuple) else (value,))]
-
-
-def _pair(value: Any) -> str:
-    """The value in KEY=VALUE: text as it is, anything else as JSON."""
-    if isinstance(value, tuple):
-        return ",".join(map(_pair, value))
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _default(option: "Field[Any]") -> Any:
-    return option.default if option.default_factory is MISSING else option.default_factory()

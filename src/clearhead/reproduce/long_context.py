@@ -15,7 +15,8 @@ from clearhead.eval.options import (
     PasskeyOptions,
     PerplexityOptions,
 )
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig, EvaluateSettings
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
@@ -83,7 +84,7 @@ def _small() -> Table:
     data = DataConfig(data=(BOOKS, f"{PASSKEY}@0.2", *OTHERS), vocabulary=1024, limit=100_000_000)
     train = replace(tiny.train, tokens=40_000_000, batch_size=64)
     retrieval = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("hits", "recall", "needles", "allocation"),
         needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
         allocation=AllocationOptions(filler="sentences"),
@@ -101,7 +102,7 @@ def _paper() -> Table:
     config = replace(RUNS["coca-350m"].config, presets=("transformer",), label="long context")
     # PG-19 by strides of 512, and 100 passkeys a length, 20 at each of five depths.
     text = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         lengths=(512, 1024, 2048, 4096, 8192, 16_384, 32_768),
         tokens=3_276_800,
@@ -115,7 +116,7 @@ def _paper() -> Table:
 def _scaled(**options: Any) -> EvaluateSettings:
     """Perplexity and passkeys under scalings of the rotary frequencies."""
     asked: EvaluateSettings = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         tokens=24_576,
         perplexity=PerplexityOptions(document_tokens=4096),

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 
 import torch
 
+from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
@@ -26,7 +27,14 @@ class Stopped(Exception):  # noqa: N818 (a request, not a fault)
         self.code = 128 + number
 
 
-def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], None]) -> list[Job]:
+def run(
+    tasks: Sequence[Job],
+    *,
+    logs: Path,
+    jobs: int,
+    say: Callable[[str], None],
+    work: Work | None = None,
+) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
     Jobs start in order, except that a job waits for the training that writes its model. If that
@@ -34,13 +42,20 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], Non
     log of its own. A failed job is reported in a line, and the others go on. A training that
     diverged has not failed: that is a result.
 
+    Args:
+        work: shows how many jobs of this call, or of several, are done.
+
     Raises:
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
             kills them.
     """
     waiting = [job for job in tasks if not _is_finished(job, logs)]
-    total, failed = len(waiting), list[Job]()
-    running, done, asked = list[_Running](), 0, False
+    work = Work("job") if work is None else work
+    work.start(len(tasks))
+    for _ in range(len(tasks) - len(waiting)):
+        work.skip()
+    failed = list[Job]()
+    running, asked = list[_Running](), False
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
@@ -51,9 +66,10 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], Non
                     waiting.remove(job)
                     if job.model is None or job.model.is_dir():
                         running.append(_Running(job, logs, jobs))
+                        work.begin(", ".join(one.job.name for one in running))
                     else:
-                        done += 1
-                        say(f"[{done}/{total}] {job.name}: left out, for want of its model")
+                        work.skip()
+                        say(f"{job.name}: left out, for want of its model")
                 time.sleep(_POLL_SECONDS)
                 ended = [one for one in running if one.process.poll() is not None]
                 running = [one for one in running if one not in ended]
@@ -63,9 +79,9 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, say: Callable[[str], Non
                         continue  # it was asked to stop
                     if failure:
                         failed.append(one.job)
-                    done += 1
+                    work.end()
                     told = failure or f"{time.monotonic() - one.started:.0f} s"
-                    say(f"[{done}/{total}] {one.job.name}: {told}")
+                    say(f"{one.job.name}: {told}")
                 if stop.received and not asked:
                     asked = True
                     say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")

@@ -5,7 +5,7 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.configs import EvaluateSettings
+from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.models import preset
 from clearhead.reproduce.trials import Question, Trial
 

@@ -8,6 +8,7 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import SEAL
 from clearhead.experiments.configs import RECORDS
+from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
@@ -54,9 +55,17 @@ def runs(trials: Sequence[Trial], rates: dict[str, float]) -> dict[Job, list[Job
 
 
 def reproduce(
-    trials: Sequence[Trial], output: Path, *, jobs: int, say: Callable[[str], None]
+    trials: Sequence[Trial],
+    output: Path,
+    *,
+    jobs: int,
+    say: Callable[[str], None],
+    work: Work | None = None,
 ) -> tuple[Path, int]:
     """Run every stage; what is finished is not run again, and what fails is left out.
+
+    Args:
+        work: shows how many jobs of all stages are done.
 
     Returns:
         The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed.
@@ -68,21 +77,24 @@ def reproduce(
     for text in {one.config.data: None for one in trials}:
         prepare(text, progress=say)  # once, before the jobs would each
     with hold_folder(output):
-        return _reproduce(trials, output, jobs, say)
+        return _reproduce(trials, output, jobs, say, Work("job") if work is None else work)
 
 
 def _reproduce(
-    trials: Sequence[Trial], output: Path, jobs: int, say: Callable[[str], None]
+    trials: Sequence[Trial], output: Path, jobs: int, say: Callable[[str], None], work: Work
 ) -> tuple[Path, int]:
     failed = 0
 
     def stage(name: str, listed: list[Job]) -> None:
         nonlocal failed
         say(f"{name}: {len(listed)} jobs")
-        failed += len(run(listed, logs=output / "logs", jobs=jobs, say=say))
+        failed += len(run(listed, logs=output / "logs", jobs=jobs, say=say, work=work))
 
     known = settled(output)
-    stage("rates", sweeps(one for one in trials if one.key not in known))
+    swept = sweeps(one for one in trials if one.key not in known)
+    later = sum(len(one.config.seeds) * (1 + len(one.table.questions)) for one in trials)
+    work.start(len(swept) + later)
+    stage("rates", swept)
     chosen = rates(trials, output)
     write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
     for one in trials:

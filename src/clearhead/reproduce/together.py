@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig, EvaluateConfig, EvaluateSettings
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -40,7 +41,7 @@ def together(scale: str) -> Iterator[Trial]:
 def _table(scale: str) -> Table:
     length = {"tiny": 128, "small": 512}[scale]
     asked: EvaluateSettings = EvaluateConfig(
-        model=TRAINED,
+        models=(TRAINED,),
         tasks=("perplexity", "passkey"),
         lengths=(length, 4 * length),
         tokens=16_384,

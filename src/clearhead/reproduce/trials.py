@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import RECORDS, CompareConfig, EvaluateSettings, FinetuneJob
+from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
+from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.records.loading import load
 from clearhead.reproduce.jobs import Job
 
@@ -100,14 +101,15 @@ class Trial:
         model = self.output / "runs" / run / f"{self.arm.folder}-seed{seed}" / "final"
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
-            on, asked = "", replace(question, model=str(model))
+            on, asked = "", question
             if isinstance(asked, FinetuneJob):
-                on = f" on {name}"
-                asked = replace(asked, seeds=(seed,), output=folder / name)
+                on, output = f" on {name}", folder / name
+                asked = replace(asked, model=str(model), seeds=(seed,), output=output)
                 records = asked.output / RECORDS
             else:
                 records = folder / f"{name}.jsonl"
-                asked = replace(asked, name=f"{self.arm.name}/seed{seed}", records=records)
+                of = f"{self.arm.name}/seed{seed}"
+                asked = replace(asked, models=(str(model),), name=of, records=records)
             yield Job(
                 name=f"evaluations/{run}/{name}",
                 config=asked,

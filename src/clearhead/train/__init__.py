@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         StepMetrics,
         TensorBoard,
         Trackio,
+        WandB,
+        make_trackers,
     )
     from clearhead.train.config import FinetuneConfig, TrainConfig
     from clearhead.train.folder import holds_run, is_finished
@@ -35,8 +37,10 @@ __all__ = [
     "Trackio",
     "TrainConfig",
     "TrainResult",
+    "WandB",
     "holds_run",
     "is_finished",
+    "make_trackers",
     "train",
     "train_to_end",
 ]

@@ -164,11 +164,10 @@ def restore(
     if adapters.present(model) and not sharded:
         adapters.restore(folder, model, tensors)
     elif not sharded:
-        with without_bars():
-            # Through from_pretrained, because only it knows each architecture's tied and renamed
-            # weights; copied over, so that the optimizer still holds the same parameters.
-            kind = plain_class(model)
-            stored = pretrained(kind, folder, dtype=torch.float32, local_files_only=True)
+        # Through from_pretrained, because only it knows each architecture's tied and renamed
+        # weights; copied over, so that the optimizer still holds the same parameters.
+        kind = plain_class(model)
+        stored = pretrained(kind, folder, dtype=torch.float32, local_files_only=True)
         sharded_checkpoint.set_whole_weights(model, stored.state_dict())
     names = _parameter_names(model)
     if sharded or is_sharded(model):

@@ -28,6 +28,7 @@ COMPILES = ("none", "blocks")
 ROTATIONS = ("hadamard", "haar")
 SIDES = ("left", "right", "both")
 SHARES = ("parameter", "size")
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True)

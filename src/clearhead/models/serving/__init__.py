@@ -29,11 +29,14 @@ _HAS = {
     "shaping": ("none", "shaped"),
     "epilogue": ("none", "gate", "xsa"),
     "position": ("rope", "learned", "none"),
+    "mlp_rotation": ("none",),
 }
 _REASONS = {
     "differential": "its values are twice as wide as its keys; leave --for out to learn what "
     "DiffLlama has no place for",
     "key": "its sink is a product with the query, and servers take one number a head",
+    "key-value": "its keys and values stand before the text, in no cache of a server",
+    "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
     "alibi": "its keys are wider by 8 columns than its values",
     "xpos": "its keys carry factors that grow with position",
 }
@@ -54,7 +57,7 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
         ClearheadError: for a mechanism that one attention call a layer cannot hold.
     """
     ours = model.config
-    if reason := _refusal(ours):
+    if reason := _refusal(ours) or _unfinished(model):
         raise ClearheadError(f"this model has no form for servers: {reason}")
     config = _config(ours)
     state = {
@@ -91,6 +94,16 @@ def _refusal(ours: ClearheadConfig) -> str | None:
     ):
         if (found := getattr(ours, key)) != plain:
             return f"{key}={found!r} does not fit: only {plain!r} does"
+    return None
+
+
+def _unfinished(model: ClearheadForCausalLM) -> str | None:
+    """Why a mechanism whose strength is a number of the training run is not written."""
+    layers: Any = model.model.layers
+    for layer in layers:
+        strength = getattr(layer.self_attn.epilogue, "strength", None)
+        if strength is not None and float(strength) != 1:
+            return f"its XSA has come in by {float(strength):.0%} only; train it to the end"
     return None
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from clearhead.train.callbacks.callback import Callback, Run, StepMetrics
     from clearhead.train.callbacks.metrics import MetricsFile
     from clearhead.train.callbacks.progress import Progress
-    from clearhead.train.callbacks.trackers import TensorBoard, Trackio
+    from clearhead.train.callbacks.trackers import TensorBoard, Trackio, WandB, make_trackers
 
 __all__ = [
     "Callback",
@@ -18,6 +18,8 @@ __all__ = [
     "StepMetrics",
     "TensorBoard",
     "Trackio",
+    "WandB",
+    "make_trackers",
 ]
 
 __getattr__ = lazily(__name__)

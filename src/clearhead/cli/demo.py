@@ -1,0 +1,85 @@
+"""clearhead demo: defects and their repairs in minutes, and the diagnosis of a real model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.cli.options import parse
+from clearhead.consent import OpensModels
+from clearhead.metavars import Model
+from clearhead.terminal import console, say, show
+
+if TYPE_CHECKING:
+    from clearhead.records.runs import Records
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(OpensModels):
+    """A demonstration and its page."""
+
+    output: Path = Path("demo")
+    """Folder of the models, records and page; the same command goes on where it stopped."""
+    pretrained: Model | None = None
+    """A causal model to diagnose besides: a folder, or a hub name such as
+    HuggingFaceTB/SmolLM2-135M. Adds a minute for 135 M parameters."""
+    beside: Path = Path("results")
+    """Folder of longer records that the page shows beside, each labelled; this repository's
+    results. Where it is not there, none are shown."""
+
+
+def run(words: list[str]) -> int:
+    command = parse(
+        Command,
+        words,
+        verb="demo",
+        description="Train small models on text that every Python has and on a made text, in five "
+        "minutes on two cores. Show what is wrong with the standard Transformer, what repairs do "
+        "to it, and what they do not, on one page.",
+        examples=("", "--pretrained ./SmolLM2-135M"),
+    )
+    from clearhead.experiments.demo import run_demo, studies
+    from clearhead.progress import Line
+    from clearhead.records.loading import load
+    from clearhead.report.demo_verdict import LONGER
+    from clearhead.train import InterruptedRun
+
+    files = {name: path for name in LONGER if (path := command.beside / name).is_file()}
+    longer = {name: load(path) for name, path in files.items()}  # refused before the training
+    try:
+        with Line() as work:
+            found = run_demo(
+                studies(command.output),
+                command.output,
+                pretrained=command.pretrained,
+                trust_remote_code=command.trust_remote_code,
+                say=say,
+                work=work,
+            )
+    except InterruptedRun as stop:
+        say("stopped and saved: the same command goes on from here")
+        return stop.code
+    write_demo(found, longer, command.output / PAGE)
+    return 0
+
+
+def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path) -> None:
+    """Write the page, and print its tables and verdict.
+
+    Args:
+        found: the records of each part, as `run_demo` returns them.
+        longer: records beside them, by the name of their file.
+    """
+    from clearhead.records.loading import load
+    from clearhead.report import to_console, write_page
+    from clearhead.report.demo import page
+    from clearhead.report.demo_verdict import Parts
+
+    records = {part: load(file) for part, file in found.items()}
+    this_run = {part: records.pop(part) for part in ("text", "sinks", "bits")}
+    shown = page(Parts(**this_run, pretrained=tuple(records.values()), longer=longer))
+    write_page(shown, path)
+    for part in to_console(shown):
+        console().print(part)
+    show(f"report: {path}")

@@ -1,0 +1,199 @@
+"""The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.data import Corpus, DataConfig, prepare, windows
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.compare import SEAL, compare
+from clearhead.experiments.configs import RECORDS, CompareConfig
+from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
+from clearhead.experiments.diagnosing import run_diagnosis
+from clearhead.experiments.measures import attention_records, states
+from clearhead.experiments.quantization import run_quantization
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.measure import Watcher
+from clearhead.progress import Work
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.records.loading import as_line
+from clearhead.train import TrainConfig
+from clearhead.train.folder import FINAL
+
+SCHEME = "w8a8-coarse"  # 8 bits, a scale for each whole tensor: what outliers ruin
+_SEEDS = (0, 1, 2)
+_READ = 64  # beginnings of documents
+_QUANTIZED: dict[str, Any] = {"length": 256, "tokens": 4096}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studies:
+    """The comparisons of the demo."""
+
+    text: CompareConfig
+    """Blocks and positions on ordinary text, read beyond the training length."""
+    sinks: CompareConfig
+    """Remedies for the sink, on a made text that grows one."""
+
+    @property
+    def units(self) -> int:
+        """Runs of both."""
+        return sum(len(one.seeds) * len(one.arms) for one in (self.text, self.sinks))
+
+
+def studies(output: Path) -> Studies:
+    """The demo's own: 250 to 300 CPU-seconds.
+
+    Rates are not tuned. At 1e-2 the made text grows its sink within 200 steps.
+    """
+    text = CompareConfig(
+        presets=("transformer", "sas-p", "alibi", "coca"),
+        # Attention is learnt sooner from matrices that keep the size of what they read.
+        set={
+            **_shape(hidden_size=128, num_hidden_layers=4, num_attention_heads=4),
+            "initializer_range": 0.07,
+        },
+        seeds=_SEEDS,
+        lengths=(1, 2, 4, 8, 16),
+        evaluation_tokens=16_384,
+        train=TrainConfig(tokens=200_000, sequence_length=64, batch_size=16, learning_rate=3e-3),
+        data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
+        output=output / "text",
+    )
+    sinks = CompareConfig(
+        presets=("transformer", "softmax1", "key-bias", "gated"),
+        set=_shape(hidden_size=64, num_hidden_layers=2, num_attention_heads=2),
+        seeds=_SEEDS,
+        lengths=(1,),
+        evaluation_tokens=8192,
+        train=TrainConfig(
+            tokens=409_600,
+            sequence_length=64,
+            batch_size=32,
+            learning_rate=1e-2,
+            document_masks=True,
+        ),
+        data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
+        output=output / "sinks",
+    )
+    return Studies(text=text, sinks=sinks)
+
+
+def _shape(**keys: int) -> dict[str, Any]:
+    return {**keys, "max_position_embeddings": 64}
+
+
+def run_demo(
+    asked: Studies,
+    output: Path,
+    *,
+    pretrained: str | None,
+    trust_remote_code: bool,
+    say: Callable[[str], None],
+    work: Work,
+) -> dict[str, Path]:
+    """Train and measure everything; return the records of each part: text, sinks, bits and, of a
+    pretrained model, diagnosis and pretrained bits.
+
+    What is trained is kept, and the same call goes on where it stopped.
+
+    Raises:
+        ClearheadError: for a model that cannot be loaded, and as `compare` does.
+        InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+    """
+    work.start(asked.units + 2 + (pretrained is not None))
+    found: dict[str, Path] = {}
+    if pretrained is not None:  # first: a name that leads nowhere is better known at once
+        work.begin(pretrained)
+        found |= _pretrained(pretrained, output, trust_remote_code, say)
+        work.end()
+    compare(asked.text, say=say, work=work)
+    work.begin("the models in 8 bits")
+    found["text"] = asked.text.output / RECORDS
+    found["bits"] = _write(output / "bits.jsonl", _bits(asked.text, say))
+    work.end()
+    compare(asked.sinks, say=say, work=work)
+    work.begin("the first token's attention")
+    lines = _sinks(asked.sinks, prepare(asked.sinks.data))
+    found["sinks"] = _write(output / "sinks.jsonl", lines)
+    work.end()
+    return found
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> Path:
+    write_text(path, "".join(map(as_line, lines)))
+    return path
+
+
+def _models(config: CompareConfig) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]], Any]]:
+    """The header, the records and the model of each run that stayed finite."""
+    for seed in config.seeds:
+        for arm in config.arms:
+            folder = config.output / f"{arm.folder}-seed{seed}"
+            made, *lines = jsonl.read(folder / RECORDS)
+            del made[SEAL]  # of the lines in that file
+            if made.get("diverged") is None:
+                model, _ = load_model(str(folder / FINAL), trust_remote_code=False)
+                yield made, lines, model
+
+
+def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
+    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
+    that begin anywhere."""
+    length = config.train.sequence_length
+    read = list(windows(corpus, length=length, count=_READ, at="documents"))
+    for made, lines, model in _models(config):
+        run = {"run": made["run"]}
+        yield made
+        yield from (line for line in lines if line.get("metric") == "perplexity")
+        for found in states(
+            model, read, replace(config.train, seed=made["seed"]), batch_size=len(read)
+        ):
+            yield {"kind": "measure", **run, **found}
+        if made["seed"] == config.seeds[0]:
+            for found in attention_records(model, corpus, at="documents"):
+                yield {"kind": "attention", **run, **found}
+
+
+def _bits(config: CompareConfig, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The baseline in 8 bits, each seed of it."""
+    baseline = config.arms[0].folder
+    models = (config.output / f"{baseline}-seed{seed}" / FINAL for seed in config.seeds)
+    text = replace(config.data, vocabulary=DataConfig.vocabulary)  # read by the models' own
+    return _in_few_bits([str(one) for one in models if one.is_dir()], text, False, say)
+
+
+def _in_few_bits(
+    models: Sequence[str], data: DataConfig, trust_remote_code: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    asked = QuantizeConfig(
+        models=tuple(models),
+        trust_remote_code=trust_remote_code,
+        scheme=(SCHEME,),
+        data=data,
+        **_QUANTIZED,
+    )
+    return run_quantization(asked, watcher=Watcher(), say=say)
+
+
+def _pretrained(
+    name: str, output: Path, trust_remote_code: bool, say: Callable[[str], None]
+) -> dict[str, Path]:
+    """The diagnosis of a model, and what 8 bits cost it."""
+    data = DataConfig(limit=1_000_000, validation=0.2)
+    asked = DiagnoseConfig(
+        models=(name,),
+        trust_remote_code=trust_remote_code,
+        windows=8,
+        extrapolate=1,
+        data=data,
+        output=output / "pretrained",
+    )
+    run_diagnosis(asked, watcher=Watcher(), say=say)
+    bits = _in_few_bits([name], data, trust_remote_code, say)
+    return {
+        "diagnosis": asked.output / DIAGNOSIS,
+        "pretrained bits": _write(output / "pretrained-bits.jsonl", bits),
+    }

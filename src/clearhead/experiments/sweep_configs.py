@@ -1,0 +1,172 @@
+"""Measurements as values: configurations of eval, diagnose and quantize; no torch."""
+
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional
+
+from clearhead.consent import OpensModels
+from clearhead.data.config import DataConfig
+from clearhead.errors import ClearheadError
+from clearhead.eval.options import OPTIONS
+from clearhead.metavars import (
+    Model,
+    Name,
+    Number,
+    Scaling,
+    SchemeName,
+    Size,
+    TaskName,
+    Text,
+)
+from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(OpensModels):
+    """What is measured: models, seeds and text."""
+
+    models: Positional[tuple[Model, ...]]
+    """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
+    seeds: tuple[Natural, ...] = (0,)
+    """Seeds of what is drawn, each drawn anew: keys, needles, places and samples, or windows, of
+    which 0 reads the first of the text. Several give every number an interval."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Text and split; the tokenizer is each model's own."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_distinct(self, "seeds", *(["models"] if self.models else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(SweepConfig):
+    """Models, tasks and text of an evaluation."""
+
+    tasks: tuple[TaskName, ...] = ()
+    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
+    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
+    or masked."""
+    lengths: tuple[Length, ...] = ()
+    """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
+    tokens: Length = 65_536
+    """Tokens of text read at each length, approximately."""
+    rope_scaling: tuple[Scaling, ...] = ("none",)
+    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, dynamic-causal, yarn. Each
+    task is measured under each."""
+    factors: tuple[Number, ...] = ()
+    """Factors of the scalings."""
+    split: Literal["validation", "all"] = "validation"
+    """Documents to read: the held-out ones, or all (for a file that no training saw)."""
+    batch_tokens: Count = 8192
+    """Tokens run together; no result depends on it."""
+    name: Name = ""
+    """Name of the run in the records; the training run's, or the folder's, where not given."""
+    label: Name = ""
+    """Label of the records on a page that shows several sets."""
+    records: Path | None = None
+    """File to which each result is appended as it is done; the same command goes on where it
+    stopped. Texts that the model writes are kept beside it, in FILE.texts."""
+    page: Path | None = None
+    """File for the page of all models given here."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name and len(self.models) > 1:
+            raise ClearheadError(f"name is {self.name}, of {len(self.models)} models: leave it out")
+
+
+EvaluateConfig = make_dataclass(
+    "EvaluateConfig",
+    [(name, kind, field(default_factory=kind)) for name, kind in OPTIONS.items()],
+    bases=(EvaluateSettings,),
+    frozen=True,
+    kw_only=True,
+    namespace={"__doc__": EvaluateSettings.__doc__},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig(SweepConfig):
+    """A diagnosis: models, and windows of text."""
+
+    models: Positional[tuple[Model, ...]]
+    """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    output: Path = Path("runs/diagnose")
+    """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
+    size: Size | None = None
+    """Size of an init: preset, such as small; tiny where none is given."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
+    length: Length | None = None
+    """Tokens in a window; 512 where not given, or the model's own limit if that is less."""
+    windows: Count = 64
+    """Number of windows of validation text."""
+    at: Literal["anywhere", "documents"] = "anywhere"
+    """Start of the windows: anywhere reads text in order without gaps; documents reads beginnings
+    of documents, with the begin token where the tokenizer has one."""
+    batch_tokens: Count = 4096
+    """Tokens run together. Memory and speed depend on it, the numbers do not."""
+    extrapolate: Annotated[
+        float, Range("at least 1 training length, 1 for no text beyond it", lambda x: x >= 1)
+    ] = 4.0
+    """Length of one more text, in training lengths; 1 reads none."""
+    trained_length: Length | None = None
+    """Training length in tokens; the model's max_position_embeddings where not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.models) > 2:
+            raise ClearheadError(f"one model or two side by side; found {len(self.models)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig(SweepConfig):
+    """A quantisation: models, schemes and text."""
+
+    scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
+    """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
+    docs/quantize.md."""
+    deploy: (
+        Literal["int8-weight-only", "int8-dynamic", "int8-dynamic-tensor", "int4-weight-only"]
+        | None
+    ) = None
+    """Instead of simulating, save one model in this form (extra torchao) to --output."""
+    output: Path | None = None
+    """The folder of the saved model; it must not exist yet."""
+    length: Length = 256
+    """Tokens in a window of text."""
+    tokens: int = 32_768
+    """Validation tokens read under each scheme."""
+    choices: Path | None = None
+    """Questions to answer too (extra lm-eval), a .jsonl(.gz) file as for eval --tasks choices:
+    HellaSwag, ARC, PIQA, WinoGrande, BoolQ or your own (question, choices, label)."""
+    questions: Count = 200
+    """Number of questions to ask: the first ones of the file."""
+    records: Path | None = None
+    """File to which each scheme is appended as it is measured; the same command goes on where it
+    stopped, and the page then shows all that it holds."""
+    page: Path | None = None
+    """File for the page of perplexity against bits."""
+    title: Text = ""
+    """The page's title; the models' names unless given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        idle = [] if self.choices else self.given("questions")
+        idle += [] if self.page else self.given("title")
+        if idle:
+            raise ClearheadError(
+                f"{', '.join(idle)} would have no effect without --choices or --page"
+            )
+        if self.tokens < self.length:
+            raise ClearheadError(
+                f"tokens is {self.tokens}: give one length, {self.length}, or more"
+            )
+
+    def given(self, *names: str) -> list[str]:
+        """The options among `names` that have another value than when they are left out."""
+        defaults = QuantizeConfig
+        return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]

@@ -1,0 +1,86 @@
+"""The protocol of measurements: cells, each measured by itself, on one subject."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from clearhead.measure.documents import Texts
+from clearhead.records.runs import Line
+
+Cell = Mapping[str, Any]
+Advanced = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model that is measured, and the text it is given.
+
+    Attributes:
+        model: of transformers. tokenizer: its own.
+        texts: tokenised by it.
+        lengths: in tokens, ascending.
+        tokens: of text read at each length, about.
+        batch_tokens: run together; no result depends on it.
+        seed: of every random choice.
+    """
+
+    model: Any
+    tokenizer: Any
+    texts: Texts
+    lengths: tuple[int, ...]
+    tokens: int
+    batch_tokens: int
+    seed: int
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of the model and its rope scaling."""
+        return weights_digest(self.model)
+
+    def release(self) -> None:
+        """Drop what is cached between cells."""
+
+
+S = TypeVar("S", bound=Subject, contravariant=True)
+
+
+class Task(Protocol[S]):
+    """A measurement: a frozen dataclass of its options, which records keep.
+
+    `cells` lists what is measured, as dimensions of records, and refuses at once what cannot be. A
+    cell's "digest" is of the files that it reads. `measure` gives one cell's lines: measures
+    {"metric", "value", …} and other payloads of records, with a "kind"; it calls `advanced` with
+    the number of windows or prompts done. `drawn` says whether a seed decides what is read: only
+    then are several seeds measured.
+    """
+
+    drawn: ClassVar[bool]
+
+    def cells(self, subject: S) -> list[Cell]:
+        """The dimensions of every cell, in the order in which they share most."""
+
+    def measure(self, subject: S, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+        """The lines of one cell."""
+
+
+def weights_digest(model: Any) -> str:
+    """A hash of the configuration and of what `parameters_digest` reads, 16 hex digits."""
+    return _digest(model, model.config.to_json_string())
+
+
+def parameters_digest(model: Any) -> str:
+    """A hash of each parameter's name, sum and sum of squares, 16 hex digits."""
+    return _digest(model, "")
+
+
+def _digest(model: Any, start: str) -> str:
+    digest = hashlib.sha256(start.encode())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            wide = parameter.double()
+            digest.update(f"{name} {wide.sum():.12e} {wide.square().sum():.12e}".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""transformers' continuous batching: tokens of many requests in one row, over a paged cache.
+
+A request's queries are the last of its keys, so that attention is `ops.attend`, request by request.
+The cache has one shape for all layers: the key heads of the configuration, `head_dim` wide. CoCA's
+keys fit it rotated, at twice the width that they have in our own cache.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
+
+from clearhead import ops
+from clearhead.errors import ClearheadError
+from clearhead.nn.protocols import Attend
+from clearhead.nn.registry import REGISTRY
+from clearhead.ops.visibility import Visibility
+from clearhead.spec import LayerSpec
+
+# What a batch gives beside the model's own arguments; its masks say what its lengths say too.
+ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
+_SHAPINGS = ("none", "skipinit", "annealed")
+_POSITIONS = ("rope", "xpos", "learned", "sinusoidal", "scaled-sinusoidal", "none")
+
+
+def is_batch(arguments: dict[str, Any]) -> bool:
+    """True for arguments of continuous batching."""
+    return isinstance(arguments.get("cache"), PagedAttentionCache)
+
+
+def paged_attention(batch: dict[str, Any]) -> Attend:
+    """Attention of every layer over the paged cache of a batch, a mapping of ARGUMENTS."""
+    queries = batch["cu_seq_lens_q"].tolist()
+
+    def attend(
+        module: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        /,
+        *,
+        visibility: Visibility,
+        sink: Any,
+        prefix: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lambdas: Any,
+        rows: Any,
+    ) -> Tensor:
+        own = dict(batch)  # the cache writes the layer's lengths into it
+        k, v = batch["cache"].update(k, v, module.layer.index, own)
+        o_BHTV = v.new_zeros(*q.shape[:3], v.shape[3])
+        keys = own["cu_seq_lens_k"].tolist()
+        for (start, stop), (first, end) in zip(pairwise(queries), pairwise(keys), strict=True):
+            if start == stop:
+                continue
+            logits = sink
+            if isinstance(sink, Tensor) and sink.ndim == 3:
+                logits = sink[:, :, start:stop]
+            o_BHTV[:, :, start:stop] = ops.attend(
+                *(q[:, :, start:stop], k[:, :, first:end], v[:, :, first:end]),
+                window=visibility.window,
+                sink=logits,
+                prefix=prefix,
+                scale=scale,
+            )
+        return o_BHTV
+
+    return attend
+
+
+def require_pageable(config: Any) -> None:
+    """Refuse a model that a paged cache cannot hold.
+
+    Raises:
+        ClearheadError: with the reason.
+    """
+    if config._attn_implementation != "sdpa":
+        raise ClearheadError(
+            "continuous batching needs attn_implementation='sdpa'; found "
+            f"{config._attn_implementation!r}: call model.set_attn_implementation('sdpa')"
+        )
+    for index in range(config.num_hidden_layers):
+        if reason := _refusal(config.layer(index)):
+            raise ClearheadError(
+                f"continuous batching cannot hold this model: {reason}; use generate()"
+            )
+
+
+def _refusal(layer: LayerSpec) -> str | None:
+    maps: Any = REGISTRY.find("maps", layer.maps).build
+    kind = layer.rope_parameters["rope_type"]
+    if maps.keys_together > 1:
+        return f"maps={layer.maps!r} has values twice as wide as its keys"
+    if layer.shaping not in _SHAPINGS:
+        return f"shaping={layer.shaping!r} takes the mean of all values, beside attention"
+    if layer.num_value_heads != layer.num_key_value_heads:
+        return (
+            f"its {layer.num_value_heads} value heads are not its {layer.num_key_value_heads} "
+            "key heads"
+        )
+    if layer.position not in _POSITIONS:
+        return f"position={layer.position!r} makes keys wider than values"
+    if layer.position == "rope" and kind.startswith("dynamic"):
+        return f"rope_type={kind!r} turns cached keys again as a text grows"
+    return None

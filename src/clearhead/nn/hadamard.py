@@ -1,0 +1,70 @@
+"""Rotations of what an MLP's output matrix reads."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.adoption import Weights
+from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Hadamard(nn.Module):
+    """Turns the channels of each block into sums of all of them, with signs, and back.
+
+    No single channel stays large, so that few bits hold the product: the matrix behind it is turned
+    too, and the function stays (QuaRot, arXiv 2404.00456). Blocks have 512 channels, or the
+    largest power of two that divides the width.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = block_of(width)
+        for name, matrix in zip(("left", "right"), factors(self.block), strict=True):
+            self.register_buffer(name, torch.empty_like(matrix), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for buffer, matrix in zip((self.left, self.right), factors(self.block), strict=True):
+            buffer.copy_(matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rotate_blocks(x, self.left.to(x.dtype), self.right.to(x.dtype))
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.intermediate_size % 2:
+        return f"intermediate_size={layer.intermediate_size} is odd: choose mlp_rotation='none'"
+    return None
+
+
+def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
+    """W_down times the rotation, which is its own inverse: into it or out of it."""
+    down_OI = weights["mlp.down_proj.weight"]
+    left, right = (each.to(down_OI.device).double() for each in factors(block_of(down_OI.shape[1])))
+    turned = rotate_blocks(down_OI.double(), left, right)
+    return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}
+
+
+NONE = Declaration(
+    axis="mlp_rotation",
+    name="none",
+    summary="the MLP's output matrix reads its channels as they are",
+    source="arXiv 1706.03762",
+    build=lambda width: nn.Identity(),
+    adopt=_turned,
+)
+HADAMARD = Declaration(
+    axis="mlp_rotation",
+    name="hadamard",
+    summary="turned by a Hadamard matrix in blocks of up to 512 channels, for few bits",
+    source="arXiv 2404.00456 (QuaRot)",
+    build=Hadamard,
+    refuses=_refuses,
+    adopt=_turned,
+    flops=lambda layer, length: (
+        2.0 * layer.intermediate_size * sum(map(len, factors(block_of(layer.intermediate_size))))
+    ),
+)

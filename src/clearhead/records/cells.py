@@ -1,0 +1,145 @@
+"""Cells of a sweep as lines of records, and draws of one cell pooled."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from clearhead.records import intervals
+from clearhead.records.runs import Line, Measure
+
+_PARTS = ("low", "high", "documents", "positions", "reason")
+_ERRORS = ("interval", "stderr", "items")
+_BY_ITEM, _STDERR = "_by_item", "_stderr"
+
+
+def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
+    """The numbers of one cell as payloads of records.
+
+    - A measure for each number: first the `headlines`, which tables show; then all others, marked
+      as "aside". The first has what is no number as details.
+    - `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and NAME_by_item
+      its "items", from which an interval is made where none is given.
+    - `documents` are measures of their perplexities, `positions` a curve of the loss.
+    """
+    numbers = {name: result[name] for name in headlines if name in result}
+    rest: Line = {}
+    for name, value in result.items():
+        if name not in _PARTS and not name.endswith((_BY_ITEM, _STDERR)):
+            (numbers if _is_number(value) else rest)[name] = value
+    lines = []
+    for name, value in numbers.items():
+        aside = {} if name in headlines else {"aside": True}
+        lines.append({"metric": name, "value": value, **aside, **rest, **_errors(name, result)})
+        rest = {}
+    for one in result.get("documents", ()):
+        details = {key: value for key, value in one.items() if key != "perplexity"}
+        perplexity = one.get("perplexity")
+        lines.append({"metric": "document_perplexity", "value": perplexity, **details})
+    if points := result.get("positions"):
+        x, y = [one["to"] for one in points], [one["cumulative"] for one in points]
+        names = [name for name in points[0] if name not in ("to", "cumulative")]
+        others = {name: [one[name] for one in points] for name in names}
+        lines.append({"kind": "curve", "curve": "cumulative_loss", "x": x, "y": y, **others})
+    return lines
+
+
+def of_items(metric: str, value: float, items: Sequence[float], **details: Any) -> Line:
+    """A measure whose error is that of drawing these items and no others."""
+    interval = intervals.of_items(items, value)
+    error = {} if interval is None else {"interval": interval}
+    return {"metric": metric, "value": value, **error, "items": list(items), **details}
+
+
+def setting_of(details: Line) -> str:
+    """The settings under which a line was measured, without its draw; "" of one of no cell."""
+    return str(details.get("cell", "")).partition("-")[0]
+
+
+def pooled(new: Measure, draw: int, before: Measure | None) -> Measure:
+    """One measure of several draws of the same cell: their mean, and its interval.
+
+    The interval is over all items where every draw has its own, else over the draws.
+
+    Args:
+        before: the measure of earlier draws; those under other settings do not count.
+    """
+    draws = {} if before is None else dict(before.draws)
+    setting = setting_of(new.details)
+    draws = {n: one for n, one in draws.items() if setting_of(one.details) == setting}
+    draws = dict(sorted({**draws, draw: new}.items()))
+    found = [one for one in draws.values() if one.value is not None]
+    if len(found) < 2:
+        return replace(found[0] if found else new, draws=draws)
+    values = [one.value for one in found if one.value is not None]
+    items = [one.details.get("items", ()) for one in found]
+    details = {name: value for name, value in new.details.items() if name not in _ERRORS}
+    mean = fmean(values)
+    interval = intervals.of_items(values)
+    if all(items):
+        mean = fmean(values, list(map(len, items)))
+        details["items"] = [one for some in items for one in some]
+        interval = intervals.of_items(details["items"], mean)
+    details["interval"] = interval
+    return replace(new, value=mean, details=details, draws=draws)
+
+
+def added(one: Measure, full: Measure) -> Measure | None:
+    """What `one` adds to `full`, draw by draw, with the paired interval of their items.
+
+    None where either has no value.
+    """
+    pairs = {0: (one, full)}
+    if one.draws and full.draws:
+        pairs = {n: (one.draws[n], full.draws[n]) for n in one.draws if n in full.draws}
+    found: Measure | None = None
+    for draw, (mine, whole) in pairs.items():
+        if mine.value is None or whole.value is None:
+            continue
+        parts = [side.details.get("items") or () for side in (mine, whole)]
+        alike = len(parts[0]) == len(parts[1])
+        differences = [a - b for a, b in zip(*parts, strict=True)] if alike else []
+        line = of_items(f"added_{one.metric}", mine.value - whole.value, differences)
+        details = {name: line[name] for name in _ERRORS if line.get(name)}
+        new = replace(one, metric=line["metric"], value=line["value"], details=details, draws={})
+        found = pooled(new, draw, found)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _errors(name: str, result: Line) -> Line:
+    """The interval, standard error, items and reason of a number, where they are known."""
+    value = result.get(name)
+    found: Line = {}
+    if value is None:
+        return {"reason": result["reason"]} if result.get("reason") else {}
+    if items := _items(name, result):
+        found["items"] = items
+        if (interval := intervals.of_items(items, value)) is not None:
+            found["interval"] = interval
+    if name == "accuracy" and result.get("low") is not None:
+        found["interval"] = (result["low"], result["high"])
+    if (error := result.get(f"{name}{_STDERR}")) is not None:
+        found["stderr"] = error
+    return found
+
+
+def _items(name: str, result: Line) -> list[float]:
+    """A number for each key or document, their mean near the whole's; none if unknown.
+
+    A document's perplexity is set beside the whole's on the scale of the loss.
+    """
+    if name != "perplexity":
+        return [float(one) for one in result.get(f"{name}{_BY_ITEM}") or ()]
+    losses = [one["loss"] for one in result.get("documents", ()) if "loss" in one]
+    if not losses or None in losses:
+        return []
+    return on_perplexity(float(result[name]), float(result["loss"]), losses)
+
+
+def on_perplexity(perplexity: float, loss: float, losses: Sequence[float]) -> list[float]:
+    """Losses of parts of a text on the scale of the whole's perplexity, to first order."""
+    return [perplexity * (1 + one - loss) for one in losses]

@@ -1,0 +1,77 @@
+"""95 % intervals of means: of drawn items, of shares, of seeds."""
+
+import math
+from collections.abc import Sequence
+
+LEVEL = 0.05  # of every test, and the false discovery rate of a page
+
+Interval = tuple[float, float]
+
+
+def wilson(successes: float, trials: int) -> Interval:
+    """The 95 % interval of Wilson (1927) for a share of independent trials."""
+    z = 1.959963984540054
+    share, squared = successes / trials, z * z / trials
+    centre = (share + squared / 2) / (1 + squared)
+    half = z / (1 + squared) * math.sqrt(share * (1 - share) / trials + squared / trials / 4)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def of_items(items: Sequence[float], centre: float | None = None) -> Interval | None:
+    """The interval of the mean of independently drawn items; None where there is none.
+
+    Items that are all 0 or 1 are trials (Wilson), two or more others have Student's t.
+
+    Args:
+        centre: the number of which the items are parts, where it is not exactly their mean.
+    """
+    n = len(items)
+    if n and all(one in (0, 1) for one in items):
+        return wilson(sum(items), n)
+    if n < 2:
+        return None
+    mean = math.fsum(items) / n
+    variance = math.fsum((one - mean) ** 2 for one in items) / (n - 1) / n
+    half = t_quantile(n - 1) * math.sqrt(variance)
+    middle = mean if centre is None else centre
+    return middle - half, middle + half
+
+
+def t_tails(t: float, degrees: float) -> float:
+    """The probability that Student's t is further from 0 than `t`, on either side."""
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def t_quantile(degrees: float) -> float:
+    """The 97.5 % quantile of Student's t, for 1 degree of freedom or more, whole or not."""
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, not {degrees}")
+    low, high = 1.9, 12.8  # of infinitely many degrees, and of one
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tails(middle, degrees) > LEVEL else (low, middle)
+    return low
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):  # where the fraction of the complement converges fast
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    numerator, denominator = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    fraction = denominator
+    for m in range(1, 500):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            denominator = 1 / (1 + term * denominator)
+            numerator = 1 + term / numerator
+            fraction *= denominator * numerator
+        if abs(denominator * numerator - 1) < 1e-14:
+            break
+    return front * fraction / a

@@ -1,0 +1,257 @@
+"""The demo's page: defects in words and figures first, longer records folded beside them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from clearhead.records.runs import Records
+from clearhead.report import comparison, evaluation, figures, made, narrative, style
+from clearhead.report import demo_verdict as said
+from clearhead.report.demo_verdict import (
+    ALIBI,
+    BASE,
+    COARSE,
+    COCA,
+    LONGER,
+    MASS,
+    SHAPED,
+    Parts,
+    added,
+    by_model,
+    only,
+)
+from clearhead.report.diagnosis import outlier
+from clearhead.report.heatmaps import SHARE
+from clearhead.report.page import Block, Fold, Page, Panel, Panels, Section
+from clearhead.report.pivots import (
+    Entry,
+    Heading,
+    Pivot,
+    Quantity,
+    at,
+    build,
+    by_arm,
+    in_header,
+    seeds_in_words,
+)
+
+TITLE = "Defects of the Transformer, and what repairs them"
+
+
+def page(parts: Parts) -> Page:
+    """The page of the demo."""
+    built = Page(
+        title=TITLE,
+        kicker="clearhead demo",
+        records=parts.all,
+        judge=lambda threshold: said.verdict(parts),
+        warnings=narrative.warnings(parts.text),
+    )
+    built.sections = [
+        _lengths(parts, built),
+        _blocks(parts, built),
+        _sinks(parts),
+        _bits(parts),
+        made.section(parts.all),
+    ]
+    return built
+
+
+# --- texts longer than in training
+
+
+def _lengths(parts: Parts, built: Page) -> Section:
+    shown = only(parts.text, BASE, ALIBI, COCA)
+    return Section(
+        name="lengths",
+        title="Texts longer than in training",
+        answer=said.lengths(parts.text),
+        caption="Perplexity is the number of next tokens that would surprise as much if all were "
+        "equally likely: lower is better. A line that rises to the right of the mark belongs to a "
+        "model that copes badly with texts longer than it was trained on.",
+        blocks=(
+            *_panels(figures.perplexity_by_length(shown, built.looks)),
+            *_tables(by_arm(shown, "perplexity by length", _by_length(shown))),
+            *_beside(parts, "passkey.jsonl", "share of hidden numbers found", _passkeys),
+        ),
+    )
+
+
+def _by_length(records: Records) -> Iterator[tuple[Heading, Quantity]]:
+    for length in records.dimension("perplexity", "length", task=None):
+        yield (
+            Heading(title=f"{length:,}", note="tokens"),
+            Quantity(read=at("perplexity", length=length)),
+        )
+
+
+def _passkeys(records: Records) -> Pivot | None:
+    """Shares of hidden numbers that are found, without a scaling of the positions."""
+    plain = Records(
+        runs=tuple(
+            replace(
+                run,
+                measures={
+                    key: one
+                    for key, one in run.measures.items()
+                    if one.dimensions.get("scaling") == evaluation.PLAIN
+                },
+            )
+            for run in records.runs
+        )
+    )
+    return evaluation.table(plain, "passkey", "accuracy")
+
+
+# --- fewer parts
+
+
+def _blocks(parts: Parts, built: Page) -> Section:
+    shown = only(parts.text, BASE, SHAPED)
+    trained = parts.text.sequence_length()
+    columns = [
+        (
+            Heading(title="parameters", note="M"),
+            Quantity(
+                read=in_header("parameters"),
+                scale=1e-6,
+                judged=False,
+                write=lambda value: style.number(value),
+            ),
+        ),
+        (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
+    ]
+    return Section(
+        name="blocks",
+        title="A block without skips, values and projections",
+        answer=said.blocks(parts.text),
+        caption="A lower curve learns more from the same text. SAS-P leaves out the skip "
+        "connections and the matrices for values and projections, and computes attention and MLP "
+        "side by side; shaped attention, which starts as the identity, makes up for them.",
+        blocks=(
+            *_panels(figures.loss(shown, built.looks, "tokens")),
+            *_tables(by_arm(shown, "blocks", columns)),
+            *_beside(
+                parts,
+                "blocks.jsonl",
+                "perplexity",
+                lambda records: by_arm(records, "blocks", _by_length(records)),
+            ),
+        ),
+    )
+
+
+# --- the sink
+
+
+def _sinks(parts: Parts) -> Section:
+    columns = [
+        (Heading(title="weight on the first token"), _share(MASS)),
+        (Heading(title="weight on no token"), _share("null_mass")),
+        (Heading(title="largest weight on the first token", note="of all queries"), _share(SHARE)),
+        (
+            Heading(title="perplexity"),
+            Quantity(read=at("perplexity", length=parts.sinks.sequence_length())),
+        ),
+    ]
+    return Section(
+        name="sinks",
+        title="The attention sink",
+        answer=said.sinks(parts.sinks),
+        caption="In this made text three words are followed by a copy of the word before them. A "
+        "head that copies has nothing to do at all other words; as softmax weights sum to one, it "
+        "parks them on the first token: the bright first column. A null key (softmax1, or learned: "
+        "key-bias) is another place to park them, a gate (gated) can switch the head off. Maps are "
+        "of the first seed alone, the table of all.",
+        blocks=(
+            *comparison.maps(parts.sinks),
+            *_tables(by_arm(parts.sinks, "the sink", columns)),
+            *_beside(
+                parts,
+                "backcopy-diagnoses.jsonl",
+                "attention to the first token",
+                lambda records: by_arm(records, "the sink", columns[:-1]),
+            ),
+        ),
+    )
+
+
+def _share(metric: str) -> Quantity:
+    return Quantity(read=at(metric, map="softmax"), write=style.percent)
+
+
+# --- outliers and 8 bits
+
+
+def _bits(parts: Parts) -> Section:
+    columns = [
+        (Heading(title="first token a sink", note="of all queries"), _share(SHARE)),
+        (Heading(title="largest hidden number", note="in medians"), Quantity(read=outlier)),
+        (Heading(title="perplexity", note="full precision"), Quantity(read=at("perplexity"))),
+        (
+            Heading(title="in 8 bits", note="a scale a tensor"),
+            Quantity(read=at("perplexity", scheme=COARSE)),
+        ),
+        (Heading(title="change"), Quantity(read=added, write=style.percent)),
+    ]
+    models = by_model(parts)
+    rows = [
+        (Heading(title=arm, arm=arm, note=label.partition(":")[0] or "this run"), studies)
+        for (arm, label), studies in models.items()
+    ]
+
+    def fill(studies: list[Records], quantity: Quantity) -> tuple[Entry, ...]:
+        cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in studies)
+        return next(filter(None, cells), ())
+
+    return Section(
+        name="bits",
+        title="Outliers, and the cost of 8 bits",
+        answer=said.bits(parts),
+        caption="Where one scale serves a whole tensor, its largest number decides how finely all "
+        "others are written. Small models trained for a minute have no outliers; larger ones do. "
+        "OrthoAdam, an optimizer that steps in a rotated basis, trains without them.",
+        blocks=(
+            *_tables(build("outliers and 8 bits", rows, columns, fill, corner="model")),
+            *_beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
+        ),
+    )
+
+
+def _kurtosis(records: Records) -> Pivot | None:
+    columns = [
+        (Heading(title=f"kurtosis, {title}", note="3 is a bell curve"), Quantity(read=read))
+        for title, read in (
+            ("first token", at("kurtosis", tokens="first")),
+            ("other tokens", at("kurtosis", tokens="rest")),
+        )
+    ]
+    length = records.sequence_length()
+    columns.append((Heading(title="perplexity"), Quantity(read=at("perplexity", length=length))))
+    return by_arm(records, "outliers", columns)
+
+
+# --- blocks of sections
+
+
+def _panels(panel: Panel | None) -> Iterator[Block]:
+    if panel is not None:
+        panel.own_legend = True  # its few models, not those of the whole page
+        yield Panels(panels=(panel,))
+
+
+def _tables(table: Pivot | None) -> Iterator[Block]:
+    if table is not None:
+        yield table
+
+
+def _beside(
+    parts: Parts, name: str, what: str, make: Callable[[Records], Pivot | None]
+) -> Iterator[Block]:
+    """A longer record, folded."""
+    records = parts.beside(name)
+    table = make(records) if records.runs else None
+    if table is not None:
+        seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
+        yield Fold(
+            summary=f"A longer record beside it: {what} ({LONGER[name][0]}, {seeds})", pivot=table
+        )

@@ -1,0 +1,138 @@
+"""`clearhead demo`, at the smallest scale: its parts, its page, and what it refuses."""
+
+import json
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+from clearhead.cli.demo import write_demo
+from clearhead.data import DataConfig
+from clearhead.experiments.demo import Studies, run_demo, studies
+from clearhead.progress import Work
+from clearhead.records.loading import load
+from clearhead.report.demo_verdict import LONGER
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def _call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", *words])
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def small(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Studies:
+    """The demo's own studies with two steps a run and two seeds."""
+    asked = studies(tmp_path_factory.mktemp("demo"))
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+    def shrunk(config, **data):
+        train = replace(config.train, tokens=64, sequence_length=16, batch_size=2)
+        keys = {**config.set, **shape, "max_position_embeddings": 16}
+        source = replace(config.data, vocabulary=300, cache=cache, **data)
+        return replace(
+            config, train=train, set=keys, data=source, seeds=(0, 1), evaluation_tokens=64
+        )
+
+    return Studies(
+        text=replace(shrunk(asked.text, data=(str(text),), limit=None), lengths=(1, 2)),
+        sinks=shrunk(asked.sinks, data=("synthetic:backcopy:documents=200,characters=360",)),
+    )
+
+
+@pytest.fixture(scope="module")
+def found(small: Studies) -> dict[str, Path]:
+    return _run(small, Work())
+
+
+def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
+    asked = {"pretrained": None, "trust_remote_code": False, "say": lambda line: None, **options}
+    return run_demo(small, small.text.output.parent, work=work, **asked)
+
+
+def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
+    text, sinks, bits = (load(found[part]) for part in ("text", "sinks", "bits"))
+    assert text.arms() == ["transformer", "sas-p", "alibi", "coca"]
+    assert sinks.arms() == ["transformer", "softmax1", "key-bias", "gated"]
+    assert bits.arms() == ["transformer"]
+    for records in (text, sinks, bits):
+        assert all(len(records.of(arm)) == 2 for arm in records.arms())
+    for arm in sinks.arms():
+        assert len(sinks.values(arm, "first_token_mass", map="softmax")) == 2
+        assert bool(sinks.values(arm, "null_mass", map="softmax")) == (
+            arm in ("softmax1", "key-bias")
+        )
+    assert len(bits.values("transformer", "perplexity", scheme="w8a8-coarse")) == 2
+    write_demo(found, {}, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
+    assert '<section id="sinks">' in page
+    assert "longer record" not in page
+    assert "report: " in capsys.readouterr().out
+
+
+def test_attention_is_measured_where_documents_begin(found):
+    lines = [json.loads(line) for line in found["sinks"].read_text("utf-8").splitlines()]
+    maps = [line for line in lines if line["kind"] == "attention"]
+    assert maps
+    assert {line["text"][0] for line in maps} == {"<|begin|>"}
+
+
+def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found):
+    said: list[str] = []
+    work = Work()
+    theirs = logging.getLogger("transformers.distributed.tensor_parallel")
+    heard: list[logging.LogRecord] = []
+    theirs.addFilter(heard.append)
+    try:
+        assert _run(small, work, say=said.append) == found
+    finally:
+        theirs.removeFilter(heard.append)
+    assert not heard  # of layers that are not sharded
+    assert sum("already done" in line for line in said) == small.units == 16
+    assert work.share == 1
+
+
+def test_a_pretrained_model_and_longer_records_stand_beside(small, found, tmp_path):
+    model = small.text.output / "transformer-seed0"
+    more = _run(small, Work(), pretrained=str(model))
+    diagnosis, bits = load(more["diagnosis"]), load(more["pretrained bits"])
+    (run,) = diagnosis.runs
+    assert run.value("hidden_top_1") > run.value("hidden_median") > 0
+    assert bits.runs[0].value("perplexity", scheme="w8a8-coarse") is not None
+    longer = {name: load(RESULTS / name) for name in LONGER if (RESULTS / name).is_file()}
+    assert len(longer) >= 4
+    write_demo(more, longer, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert page.count("A longer record beside it") == 4
+    assert page.count("Longer record: ") >= 4  # where the page says how each was made
+    assert run.arm in page
+
+
+def test_a_missing_model_and_a_damaged_record_are_refused_before_any_training(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records/blocks.jsonl").write_text("no record\n{}\n")
+    assert _call("--beside", "records") == 2
+    assert "blocks.jsonl" in capsys.readouterr().err
+    (tmp_path / "model").mkdir()
+    assert _call("--pretrained", "./model") == 2
+    err = capsys.readouterr().err
+    assert "clearhead: cannot load a model from './model'" in err
+    assert not (tmp_path / "demo/text").exists()
+
+
+def test_the_demos_own_budget_is_what_it_promises(tmp_path):
+    asked = studies(tmp_path)
+    assert asked.units == 24
+    tokens = {config.train.tokens for config in (asked.text, asked.sinks)}
+    assert tokens == {200_000, 409_600}
+    assert isinstance(asked.text.data, DataConfig)
+    assert asked.text.data.data == ("python-stdlib",)

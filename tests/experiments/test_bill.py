@@ -1,0 +1,130 @@
+"""The bill of a training run, against steps that were taken."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config
+
+from clearhead.errors import ClearheadError
+from clearhead.experiments.bill import bill
+from clearhead.experiments.building import OBJECTIVES, objective_of
+from clearhead.experiments.hardware import GPUS
+from clearhead.experiments.planned_memory import training_memory
+from clearhead.models import plan, preset
+from clearhead.optim import build_optimizer
+from clearhead.train import TrainConfig
+from clearhead.train.loop import accumulate
+
+SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+TRAIN = TrainConfig(batch_size=4, sequence_length=64, precision="bf16")
+
+
+def _peak(config, train, checkpointing=False):
+    """Bytes that PyTorch's allocator held at most in two real steps."""
+
+    def events(tree):
+        for event in tree:
+            yield event
+            yield from events(event.children)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model = OBJECTIVES[objective_of(config)](config).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = build_optimizer(model, train)
+        ids_BT = torch.randint(512, (train.batch_size, train.sequence_length))
+        labels_BT = ids_BT.clone()
+        objective = objective_of(config)
+        if objective == "mlm":  # a quarter is hidden
+            labels_BT[:, torch.arange(train.sequence_length) % 4 != 0] = -100
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=True)
+            accumulate(model, [{"input_ids": ids_BT, "labels": labels_BT}], "bf16", objective)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+            optimizer.step()
+    tree = seen.profiler.kineto_results.experimental_event_tree()
+    allocations = [each for each in events(tree) if each.tag == _EventType.Allocation]
+    held = peak = 0
+    for each in sorted(allocations, key=lambda one: one.start_time_ns):
+        held += each.extra_fields.alloc_size
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("transformer", "adamw"),
+        ("differential", "adamw"),
+        ("sas-p", "adamw"),
+        ("bert", "adamw"),
+        ("softmax1", "orthoadam"),
+    ],
+)
+def test_memory_is_that_of_a_real_step(name, optimizer):
+    config, train = preset(name, **SHAPE), replace(TRAIN, optimizer=optimizer)
+    planned = training_memory(config, train)
+    assert planned["peak"] == pytest.approx(_peak(config, train), rel=0.1)
+    parts = sum(size for part, size in planned.items() if part != "peak")
+    assert planned["peak"] == pytest.approx(parts)
+    assert planned["weights"] == pytest.approx(4 * plan(config).parameters, rel=0.01)
+
+
+def test_memory_with_checkpointing_is_that_of_a_real_step_and_less():
+    config = preset("transformer", **{**SHAPE, "num_hidden_layers": 6})
+    planned = training_memory(config, TRAIN, checkpointing=True)["peak"]
+    assert planned == pytest.approx(_peak(config, TRAIN, checkpointing=True), rel=0.1)
+    assert planned < 0.8 * training_memory(config, TRAIN)["peak"]
+
+
+def test_several_gpus_share_weights_and_optimizer_but_no_activations():
+    config = preset("transformer", **SHAPE)
+    one, four = (training_memory(config, TRAIN, gpus=number) for number in (1, 4))
+    assert four["optimizer"] == pytest.approx(one["optimizer"] / 4, rel=0.05)
+    assert four["activations"] == pytest.approx(one["activations"], rel=0.05)
+    assert not torch.distributed.is_initialized()
+
+
+def test_another_library_s_model_is_counted_as_the_same_one_of_ours():
+    gpt2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=64)
+    keys = {**SHAPE, "max_position_embeddings": 64, "intermediate_size": 256}
+    ours, theirs = plan(preset("gpt2", **keys), length=64), plan(gpt2, length=64)
+    assert theirs.parameters == ours.parameters
+    assert theirs.non_embedding_parameters == ours.non_embedding_parameters
+    assert theirs.forward_flops == pytest.approx(ours.forward_flops, rel=0.001)
+    assert theirs.cache_bytes == ours.cache_bytes
+    assert training_memory(gpt2, TRAIN)["peak"] > 0
+
+
+def test_time_and_cost_follow_the_flops_and_the_number_of_gpus():
+    train = replace(TRAIN, batch_size=64, accumulation=4, tokens=10**7)
+    config = preset("transformer", **{**SHAPE, "hidden_size": 512, "vocab_size": 16})
+    found = bill(config, train, gpus=["h100"], numbers=(1, 4), efficiency=0.1, price=2.0)
+    one, four = found.estimates
+    work = found.step_flops / (0.1 * GPUS["h100"].flops)
+    assert work < one.step < 1.5 * work
+    assert four.step == pytest.approx(one.step / 4, rel=0.1)
+    assert one.total == pytest.approx(one.step * train.tokens / train.tokens_per_step)
+    assert one.cost == pytest.approx(2.0 * one.total / 3600)
+    assert one.fits
+    again = bill(config, train, gpus=["h100"], efficiency=0.05)
+    assert again.estimates[0].step > 1.5 * one.step
+
+
+def test_what_cannot_be_planned_is_refused():
+    config = preset("transformer", **SHAPE)
+    with pytest.raises(ClearheadError, match="3 GPUs cannot share a step of 4 batches"):
+        bill(config, replace(TRAIN, accumulation=4), gpus=["h100"], numbers=(3,))
+    with pytest.raises(ClearheadError, match="adafactor cannot be planned"):
+        training_memory(config, replace(TRAIN, optimizer="adafactor"))
+
+
+def test_kinds_of_gpus_are_those_of_the_command_line():
+    from typing import get_args
+
+    from clearhead.cli.plan import Kind
+
+    assert set(get_args(Kind)) == set(GPUS)

@@ -1,0 +1,135 @@
+"""Models as graphs: compiled whole, and exported for any length."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+from transformers import CompileConfig, DynamicCache
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.models import PRESETS
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 61,
+    "max_position_embeddings": 256,
+}
+CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+LONGEST = 200
+
+
+def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
+    torch.manual_seed(0)
+    config = preset(name, **SHAPE | {"initializer_range": 0.3} | overrides)
+    return ClearheadForCausalLM(config).eval()
+
+
+def _ids(batch: int = 2, length: int = 9) -> Tensor:
+    return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_a_model_compiles_without_a_graph_break(name, kind):
+    torch._dynamo.reset()
+    model, ids, inputs = _model(name), _ids(), {}
+    if kind == "padded":
+        inputs["attention_mask"] = torch.ones_like(ids)
+        inputs["attention_mask"][0, :3] = 0
+    elif kind == "packed":
+        inputs["document_ids"] = torch.tensor([[0] * 4 + [1] * 5] * 2)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    got = compiled(ids, use_cache=False, **inputs).logits
+    assert torch.allclose(got, model(ids, use_cache=False, **inputs).logits, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("transformer", {"num_key_value_heads": 2}), ("differential", {}), ("sas", {})],
+)
+def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(name, keys):
+    torch._dynamo.reset()
+    model, ids = _model(name, **keys), _ids(length=5)
+    assert model._can_compile_fullgraph
+    how = CompileConfig(fullgraph=True, mode="default")
+    how._compile_all_devices = True  # transformers would do it on a GPU alone
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    options |= {"max_new_tokens": 6}
+    torch._dynamo.utils.counters.clear()
+    compiled = model.generate(ids, cache_implementation="static", compile_config=how, **options)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # a whole step is one
+    assert torch.equal(compiled, model.generate(ids, **options))
+
+
+def test_groups_of_queries_that_depend_on_positions_are_not_compiled_whole():
+    rope = {"rope_type": "dynamic-causal", "rope_theta": 1e4, "factor": 2.0}
+    assert not _model("transformer", rope_parameters=rope)._can_compile_fullgraph
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *((name, {}) for name in CAUSAL),
+        ("sink", {"sliding_window": 5}),
+        ("sas", {"sliding_window": 5}),
+    ],
+)
+@torch.no_grad()
+def test_a_model_is_exported_for_any_length(name, keys):
+    model = _model(name, use_cache=False, **keys)
+    length = Dim("length", min=2, max=LONGEST)
+    program = export(model, (), {"input_ids": _ids()}, dynamic_shapes={"input_ids": {1: length}})
+    for tokens in (2, 9, LONGEST):  # more than one tile, and than one block of a running mean
+        ids = _ids(length=tokens)
+        got = program.module()(input_ids=ids).logits
+        assert torch.allclose(got, model(ids).logits, atol=1e-4)
+
+
+class Step(nn.Module):
+    """One token after a cache of any length, as a function of tensors."""
+
+    def __init__(self, model: ClearheadForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        cache = DynamicCache(list(zip(keys, values, strict=True)))
+        logits = self.model(ids, past_key_values=cache).logits[:, -1]
+        return logits, *_stacked(cache)
+
+
+def _stacked(cache: DynamicCache) -> tuple[Tensor, Tensor]:
+    keys, values = zip(*((layer.keys, layer.values) for layer in cache.layers), strict=True)
+    return torch.stack(keys), torch.stack(values)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "differential", "differential-v2", "coca", "softmax1", "alibi", "sas"]
+)
+@torch.no_grad()
+def test_a_step_with_a_cache_runs_in_onnx(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model, ids, cache = _model(name), _ids(1, 7), DynamicCache()
+    model(ids[:, :6], past_key_values=cache)
+    past = Dim("past", min=2, max=LONGEST)
+    program = export(
+        Step(model),
+        (ids[:, 6:], *_stacked(cache)),
+        dynamic_shapes=({}, {3: past}, {3: past}),
+        prefer_deferred_runtime_asserts_over_guards=True,  # the solver gives up on V1's strides
+    )
+    torch.onnx.export(program, (), verbose=False).save(tmp_path / "step.onnx")
+    session = runtime.InferenceSession(tmp_path / "step.onnx")
+    names = [each.name for each in session.get_inputs()]
+    ids, cache = _ids(1, 16), DynamicCache()
+    wanted = model(ids).logits
+    model(ids[:, :12], past_key_values=cache)
+    state = [each.numpy() for each in _stacked(cache)]
+    for place in range(12, 16):
+        token = ids[:, place : place + 1].numpy()
+        logits, *state = session.run(None, dict(zip(names, (token, *state), strict=True)))
+        assert torch.allclose(torch.from_numpy(logits), wanted[:, place], atol=1e-4)

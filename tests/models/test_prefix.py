@@ -1,0 +1,211 @@
+"""Learned keys and values before every text: a token's own are that token before the text."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tests_models_space as space
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead.experiments.prefixes import fill
+from clearhead.models.inspection import longest_text
+from clearhead.models.starts import started
+
+PREFIX = torch.tensor([[3, 7]])
+CHANGES = {"normalizer": "key-value", "prefix_length": 2}
+
+
+def _ids(batch: int = 2, length: int = 11) -> Tensor:
+    return torch.randint(0, 31, (batch, length))
+
+
+def _both(**keys: Any) -> tuple[ClearheadForCausalLM, ClearheadForCausalLM]:
+    """A model, and the same with the prefix in it."""
+    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).double().eval()
+    made = started(plain, CHANGES).model
+    fill(made, plain, PREFIX)
+    return plain, made
+
+
+def _after(plain: ClearheadForCausalLM, ids: Tensor) -> Tensor:
+    whole = torch.cat([PREFIX.expand(len(ids), -1), ids], 1)
+    with torch.no_grad():
+        return plain(whole, use_cache=False).logits[:, 2:]
+
+
+def _apart(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+DYNAMIC = {"rope_theta": 1e4, "factor": 2.0}
+MODELS = {
+    "rope": {},
+    "a key for all": {"num_key_value_heads": 1},
+    "dynamic-causal": {
+        "rope_parameters": {"rope_type": "dynamic-causal", **DYNAMIC},
+        "max_position_embeddings": 8,
+    },
+    "alibi": {"position": "alibi"},
+    "xpos": {"position": "xpos"},
+    "learned": {"position": "learned"},
+    "none": {"position": "none"},
+    "differential": {"maps": "differential"},
+    "differential-v2": {"maps": "differential-v2"},
+    "norms of queries and keys": {"qk_norm": "rmsnorm"},
+    "own values": {"values": "reparametrised", "head_dim": 4, "epilogue": "xsa"},
+}
+
+
+@pytest.mark.parametrize("keys", MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_logits_are_those_of_the_plain_model_after_the_prefix(keys):
+    """At once, in steps, padded on the left, and by the oracle; in float64."""
+    plain, made = _both(**keys)
+    ids = _ids()
+    wanted = _after(plain, ids)
+    bound = 1e-6 if "maps" in keys else 1e-12  # λ is float32
+    assert _apart(made(ids, use_cache=False).logits, wanted) < bound
+    for cache in (DynamicCache(), StaticCache(config=made.config, max_cache_len=16)):
+        steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 3, 1, 2], 1)]
+        assert _apart(torch.cat(steps, 1), wanted) < bound
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1)
+    mask = torch.tensor([[0] * 3 + [1] * 11, [0] * 3 + [1] * 11])
+    assert _apart(made(padded, attention_mask=mask).logits[:, 3:], wanted) < bound
+    uneven = torch.tensor([[0] * 3 + [1] * 11, [1] * 14])
+    found = made(padded, attention_mask=uneven).logits
+    assert _apart(found[:1, 3:], wanted[:1]) < bound
+    assert _apart(found[1:], _after(plain, padded[1:])) < bound
+    made.set_attn_implementation("eager")
+    assert _apart(made(ids, use_cache=False).logits, wanted) < bound
+    weights = made(ids[:, :5], output_attentions=True, use_cache=False).attentions[0]
+    assert weights.shape[-2:] == (5, 5)
+
+
+@torch.no_grad()
+def test_each_packed_document_follows_the_prefix():
+    plain, made = _both()
+    ids = _ids(1)
+    documents = torch.tensor([[0] * 4 + [1] * 7])
+    positions = torch.tensor([[*range(4), *range(7)]])
+    wanted = torch.cat([_after(plain, part) for part in ids.split([4, 7], 1)], 1)
+    for given in (None, positions):
+        packed = made(ids, document_ids=documents, position_ids=given).logits
+        assert _apart(packed, wanted) < 1e-12
+
+
+@torch.no_grad()
+def test_no_window_hides_it():
+    plain, made = _both(sliding_window=4)
+    ids = _ids()
+    assert _apart(made(ids[:, :2], use_cache=False).logits, _after(plain, ids[:, :2])) < 1e-12
+    whole = made(ids, use_cache=False).logits
+    assert _apart(whole, _after(plain, ids)) > 1e-3  # where it has left the window
+    cache = DynamicCache(config=made.config)
+    steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 3, 1, 2], 1)]
+    assert _apart(torch.cat(steps, 1), whole) < 1e-12
+    made.set_attn_implementation("eager")
+    assert _apart(made(ids, use_cache=False).logits, whole) < 1e-12
+
+
+def test_generation_goes_on_as_after_the_prefix():
+    plain, made = _both()
+    ids = _ids(1, 4)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    found = made.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    whole = torch.cat([PREFIX, ids], 1)
+    wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
+    assert torch.equal(found, wanted[:, 2:])
+
+
+def test_it_takes_positions_that_a_model_can_tell_apart():
+    _, made = _both(position="learned")
+    assert longest_text(made) == 22
+    with pytest.raises(ClearheadError, match="25 tokens are more than the 24 positions"):
+        made(_ids(1, 23))
+    with pytest.raises(ClearheadError, match="position_ids has 22, outside"):
+        made(_ids(1, 3), position_ids=torch.tensor([[20, 21, 22]]))
+
+
+def test_every_parameter_learns_and_the_gradient_is_the_oracle_s():
+    torch.manual_seed(0)
+    config = ClearheadConfig(**space.SHAPE, normalizer="key-value", maps="differential")
+    model, ids = ClearheadForCausalLM(config), _ids()
+    biases = [p for name, p in model.named_parameters() if name.endswith("_bias")]
+    assert [tuple(p.shape) for p in biases] == [(2, 1, 8)] * 4
+    for parameter in biases:
+        torch.nn.init.normal_(parameter)
+    found = []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        loss = model(ids, labels=ids, use_cache=False).loss
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    for fast, exact in zip(*found, strict=True):
+        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max()
+        assert fast.abs().max() > 0
+
+
+def test_it_starts_as_softmax1():
+    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key-value")).eval()
+    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    ids = _ids()
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-6)
+
+
+def test_the_rotation_is_the_same_function_and_is_turned_back():
+    for keys in ({}, {"mlp": "gelu", "bias": True, "position": "learned"}):
+        plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).eval()
+        start = started(plain, {"mlp_rotation": "hadamard"})
+        back = started(start.model, {"mlp_rotation": "none"}).model
+        assert start.new == start.dropped == ()
+        ids = _ids()
+        with torch.no_grad():
+            wanted = plain(ids).logits
+            assert _apart(start.model(ids).logits, wanted) < 2e-6
+            assert _apart(back(ids).logits, wanted) < 2e-6
+        first = plain.model.layers[0].mlp.down_proj.weight
+        assert not torch.allclose(start.model.model.layers[0].mlp.down_proj.weight, first)
+
+
+_ELSEWHERE = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+import clearhead.models
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.arange(20)[None] % 31
+print(model(ids).logits.double().sum().item().hex())
+"""
+
+
+@pytest.mark.slow
+def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
+    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE)).eval()
+    made = started(plain, CHANGES | {"mlp_rotation": "hadamard"}).model
+    fill(made, plain, PREFIX)
+    made.save_pretrained(tmp_path)
+    here = made(torch.arange(20)[None] % 31).logits.double().sum().item().hex()
+    command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
+    there = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert there.stdout.split() == [here]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"normalizer": "key-value", "scores": "collinear"}, "choose scores='dot'"),
+        ({"normalizer": "key-value", "shaping": "shaped"}, "choose shaping='none'"),
+        ({"prefix_length": 2}, "choose normalizer='key-value'"),
+        ({"normalizer": "key-value", "prefix_length": 0}, "prefix_length must be a whole number"),
+        ({"mlp_rotation": "hadamard", "intermediate_size": 25}, "intermediate_size=25 is odd"),
+        ({"mlp_rotation": "hadamar"}, "did you mean hadamard"),
+    ],
+)
+def test_what_it_does_not_fit_is_refused_in_one_line(keys, message):
+    with pytest.raises(ClearheadError, match=message) as error:
+        ClearheadConfig(**space.SHAPE | keys)
+    assert "\n" not in str(error.value)

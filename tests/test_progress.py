@@ -1,0 +1,93 @@
+"""The line that says where long work is."""
+
+import io
+
+import pytest
+
+from clearhead.progress import Line, Work, clock, in_words
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_log_has_a_line_for_each_run_and_about_twenty_between(monkeypatch):
+    time, stream = Clock(), io.StringIO()
+    with Line(stream, clock=time) as work:
+        work.start(4)
+        for number in range(4):
+            work.begin(f"model {number}")
+            for step in range(1, 101):
+                time.now += 1.2
+                work.update(step / 100, f"step {step}/100")
+            work.end()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4 + 20
+    assert lines[0] == "run 1 of 4: model 0"  # nothing is known of its pace yet
+    assert lines[1] == "run 1 of 4, 8 min left  step 20/100"
+    assert "run 2 of 4, 6 min left: model 1" in lines
+    assert lines[-1] == "run 4 of 4, 0 s left  step 100/100"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_what_was_done_before_counts_as_done_and_not_as_fast():
+    time = Clock()
+    work = Work(clock=time)
+    work.start(10)
+    for _ in range(8):
+        work.skip()
+    work.begin("resumed")
+    work.resume(0.5)
+    time.now = 60.0
+    work.update(0.75)  # a quarter in a minute, so five more minutes for one and a quarter
+    assert work.place == "run 9 of 10, 5 min left"
+    work.end()
+    assert work.share == 0.9
+
+
+def test_work_inside_other_work_leaves_the_total_as_it_is():
+    work = Work()
+    work.start(6)
+    work.start(2)
+    assert work.place == "run 1 of 6"
+
+
+def test_a_terminal_has_a_bar_and_names_are_taken_literally():
+    stream = Terminal()
+    with Line(stream, unit="seed") as work:
+        work.start(2)
+        work.begin("[bold]\x1b[31mllama")
+        work.update(0.5, "loss 0.5")
+        work.say("a line [red]beside")
+    shown = stream.getvalue()
+    assert "\x1b[" in shown  # rich's own
+    assert "\x1b[31m" not in shown
+    assert "seed 1 of 2" in shown
+    assert "a line [red]beside" in shown
+
+
+def test_one_unit_is_not_numbered():
+    work = Work()
+    work.start(1)
+    assert work.place == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4.4, "4 s"), (89, "89 s"), (720, "12 min"), (5399, "90 min"), (12_240, "3.4 h")],
+)
+def test_times_in_words(seconds, words):
+    assert in_words(seconds) == words
+
+
+def test_a_clock_has_hours_where_there_are_any():
+    assert (clock(75), clock(3700)) == ("1:15", "1:01:40")
