@@ -22,7 +22,7 @@ attack: $(VENV)/.installed
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py tests/ops/test_differential_fused.py
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py
 
 lint: $(VENV)/.installed

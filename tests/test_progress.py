@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from clearhead.cli.progress import Bar
 from clearhead.progress import Line, Work, clock, in_words
 
 
@@ -20,7 +21,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_log_has_a_line_for_each_run_and_about_twenty_between(monkeypatch):
+def test_a_log_has_a_line_for_each_run_and_about_twenty_between():
     time, stream = Clock(), io.StringIO()
     with Line(stream, clock=time) as work:
         work.start(4)
@@ -59,6 +60,20 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
     work.start(6)
     work.start(2)
     assert work.place == "run 1 of 6"
+
+
+def test_a_sweep_counts_its_cells_and_those_of_before(capsys):
+    with Bar() as bar:
+        bar.started({"run": "a"}, 3, 1)
+        bar.finished([])  # in the records already
+        for depth in (0.5, 1.0):
+            bar.cell("passkey", {"length": 128, "depth": depth})
+            bar.advanced(2)
+            bar.finished([])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "cell 2 of 3: a, passkey, length 128, depth 0.5"
+    assert lines[-1].startswith("cell 3 of 3, ")
+    assert lines[-1].endswith(": a, passkey, length 128, depth 1.0")
 
 
 def test_a_terminal_has_a_bar_and_names_are_taken_literally():

@@ -125,6 +125,7 @@ class Line(Work):
         """Name the unit."""
         super().begin(name)
         if self._bar is None and self.place:
+            self._printed = self.share
             self.say(f"{self.place}: {name}")
         self._show("")
 

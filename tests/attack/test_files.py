@@ -18,6 +18,7 @@ from .server import Server
 TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold|lines_sha256")
 SAVING = training(4, "--train.save-every", "1")
 EVAL = ["eval", "run", "--lengths", "16", "--tokens", "64", *data()]
+BEGIN = ["train", "transformer", "--set", *SHAPE, "--output", "stopped", *SAVING]
 TRAIN = ["train", "--resume", "stopped"]
 
 
@@ -120,9 +121,8 @@ def base(made: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -
     shutil.copytree(folder / "compared", folder / "measured")
     for path in folder.glob("measured/**/records.jsonl"):
         path.unlink()  # trained, and not yet measured
-    words = TRAIN[:-1]
     for kill_at in range(20, 400, 20):  # until it has two checkpoints, wherever that is
-        done = server.run(*words, cwd=folder, kill_at=kill_at)
+        done = server.run(*BEGIN, cwd=folder, kill_at=kill_at)
         if len(list(folder.glob("stopped/checkpoints/step-*"))) == 2 or done.code == 0:
             break
         shutil.rmtree(folder / "stopped", ignore_errors=True)

@@ -1,5 +1,6 @@
 """`clearhead demo`, at the smallest scale: its parts, its page, and what it refuses."""
 
+import io
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ from clearhead.cli import main
 from clearhead.cli.demo import write_demo
 from clearhead.data import DataConfig
 from clearhead.experiments.demo import Studies, run_demo, studies
-from clearhead.progress import Work
+from clearhead.progress import Line, Work
 from clearhead.records.loading import load
 from clearhead.report.demo_verdict import LONGER
 
@@ -46,8 +47,13 @@ def small(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def found(small: Studies) -> dict[str, Path]:
-    return _run(small, Work())
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def found(small: Studies, log: io.StringIO) -> dict[str, Path]:
+    return _run(small, Line(log))
 
 
 def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
@@ -74,6 +80,13 @@ def test_the_demo_trains_measures_and_shows_every_part(found, tmp_path, capsys):
     assert '<section id="sinks">' in page
     assert "longer record" not in page
     assert "report: " in capsys.readouterr().out
+
+
+def test_a_log_says_which_run_is_at_hand(found, log):
+    lines = log.getvalue().splitlines()
+    assert lines[0].startswith("run 1 of 18: transformer, seed 0, ")
+    assert any(re.match(r"run 9 of 18, \d+ s left: the models in 8 bits", line) for line in lines)
+    assert lines[-1].startswith("run 18 of 18, ")
 
 
 def test_attention_is_measured_where_documents_begin(found):

@@ -180,8 +180,9 @@ def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
     words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
     assert _call(*words) == 0
     whole = _lines(tmp_path)
-    for kept in (2, len(whole) - 1):  # some of its measures; all, but for the closing line
-        text = "".join(json.dumps(line) + "\n" for line in whole[:kept])
+    # Some of its measures; all, but for the closing line; all but one.
+    for kept in (whole[:2], whole[:-1], [*whole[:2], *whole[3:]]):
+        text = "".join(json.dumps(line) + "\n" for line in kept)
         (tmp_path / "records.jsonl").write_text(text, "utf-8")
         (run,) = load(tmp_path / "records.jsonl").runs
         assert not run.measures

@@ -81,8 +81,6 @@ def test_help_imports_nothing_heavy():
     code = """
 import sys
 from clearhead.cli import main
-
-from .conftest import changed
 try:
     main(["--help"])
 except SystemExit as stop:
@@ -99,6 +97,27 @@ def test_version_and_empty_call(capsys):
     main(["--version"])
     assert capsys.readouterr().out.startswith("clearhead 0.")
     assert _call() == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "transformer"],
+        ["compare", "transformer"],
+        ["finetune", "no-model", "--task", "cola"],
+        ["reproduce", "blocks"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_verb_that_trains_refuses_a_tracker_that_is_not_there(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert _call(*words, "--track", "wandb", "--output", str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err == [
+        "clearhead: wandb is not installed; it comes with an extra: pip install 'clearhead[wandb]'"
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)

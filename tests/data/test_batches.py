@@ -1,5 +1,9 @@
 """The order of windows: a pure function, complete, and mixed as asked."""
 
+import json
+import os
+import time
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -9,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data import Batches, Corpus, TokenStream, windows
-from clearhead.data.batches import BLOCK, apportion, permutation
+from clearhead.data.batches import BLOCK, COMPUTED, apportion
+from clearhead.data.orders import Feistel, permutation
+from clearhead.data.shards import check
+from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
 
 
@@ -209,3 +216,72 @@ def test_apportion(seats, weights):
     assert sum(shares) == seats
     for share, weight in zip(shares, weights, strict=True):
         assert abs(share - seats * weight / sum(weights)) <= 1 + 1e-9
+
+
+@given(st.integers(1, 3000), st.text(max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_a_computed_order_is_a_permutation(size, label):
+    order = Feistel(label, size)
+    assert sorted(order[place] for place in range(size)) == list(range(size))
+
+
+def test_a_computed_order_is_the_same_for_ever_and_mixes():
+    first = [Feistel("seed 0", 10**9)[place] for place in range(3)]
+    assert first == [631170123, 56934021, 860544414]
+    order = np.array([Feistel("seed 1", COMPUTED)[place] for place in range(4000)])
+    assert abs(order.mean() / COMPUTED - 0.5) < 0.02
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.06
+    other = np.array([Feistel("seed 2", COMPUTED)[place] for place in range(4000)])
+    assert (order == other).sum() < 5
+
+
+def _large(tokens, fingerprint=""):
+    """A corpus of one stream of one document."""
+    stream = TokenStream(spec="s", weight=None, tokens=tokens, starts=np.zeros(1, np.int64))
+    streams = {"train": (stream,), "validation": (stream,)}
+    return Corpus(
+        tokenizer=None,
+        vocabulary_size=1 << 16,
+        content=fingerprint,
+        streams=streams,
+        description={},
+    )
+
+
+def test_a_run_of_before_keeps_the_order_that_was_written_out():
+    corpus = _large(np.arange(COMPUTED + 1, dtype=np.uint32))
+    options = {"sequence_length": 2, "batch_size": 8, "seed": 3}
+    new, old = Batches(corpus, **options), Batches(corpus, **options, began=corpus.fingerprint)
+    label = "seed 3, epoch 0 of pool 0"
+    assert firsts(old, 24) == permutation(label, COMPUTED)[:24].tolist()
+    assert firsts(new, 24) == [Feistel(label, COMPUTED)[place] for place in range(24)]
+    assert old.fingerprint == corpus.fingerprint != new.fingerprint
+    hidden = f"{corpus.fingerprint}, 0.25 hidden"
+    assert firsts(Batches(corpus, **options, began=hidden), 24) == firsts(old, 24)
+    again = Batches(corpus, **options, began=new.fingerprint)
+    assert firsts(again, 24) == firsts(new, 24)
+    small = _large(np.arange(COMPUTED, dtype=np.uint32))
+    assert Batches(small, **options).fingerprint == small.fingerprint
+
+
+def test_a_hundred_gigabytes_are_opened_in_two_seconds_and_little_memory(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    path = folder / "0.train.tokens"
+    with open(path, "wb") as file:
+        file.truncate(10**11)  # sparse
+    os.utime(path, (1e9, 1e9))
+    index = {"content": "", "files": {path.name: [10**11, "of that many zeros"]}}
+    seal = digest_of(index)
+    (folder / "corpus.json").write_text(json.dumps(index | {"seal": seal}))
+    StatCache(tmp_path / "checked.json", [path], seal).write(True)  # hashed once, before
+    began = time.perf_counter()
+    tracemalloc.start()
+    assert check(folder, tmp_path / "checked.json") == index
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    batches = Batches(_large(tokens), sequence_length=2048, batch_size=4, seed=0)
+    assert batches.batch(10**6)["input_ids"].shape == (4, 2048)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - began < 2
+    assert peak < 5 << 20

@@ -1,13 +1,16 @@
 """Split, tokens, reuse, and what an interruption or damage leaves."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -411,6 +414,27 @@ def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypat
     corpus = prepare(configure(path))
     assert max(sizes) <= 5000
     assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(rows)
+
+
+def test_batches_are_encoded_side_by_side_and_written_in_order(folder, configure, monkeypatch):
+    plain = prepare(configure(folder))
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    together = threading.Barrier(2, timeout=20)
+    begun = itertools.count()
+
+    def encode(self, texts, original=tokenizer.Encoder.encode):
+        if next(begun) < 2:  # the second batch comes before the first is done
+            together.wait()
+        return original(self, texts)
+
+    monkeypatch.setattr(tokenizer.Encoder, "encode", encode)
+    again = prepare(replace(configure(folder), cache=configure(folder).cache / "other"))
+    assert next(begun) > 3
+    for split in ("train", "validation"):
+        one, two = plain.split(split)[0], again.split(split)[0]
+        assert one.tokens.tolist() == two.tokens.tolist()
+        assert one.starts.tolist() == two.starts.tolist()
+    assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 
 def test_standard_library_end_to_end(configure):

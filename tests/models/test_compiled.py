@@ -106,9 +106,7 @@ def _stacked(cache: DynamicCache) -> tuple[Tensor, Tensor]:
     return torch.stack(keys), torch.stack(values)
 
 
-@pytest.mark.parametrize(
-    "name", ["transformer", "differential", "differential-v2", "coca", "softmax1", "alibi", "sas"]
-)
+@pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_a_step_with_a_cache_runs_in_onnx(name, tmp_path):
     pytest.importorskip("onnxscript")

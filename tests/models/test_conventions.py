@@ -21,7 +21,7 @@ SHAPE = {
 }
 NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "gated", "xsa", "alibi", "xpos"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
 ]
 
 

@@ -24,6 +24,7 @@ NAMES = [
     "coca-slack",
     "softmax1",
     "sink",
+    "key-value",
     "alibi",
     "xpos",
 ]

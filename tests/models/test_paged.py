@@ -64,7 +64,7 @@ def test_a_batch_of_requests_gets_what_each_gets_alone(name, keys):
     assert _batched(model) == _generated(model)
 
 
-@pytest.mark.parametrize("name", ["sas", "sas-p", "skipless"])
+@pytest.mark.parametrize("name", ["sas", "sas-p", "sas-p-nonorm", "skipless"])
 def test_shaped_blocks_are_batched_in_the_form_for_servers(name):
     model = _model(name, query_range=0.3)
     assert _batched(served(model)) == _generated(model)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from transformers import AttentionInterface, GraniteSWAForCausalLM, LlamaForCaus
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
+from clearhead.models import PRESETS
 from clearhead.models.conversion import for_serving
+from clearhead.models.paged import require_pageable
 from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
@@ -57,6 +60,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("xsa", {"num_key_value_heads": 2, "sliding_window": 5, "qk_norm": "rmsnorm"}),
     ("skipless", {"norm": "rmsnorm-single", "bias": True, "tie_word_embeddings": False}),
     ("differential-v2", {"rope_parameters": YARN}),
+    ("gated", {"projections": "identity", "attention_gain": 0.7}),
+    (
+        "sas",
+        {"values": "reparametrised", "projections": "reparametrised", "value_init": "orthogonal"},
+    ),
     ("gated", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
 ]
 
@@ -153,6 +161,12 @@ def test_the_form_is_the_same_function(name, changes):
     assert [each.calls for each in instances.values()] == [3, 3]
 
 
+@pytest.mark.parametrize("name", ["coca", "differential-v2", "sas", "xsa"])
+def test_the_form_keeps_the_dtype_of_the_weights(name):
+    made = for_serving(_model(name, {}).bfloat16())
+    assert {weight.dtype for weight in made.state_dict().values()} == {torch.bfloat16}
+
+
 def test_its_attention_is_written_as_vllm_reads_it():
     """vLLM finds the one call in the source, and the scale and the sinks by their attributes."""
     source = inspect.getsource(form.ClearheadServingAttention.forward)
@@ -246,3 +260,30 @@ def test_a_process_without_clearhead_loads_it(tmp_path):
             assert (torch.tensor(logits) - model(ids).logits).abs().max() <= 1e-4
         own = model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
         assert tokens == own.tolist()
+
+
+def test_the_page_on_serving_says_what_holds_for_every_preset():
+    page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): row[1:4] for row in rows if len(row) == 9}
+    assert told.keys() == PRESETS.keys()
+    names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
+    for name, (written, own, batched) in told.items():
+        assert own == "works"
+        if preset(name).direction != "causal":
+            assert written == batched == "refused: not causal"
+            continue
+        model = _model(name, {})
+        assert (name in FORMS) == (written == "form")
+        try:
+            kind = type(for_serving(model)).__name__
+        except ClearheadError:
+            assert written.startswith("refused: ")
+        else:
+            assert written == names.get(kind, kind.removesuffix("ForCausalLM"))
+        try:
+            require_pageable(model.config)
+        except ClearheadError:
+            assert batched == "works, in the form" or batched.startswith("refused: ")
+        else:
+            assert batched == "works"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.ops import attend, oracles, tiles
 
@@ -229,3 +230,63 @@ def test_misfits_are_refused_in_one_line(change, message):
     with pytest.raises(ClearheadError, match=message) as error:
         attend(q, k, v, **arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_a_lone_query(dtype, sink, groups, padded, monkeypatch):
+    _use(monkeypatch, "cpu-decode")
+    sink = torch.randn(4, requires_grad=True) if sink == "learned" else sink
+    mask = None
+    if padded:
+        mask = torch.arange(130).expand(2, -1) >= torch.tensor([[0], [130]])  # a row without keys
+    inputs = _inputs(groups=groups, queries=1, keys=130, value=16, dtype=dtype)
+    _compare(inputs, sink, key_mask=mask)
+
+
+@pytest.mark.parametrize("sink", [None, 0.0, "a head", "a query"])
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_a_lone_query_of_both_maps(sink, groups, padded):
+    q, k, v = (torch.randn(2, h, t, 8).double() for h, t in ((8, 1), (groups, 30), (groups, 30)))
+    inputs = [q, k, v, torch.tensor(0.3).double()]
+    shape = {"a head": (8,), "a query": (2, 8, 1)}.get(sink)
+    if shape is not None:
+        inputs.append(torch.randn(shape).double())
+    inputs = [x.requires_grad_() for x in inputs]
+    options = {"norm_weight": None, "norm_eps": 1e-2, "gain": 0.6}
+    options["sink"] = sink if shape is None else inputs[4]
+    if padded:
+        options["key_mask"] = torch.arange(30).expand(2, -1) >= torch.tensor([[0], [11]])
+    got, want = (m.differential(*inputs[:4], **options) for m in (ops, oracles))
+    grad = torch.randn_like(want)
+    found, expected = ([o, *torch.autograd.grad(o, inputs, grad)] for o in (got, want))
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() < 1e-12 * b.abs().max().clamp_min(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_of_decoding_copies_no_cache(dtype):
+    """Of two maps: float32 reads keys and values as they lie, bfloat16 widens the keys."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Made(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and not any(
+                isinstance(x, Tensor) and out.untyped_storage()._cdata == x.untyped_storage()._cdata
+                for x in args
+            ):
+                self.numbers += out.numel()
+            return out
+
+    q, k, v = (torch.randn(1, 4, length, 64).to(dtype) for length in (1, 500, 500))
+    options = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+    with torch.no_grad(), Made() as made:
+        ops.differential(q, k, v, torch.tensor(0.3), **options)
+    widened = k.numel() if dtype == torch.bfloat16 else 0
+    assert made.numbers < widened + k.numel() / 3

@@ -9,6 +9,7 @@ from clearhead.ops import (
     alibi_slopes,
     attend,
     decayed_mean,
+    differential_fused,
     dispatch,
     oracles,
     running_mean,
@@ -233,3 +234,36 @@ def test_means(causal, compiled, fading):
         grad = torch.randn_like(mean)
         got, expected = (torch.autograd.grad(m, x, grad.to(m.dtype))[0] for m in (mean, want))
         assert (got - expected).abs().max() < 2e-2 * expected.abs().max()  # both are bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "groups"), [(150, 150, 4, 4), (1000, 1000, 8, 2), (70, 200, 4, 2)]
+)
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("sink", [None, "learned"])
+def test_fused_differential_attention(dtype, width, queries, keys, heads, groups, masks, sink):
+    torch.manual_seed(0)
+    shapes = [(2, heads, queries, width), (2, groups, keys, width), (2, groups, keys, width)]
+    inputs = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+    inputs.append(torch.tensor(0.37, device="cuda", requires_grad=True))
+    if sink == "learned":
+        inputs.append(torch.randn(heads, device="cuda", requires_grad=True))
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    options = {"key_mask": _tokens(keys, MASKS[masks].get("padding", "whole"))}
+    options["window"] = MASKS[masks].get("window")
+    if MASKS[masks].get("documents"):
+        segments = torch.arange(keys, device="cuda") * 4 // keys % 3
+        options["segments"] = segments.expand(2, -1)
+    sinks = [x[4] if sink == "learned" else None for x in (inputs, exact)]
+    got = differential_fused.difference(
+        *inputs[:4], sink=sinks[0], scale=width**-0.5, visibility=Visibility(**options)
+    )
+    plain = {"norm_weight": None, "norm_eps": None, "gain": 1.0, "sink": sinks[1]}
+    want = oracles.differential(*exact[:4], **plain, **options)
+    grad = torch.randn_like(want).to(dtype)
+    found = [got, *torch.autograd.grad(got, inputs, grad)]
+    expected = [want, *torch.autograd.grad(want, exact, grad.double())]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b).norm() <= BOUND[dtype] * b.norm().clamp_min(grad.norm() / 10)

@@ -4,11 +4,14 @@ What the interpreter takes (`test_shaped.py`) a compiler may not: `make kernels`
 """
 
 import inspect
+import re
+import subprocess
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from clearhead.ops import shaped_fused
+from clearhead.ops import differential_fused, shaped_fused
 
 triton = pytest.importorskip("triton", reason="CPU builds of PyTorch lack Triton: `make kernels`")
 
@@ -21,6 +24,7 @@ GPUS = {
 }
 # What a program may have of shared memory on any of these, unasked.
 SHARED = 48 * 1024
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -51,6 +55,72 @@ def test_compiles(gpu, kernel, x, o):
         built = triton.compile(source, target, {"num_warps": shaped_fused.WARPS})
         assert built.asm["cubin" if GPUS[gpu][0] == "cuda" else "hsaco"]
         assert built.metadata.shared <= SHARED
+
+
+FOUND = re.compile(r"REG:(\d+) STACK:(\d+)")
+AMD = (re.compile(r"\.vgpr_count:\s+(\d+)"), re.compile(r"\.vgpr_spill_count:\s+(\d+)"))
+TYPES = {"idq": "*i32", "idk": "*i32", "sink": "*fp32", "lam": "*fp32", "lse": "*fp32"}
+LAUNCHES = {
+    "A100": differential_fused.AMPERE,
+    "L4": differential_fused.AMPERE,
+    "H100": differential_fused.HOPPER,
+    "B200": differential_fused.HOPPER,
+    "MI300": differential_fused.AMD,
+}
+# Bytes that a program may be lent.
+LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries"])
+def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp_path):
+    """And the documentation's table has what these compilers make of it."""
+    from clearhead.ops import differential_kernels
+
+    function = getattr(differential_kernels, kernel)
+    shape = LAUNCHES[gpu][width]
+    tiles = getattr(shape, kernel)
+    constants = {"D": width, "SPLIT": shape.split, "CAUSAL": True, "IDS": False, "SINK": True}
+    constants |= {"M": tiles.rows, "N": tiles.keys}
+    names = list(inspect.signature(function.fn).parameters)
+    constants = {name: value for name, value in constants.items() if name in names}
+
+    def type_of(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        if name.endswith("_ptr"):
+            return TYPES.get(name.removesuffix("_ptr"), "*fp32" if name == "row_ptr" else "*bf16")
+        return "fp32" if name == "scale" else "i32"
+
+    strides = [first + second for first in "qkv" for second in "bhts"]
+    even = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if name.endswith("_ptr") or name in strides
+    }
+    source = triton.compiler.ASTSource(
+        function, {name: type_of(name) for name in names}, constants, even
+    )
+    target = triton.backends.compiler.GPUTarget(*GPUS[gpu])
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    built = triton.compile(source, target, options)
+    if GPUS[gpu][0] == "cuda":
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(built.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found = FOUND.search(told)
+        registers, spilt = map(int, found.groups())
+    else:
+        registers, spilt = (int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    assert built.metadata.shared <= LENT[gpu] * 1024
+    if width == 64:
+        assert spilt == 0
+    row = f"| {kernel} | {width} | {gpu} | {tiles.rows} × {tiles.keys}, {tiles.warps}, "
+    row += f"{tiles.stages} | {registers} | {spilt} | {built.metadata.shared // 1024} KB |"
+    print(row)
+    assert row in PAGE.read_text("utf-8")
 
 
 def _type(name: str, held: str) -> str:

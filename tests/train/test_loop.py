@@ -325,6 +325,20 @@ def test_a_finished_run_is_extended_to_the_bits_of_one_that_was_planned_so(tiny,
         again(tiny, tmp_path / "run", tokens=20 * 32, **plan)
 
 
+def test_a_resumption_without_a_description_keeps_that_of_the_run(tiny, tmp_path):
+    def run(**options):
+        train(tiny.make_model(), tiny.Batches(), output=tmp_path / "run", **options)
+        return json.loads((tmp_path / "run/run.json").read_text())
+
+    stop = [tiny.SignalAt(5, signal.SIGTERM)]
+    said = {"preset": "llama", "command": "make it"}
+    begun = run(config=tiny.make_config(), description=said, callbacks=stop)
+    assert (begun["description"], begun["command"]) == ({"preset": "llama"}, "make it")
+    resumed = run(config=tiny.make_config(save_every=3), resume=True)
+    assert (resumed["description"], resumed["command"]) == ({"preset": "llama"}, "make it")
+    assert resumed["config"]["save_every"] == 3
+
+
 def test_an_extension_that_is_stopped_anywhere_goes_on(tiny, tmp_path):
     plan, run = {"schedule_tokens": 12 * 32}, tmp_path / "run"
     again(tiny, tmp_path / "whole", resume=False, tokens=20 * 32, **plan)

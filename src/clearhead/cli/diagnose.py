@@ -34,7 +34,7 @@ def run(words: list[str]) -> int:
     from clearhead.experiments.diagnosing import run_diagnosis
     from clearhead.records.loading import parse as parse_records
 
-    with Bar() as bar:
+    with Bar(len(command.models)) as bar:
         lines = run_diagnosis(command, watcher=bar, say=say)
     publish(parse_records(lines), command.output / PAGE)
     return 0

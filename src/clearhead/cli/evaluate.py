@@ -28,7 +28,7 @@ def run(words: list[str]) -> int:
     from clearhead.records.loading import parse as parse_records
     from clearhead.report import page_of, write_page
 
-    bar = Bar()
+    bar = Bar(len(config.models))
     try:
         with bar:
             records = parse_records(run_evaluation(config, watcher=bar, say=say))

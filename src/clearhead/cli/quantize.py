@@ -36,9 +36,9 @@ def run(words: list[str]) -> int:
     from clearhead.records.loading import load
     from clearhead.records.loading import parse as parse_records
     from clearhead.report import page_of, write_page
-    from clearhead.report.quantization import Outcomes
+    from clearhead.report.costs import Outcomes
 
-    with Bar(Outcomes()) as bar:
+    with Bar(len(command.models), Outcomes()) as bar:
         lines = run_quantization(command, watcher=bar, say=say)
     shown = parse_records(lines)
     print_page(page_of(shown))

@@ -1,10 +1,12 @@
 """Windows of tokens in an order that is a pure function of (seed, step): nothing is iterated.
 
 Any step can be asked for at any time, in any process, at the cost of its own batch (and, on
-entering an epoch, of its permutation); resuming a run needs only the number of the step.
+entering an epoch of a small pool, of its permutation); resuming a run needs only the number of the
+step.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -13,10 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.orders import Feistel, permutation
 from clearhead.errors import ClearheadError
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
+# A pool of so many windows has its order computed where it is read. Up to 2026-11 every order was
+# written out, as those of smaller pools still are.
+COMPUTED = 1 << 20
 _KEPT = 4  # permutations held at once; a batch needs two a pool where two epochs meet
 
 
@@ -33,7 +39,8 @@ class Batches:
     round up), in a seeded order.
 
     Attributes:
-        fingerprint: the corpus's: a run is not resumed on another.
+        fingerprint: the corpus's, and the way its windows are ordered: a run is not resumed on
+            another.
 
     Args:
         corpus: from `prepare`.
@@ -42,6 +49,8 @@ class Batches:
         batch_size: B, windows a batch.
         seed: of the order, any integer.
         document_masks: whether batches tell documents apart (see `batch`).
+        began: the fingerprint that a run recorded which is to go on. It may be from before orders
+            were computed: then they are written out, as they were.
 
     Raises:
         ClearheadError: fewer windows than one batch, a weighted source without a window or with a
@@ -57,6 +66,7 @@ class Batches:
         batch_size: int,
         seed: int,
         document_masks: bool = False,
+        began: str | None = None,
     ) -> None:
         if sequence_length < 2 or batch_size < 1:
             raise ClearheadError(
@@ -67,7 +77,6 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.document_masks = document_masks
-        self.fingerprint = corpus.fingerprint
         self._streams = corpus.split(split)
         self._windows = [self._count(stream) for stream in self._streams]
         total = sum(self._windows)
@@ -79,6 +88,13 @@ class Batches:
                 "give more data, or a smaller batch_size or sequence_length"
             )
         self._pools, self._quotas = self._make_pools(split)
+        largest = max(self._size(pool) for pool in self._pools)
+        before = (began or "").partition(",")[0] == corpus.fingerprint
+        self._computes = largest >= COMPUTED and not before
+        self.fingerprint = corpus.fingerprint
+        if self._computes:
+            told = json.dumps([corpus.fingerprint, "feistel"]).encode()
+            self.fingerprint = hashlib.sha256(told).hexdigest()
         self._kept: dict[str, np.ndarray] = {}
 
     @property
@@ -139,9 +155,13 @@ class Batches:
         """Stream and first token of the `number`-th sequence of the run."""
         pool, visit = self._turn(number)
         streams = self._pools[pool]
-        size = sum(self._windows[stream] for stream in streams)
+        size = self._size(streams)
         epoch, turn = divmod(visit, size)
-        window = int(self._permutation(f"epoch {epoch} of pool {pool}", size)[turn])
+        purpose = f"epoch {epoch} of pool {pool}"
+        if self._computes and size >= COMPUTED:
+            window = Feistel(f"seed {self.seed}, {purpose}", size)[turn]
+        else:
+            window = int(self._permutation(purpose, size)[turn])
         for stream in streams:
             if window < self._windows[stream]:
                 return stream, window * (self.sequence_length - 1)
@@ -163,6 +183,10 @@ class Batches:
                 return pool, block * quota + int(((low <= before) & (before < high)).sum())
             low = high
         raise AssertionError("the quotas of a block do not fill it")
+
+    def _size(self, pool: range) -> int:
+        """Windows of a pool."""
+        return sum(self._windows[stream] for stream in pool)
 
     def _permutation(self, purpose: str, size: int) -> np.ndarray:
         order = self._kept.pop(purpose, None)
@@ -276,14 +300,3 @@ def apportion(seats: int, weights: Sequence[float]) -> list[int]:
     for i in by_remainder[: seats - sum(shares)]:
         shares[i] += 1
     return shares
-
-
-def permutation(label: str, size: int) -> np.ndarray:
-    """A permutation of range(size) that is a function of `label`, the same in every NumPy.
-
-    It is the order of raw Philox output, since NumPy keeps the raw bits of a generator for ever but
-    not what its `permutation` makes of them.
-    """
-    key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
-    order = np.random.Philox(key=key).random_raw(size).argsort(kind="stable")
-    return order.astype(np.uint32 if size <= 1 << 32 else np.int64)

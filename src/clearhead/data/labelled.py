@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.data import hub
-from clearhead.data.batches import permutation
+from clearhead.data.orders import permutation
 from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of
 from clearhead.data.tasks import Task
 from clearhead.data.tokenizer import Encoder

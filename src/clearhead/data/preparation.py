@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,9 @@ from clearhead.errors import ClearheadError
 _FORMAT = 1
 # Text that is in the tokenizer at once: an id costs it about 100 bytes of bookkeeping, so these
 # keep a build at a few hundred MB however large the corpus or a document.
-_BATCH_CHARACTERS = 2 << 20
+_BATCH_CHARACTERS = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
+_ENCODERS = 2  # threads that call the tokenizer, which has threads of its own
 _TRAINED = "byte-level BPE trained on the training documents"
 
 Progress = Callable[[str], None]
@@ -121,8 +123,8 @@ def _build(
             stream: stack.enter_context(shards.ShardWriter(folder, *stream, encoder.dtype))
             for stream in shards.streams(len(sources))
         }
-        for batch in _batches(_pieces(sources, found, say)):
-            for piece, ids in zip(batch, encoder.encode([p.text for p in batch]), strict=True):
+        for batch, encoded in _encoded(encoder, _batches(_pieces(sources, found, say))):
+            for piece, ids in zip(batch, encoded, strict=True):
                 writer = writers[piece.source, piece.split]
                 if piece.opens:
                     writer.start()
@@ -142,6 +144,29 @@ def _build(
             for number in range(len(sources))
         ]
     shards.seal(folder, {"content": content, "dtype": encoder.dtype.str, "streams": counts})
+
+
+def _encoded(
+    encoder: tokenizers.Encoder, batches: Iterator["list[_Piece]"]
+) -> Iterator[tuple["list[_Piece]", list[np.ndarray]]]:
+    """Yield batches in order with their ids, two being encoded while one is read or written.
+
+    The tokenizer uses all cores by itself. So that they do not wait for Python, which reads the
+    text, hashes it and stores ids, the next batch is always at hand.
+    """
+    waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
+    with ThreadPoolExecutor(_ENCODERS) as pool:
+        try:
+            for batch in batches:
+                waiting.append((batch, pool.submit(encoder.encode, [p.text for p in batch])))
+                if len(waiting) > _ENCODERS:
+                    done, ids = waiting.popleft()
+                    yield done, ids.result()
+            for done, ids in waiting:
+                yield done, ids.result()
+        finally:
+            for _, ids in waiting:
+                ids.cancel()
 
 
 class _Piece(NamedTuple):

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from clearhead.errors import ClearheadError
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 _THREADS = "TOKENIZERS_PARALLELISM"
 _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
+_lock, _inside = threading.Lock(), 0
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
@@ -153,13 +155,18 @@ def cut(text: str, size: int) -> Iterator[str]:
 def rust_threads() -> Iterator[None]:
     """Let tokenizers use every core, then one, so that a later fork has nothing to warn about.
 
-    A choice that the user made in TOKENIZERS_PARALLELISM stays.
+    A choice that the user made in TOKENIZERS_PARALLELISM stays. Threads may be inside together.
     """
+    global _inside
     if _CHOSEN is not None:
         yield
         return
-    os.environ[_THREADS] = "true"
+    with _lock:
+        _inside += 1
+        os.environ[_THREADS] = "true"
     try:
         yield
     finally:
-        os.environ[_THREADS] = "false"
+        with _lock:
+            _inside -= 1
+            os.environ[_THREADS] = "true" if _inside else "false"

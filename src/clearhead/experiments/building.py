@@ -1,6 +1,7 @@
 """The configuration, model and batches of a training run, from a preset's name and a corpus."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from clearhead.models.loading import (
 )
 from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
+from clearhead.train.folder import RUN_FILE, read_record
 
 # Objective → the model class that learns it.
 OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}
@@ -56,23 +58,29 @@ def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
         )
 
 
-def batches(corpus: Corpus, settings: TrainConfig) -> Batches:
-    """The training batches that the settings ask for."""
+def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
+    """The training batches that the settings ask for, in the order of a run in `output`."""
+    record = {}
+    if output is not None and (output / RUN_FILE).exists():
+        record = read_record(output)
     return Batches(
         corpus,
         sequence_length=settings.sequence_length,
         batch_size=settings.batch_size,
         seed=settings.seed,
         document_masks=settings.document_masks,
+        began=record.get("data"),
     )
 
 
-def masked_batches(corpus: Corpus, settings: TrainConfig, share: float = SHARE) -> MaskedBatches:
+def masked_batches(
+    corpus: Corpus, settings: TrainConfig, output: Path | None = None, *, share: float = SHARE
+) -> MaskedBatches:
     """The same windows in the same order, with a share of their tokens hidden.
 
     `corpus` has a mask token: `clearhead.data.with_mask_token`.
     """
-    return MaskedBatches(batches(corpus, settings), Masking(corpus.tokenizer, share))
+    return MaskedBatches(batches(corpus, settings, output), Masking(corpus.tokenizer, share))
 
 
 def objective_of(config: ClearheadConfig) -> str:

@@ -227,12 +227,13 @@ def _trained(job: _Job, callbacks: list[Callback]) -> _Trained:
         apart = job.config.documents == "apart"
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
+    made = masked_batches if job.config.objective == "mlm" else batches
     measures: dict[str, Any] = {}
     diverged = None
     try:
         model, result = train_to_end(
             model,
-            (masked_batches if job.config.objective == "mlm" else batches)(corpus, settings),
+            made(corpus, settings, folder),
             settings,
             output=folder,
             tokenizer=corpus.tokenizer,
@@ -259,8 +260,8 @@ def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
     name, every = job.header["run"], job.header["measure_every"]
     model, measures, diverged = trained.model, trained.measures, trained.diverged
     apart = job.config.documents == "apart"
-    made = read_record(folder)
-    yield job.header | {key: made[key] for key in KEYS if key in made} | {"diverged": diverged}
+    record = read_record(folder)
+    yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
     for line in jsonl.salvage(folder / METRICS):
         yield line | {"kind": "step", "run": name}
     if every:

@@ -1,6 +1,6 @@
 """The demo: small models that show defects and what repairs do to them, in minutes on two cores."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from clearhead.train.folder import FINAL
 SCHEME = "w8a8-coarse"  # 8 bits, a scale for each whole tensor: what outliers ruin
 _SEEDS = (0, 1, 2)
 _READ = 64  # beginnings of documents
-_QUANTIZED: dict[str, Any] = {"length": 256, "tokens": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ def run_demo(
     """Train and measure everything; return the records of each part: text, sinks, bits and, of a
     pretrained model, diagnosis and pretrained bits.
 
-    What is trained is kept, and the same call goes on where it stopped.
+    What is done is kept, and the same call goes on where it stopped.
 
     Raises:
         ClearheadError: for a model that cannot be loaded, and as `compare` does.
@@ -107,36 +106,66 @@ def run_demo(
     found: dict[str, Path] = {}
     if pretrained is not None:  # first: a name that leads nowhere is better known at once
         work.begin(pretrained)
-        found |= _pretrained(pretrained, output, trust_remote_code, say)
+        text = DataConfig(limit=1_000_000, validation=0.2)
+        diagnosed = DiagnoseConfig(
+            models=(pretrained,),
+            output=output / "pretrained",
+            data=text,
+            windows=8,
+            extrapolate=1,
+            trust_remote_code=trust_remote_code,
+        )
+        run_diagnosis(diagnosed, watcher=Watcher(), say=say)
+        found["diagnosis"] = diagnosed.output / DIAGNOSIS
+        found["pretrained bits"] = _quantized(
+            (pretrained,), output / "pretrained/bits.jsonl", text, trust_remote_code, say
+        )
         work.end()
     compare(asked.text, say=say, work=work)
     work.begin("the models in 8 bits")
     found["text"] = asked.text.output / RECORDS
-    found["bits"] = _write(output / "bits.jsonl", _bits(asked.text, say))
+    baselines = [str(folder) for folder in _folders(asked.text, asked.text.presets[:1])]
+    if baselines:
+        text = replace(asked.text.data, vocabulary=DataConfig.vocabulary)  # each has its tokenizer
+        found["bits"] = _quantized(tuple(baselines), output / "bits.jsonl", text, False, say)
     work.end()
     compare(asked.sinks, say=say, work=work)
     work.begin("the first token's attention")
     lines = _sinks(asked.sinks, prepare(asked.sinks.data))
-    found["sinks"] = _write(output / "sinks.jsonl", lines)
+    found["sinks"] = output / "sinks.jsonl"
+    write_text(found["sinks"], "".join(map(as_line, lines)))
     work.end()
     return found
 
 
-def _write(path: Path, lines: Iterable[dict[str, Any]]) -> Path:
-    write_text(path, "".join(map(as_line, lines)))
-    return path
+def _quantized(
+    models: tuple[str, ...],
+    records: Path,
+    text: DataConfig,
+    trust_remote_code: bool,
+    say: Callable[[str], None],
+) -> Path:
+    """Records of models in full precision and in 8 bits."""
+    asked = QuantizeConfig(
+        models=models,
+        scheme=(SCHEME,),
+        length=256,
+        tokens=4096,
+        records=records,
+        data=text,
+        trust_remote_code=trust_remote_code,
+    )
+    run_quantization(asked, watcher=Watcher(), say=say)
+    return records
 
 
-def _models(config: CompareConfig) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]], Any]]:
-    """The header, the records and the model of each run that stayed finite."""
+def _folders(config: CompareConfig, presets: Iterable[str]) -> Iterator[Path]:
+    """The folders of the runs of these presets that stayed finite, a seed after the other."""
     for seed in config.seeds:
         for arm in config.arms:
             folder = config.output / f"{arm.folder}-seed{seed}"
-            made, *lines = jsonl.read(folder / RECORDS)
-            del made[SEAL]  # of the lines in that file
-            if made.get("diverged") is None:
-                model, _ = load_model(str(folder / FINAL), trust_remote_code=False)
-                yield made, lines, model
+            if arm.preset in presets and (folder / FINAL).is_dir():
+                yield folder
 
 
 def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
@@ -144,56 +173,15 @@ def _sinks(config: CompareConfig, corpus: Corpus) -> Iterator[dict[str, Any]]:
     that begin anywhere."""
     length = config.train.sequence_length
     read = list(windows(corpus, length=length, count=_READ, at="documents"))
-    for made, lines, model in _models(config):
-        run = {"run": made["run"]}
+    for folder in _folders(config, config.presets):
+        made, *lines = jsonl.read(folder / RECORDS)
+        del made[SEAL]  # of the lines in that file
+        model, _ = load_model(str(folder), trust_remote_code=False)
+        run, settings = {"run": made["run"]}, replace(config.train, seed=made["seed"])
         yield made
         yield from (line for line in lines if line.get("metric") == "perplexity")
-        for found in states(
-            model, read, replace(config.train, seed=made["seed"]), batch_size=len(read)
-        ):
+        for found in states(model, read, settings, batch_size=len(read)):
             yield {"kind": "measure", **run, **found}
         if made["seed"] == config.seeds[0]:
             for found in attention_records(model, corpus, at="documents"):
                 yield {"kind": "attention", **run, **found}
-
-
-def _bits(config: CompareConfig, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The baseline in 8 bits, each seed of it."""
-    baseline = config.arms[0].folder
-    models = (config.output / f"{baseline}-seed{seed}" / FINAL for seed in config.seeds)
-    text = replace(config.data, vocabulary=DataConfig.vocabulary)  # read by the models' own
-    return _in_few_bits([str(one) for one in models if one.is_dir()], text, False, say)
-
-
-def _in_few_bits(
-    models: Sequence[str], data: DataConfig, trust_remote_code: bool, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    asked = QuantizeConfig(
-        models=tuple(models),
-        trust_remote_code=trust_remote_code,
-        scheme=(SCHEME,),
-        data=data,
-        **_QUANTIZED,
-    )
-    return run_quantization(asked, watcher=Watcher(), say=say)
-
-
-def _pretrained(
-    name: str, output: Path, trust_remote_code: bool, say: Callable[[str], None]
-) -> dict[str, Path]:
-    """The diagnosis of a model, and what 8 bits cost it."""
-    data = DataConfig(limit=1_000_000, validation=0.2)
-    asked = DiagnoseConfig(
-        models=(name,),
-        trust_remote_code=trust_remote_code,
-        windows=8,
-        extrapolate=1,
-        data=data,
-        output=output / "pretrained",
-    )
-    run_diagnosis(asked, watcher=Watcher(), say=say)
-    bits = _in_few_bits([name], data, trust_remote_code, say)
-    return {
-        "diagnosis": asked.output / DIAGNOSIS,
-        "pretrained bits": _write(output / "pretrained-bits.jsonl", bits),
-    }

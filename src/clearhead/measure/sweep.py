@@ -16,6 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.measure.task import Cell, S, Task
 from clearhead.models.inspection import within_memory
 from clearhead.records import jsonl
+from clearhead.records.cells import whole
 from clearhead.records.loading import append, load
 from clearhead.records.lock import hold_file
 from clearhead.records.provenance import provenance
@@ -261,8 +262,9 @@ def _known(records: Path | None, run: str, study: str) -> dict[str, list[Line]]:
         if "result" in line:
             found[_key_of_old(line)] = [line]
         elif line["kind"] == "cell":
-            lines = unclosed.pop(line["cell"], [])
-            found[line["cell"]] = [*lines[len(lines) - line["lines"] :], line]
+            lines = whole(unclosed.pop(str(line["cell"]), []), line)
+            if lines is not None:
+                found[str(line["cell"])] = [*lines, line]
         else:
-            unclosed.setdefault(line["cell"], []).append(line)
+            unclosed.setdefault(str(line["cell"]), []).append(line)
     return found

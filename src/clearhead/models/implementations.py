@@ -42,6 +42,9 @@ def _eager(
     return oracles.attend(q, k, v, **visibility._asdict(), **options).to(v.dtype)
 
 
+# A kernel of `ops` may take the place of the call and of what follows it.
+stock_attention.fuses = True  # type: ignore[attr-defined]
+
 IMPLEMENTATIONS: dict[str, Attend] = {"sdpa": stock_attention, "eager": _eager}
 
 

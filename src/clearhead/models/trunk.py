@@ -289,9 +289,9 @@ def _wanted(argument: bool | None, configured: bool | None) -> bool:
 
 
 def _cached(cache: Cache | None) -> int:
-    """The number of tokens in a cache: a static one holds it in a tensor, an exported one stays
-    symbolic."""
+    """The number of tokens in a cache."""
     length = 0 if cache is None else cache.get_seq_length()
+    # A static cache holds it in a tensor; of another, export keeps it symbolic, as int() would not.
     return int(length) if isinstance(length, Tensor) else length
 
 

@@ -200,12 +200,9 @@ class Attention(nn.Module):
             if lambdas is not None and lambdas.ndim > 2:
                 lambdas = lambdas[:, :, group.start : group.stop]
 
-        def bound(*tensors: Tensor, **options: Any) -> Tensor:
-            return attend(self, *tensors, lambdas=lambdas, rows=group.rows, **options)
-
         return self.maps(
             *(self.scores.queries(q, group.queries), k, v, lambdas),
-            attend=bound,
+            attend=partial(attend, self, lambdas=lambdas, rows=group.rows),
             sink=self.normalizer.sink(q),
             prefix=None if prefix is None else self._prepared(prefix, group.keys, v),
             visibility=visibility,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from clearhead.errors import ClearheadError
 from clearhead.nn.adoption import Weights
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
 from clearhead.spec import Declaration, LayerSpec
@@ -42,7 +43,11 @@ def _refuses(layer: LayerSpec) -> str | None:
 
 def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
     """W_down times the rotation, which is its own inverse: into it or out of it."""
-    down_OI = weights["mlp.down_proj.weight"]
+    down_OI = weights.get("mlp.down_proj.weight")
+    if down_OI is None:
+        raise ClearheadError(
+            f"mlp={after.mlp!r} has no down_proj whose input could be turned: leave --rotate out"
+        )
     left, right = (each.to(down_OI.device).double() for each in factors(block_of(down_OI.shape[1])))
     turned = rotate_blocks(down_OI.double(), left, right)
     return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}

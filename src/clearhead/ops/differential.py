@@ -1,11 +1,16 @@
 """Differential attention: V1, over one value of twice the width, and V2, with twice the queries."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
+from clearhead.ops.dispatch import fuses_differential
 from clearhead.ops.norm import rms_norm
+from clearhead.ops.visibility import Visibility
 
 
 def differential(
@@ -50,18 +55,52 @@ def differential(
             f"differential attention pairs neighbouring heads; found {q_BHTD.shape[1]} queries "
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
-    q, k = _by_map(q_BHTD), _by_map(k_BGSD)
-    v = _value_of_both(v_BGSD)
-    if isinstance(sink, Tensor):
-        sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
-    if prefix is not None:
-        prefix = _by_map(prefix[0]), _value_of_both(prefix[1])
-    o = attend(q, k, v, sink=sink, prefix=prefix, **options)  # type: ignore[operator]
-    first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
-    difference = first - lam.to(first.dtype) * second
+    difference = None
+    if prefix is None:
+        difference = _at_once(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink, options)
+    if difference is None:
+        q, k = _by_map(q_BHTD), _by_map(k_BGSD)
+        v = _value_of_both(v_BGSD)
+        if isinstance(sink, Tensor):
+            sink = _by_map(sink, dim=0 if sink.ndim == 1 else 1)
+        if prefix is not None:
+            prefix = _by_map(prefix[0]), _value_of_both(prefix[1])
+        o = attend(q, k, v, sink=sink, prefix=prefix, **options)  # type: ignore[operator]
+        first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
+        difference = first - lam.to(first.dtype) * second
+    difference = difference.to(torch.promote_types(difference.dtype, torch.float32))
     if norm_eps is not None:
         difference = rms_norm(difference, norm_weight, norm_eps)
-    return (difference * gain).to(v.dtype)
+    return (difference * gain).to(v_BGSD.dtype)
+
+
+def _at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attend: object,
+    sink: float | Tensor | None,
+    options: dict[str, object],
+) -> Tensor | None:
+    """o1 − λ o2 of both maps at once, where that serves and `attend` is ours."""
+    function = getattr(attend, "func", attend)  # of a layer, with what it binds
+    if not (function is _attend or getattr(function, "fuses", False)):
+        return None
+    visibility = options.get("visibility")
+    if not isinstance(visibility, Visibility):
+        seen = {name: options[name] for name in Visibility._fields if name in options}
+        visibility = Visibility(**seen)  # type: ignore[arg-type]
+    scale: Any = options.get("scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if lone.serves_differential(q, visibility, k.shape[2]):
+        mask = visibility.key_mask
+        return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
+    if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
+        return differential_fused.difference(
+            q, k, v, lam, sink=sink, scale=scale, visibility=visibility
+        )
+    return None
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

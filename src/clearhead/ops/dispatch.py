@@ -15,12 +15,23 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.ops import cpu_flash, cuda_cudnn, cuda_efficient, cuda_flash, self_test, tiles
+from clearhead.ops import (
+    cpu_flash,
+    cuda_cudnn,
+    cuda_efficient,
+    cuda_flash,
+    differential_fused,
+    lone,
+    self_test,
+    tiles,
+)
 from clearhead.ops.packed import Operator
 from clearhead.ops.requests import Request, arguments_of, request
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
+# Not chosen by itself until it is timed (docs/performance.md).
+FUSED = "differential-fused"
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +56,7 @@ def _unmasked(request: Request) -> str | None:
 
 
 KERNELS: Mapping[str, Kernel] = {
+    "cpu-decode": Kernel("cpu", "T = 1, padding, in half precision", lone, lone.refuses),
     "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash, cpu_flash.refuses),
     "cudnn": Kernel(
         "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
@@ -64,6 +76,12 @@ KERNELS: Mapping[str, Kernel] = {
         cuda_efficient.refuses,
     ),
     "tiles": Kernel(None, "everything", tiles, lambda request: None),
+    FUSED: Kernel(
+        "cuda",
+        "differential attention V1 in one pass, where it is named",
+        differential_fused,
+        lambda request: "differential attention only",
+    ),
 }
 
 
@@ -117,9 +135,9 @@ def resolve(
     Args:
         failure: tests a kernel on its GPU; None trusts every one.
     """
-    order = [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]
+    order = [name for name in _named(names) if name != FUSED]
     refusals: dict[str, str] = {}
-    for name in order or KERNELS:
+    for name in order or [name for name in KERNELS if name != FUSED]:
         kernel = KERNELS[name]
         if kernel.device not in (None, asked.device):
             if order:
@@ -133,6 +151,24 @@ def resolve(
         refusals[name] = reason
     told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
+
+
+def fuses_differential(refusal: str | None) -> bool:
+    """True where the environment names the fused kernel of V1, and nothing refuses it."""
+    return _fuses(refusal)
+
+
+@torch.compiler.assume_constant_result
+def _fuses(refusal: str | None) -> bool:
+    if FUSED not in _named(os.environ.get(VARIABLE) or ""):
+        return False
+    if refusal is not None:
+        _log.info("differential attention: not %s: %s", FUSED, refusal)
+    return refusal is None
+
+
+def _named(names: str) -> list[str]:
+    return [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]
 
 
 def markdown() -> str:

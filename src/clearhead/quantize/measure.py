@@ -1,9 +1,9 @@
 """Cost of a scheme: perplexity and accuracy with it, beside those of full precision."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -40,11 +40,8 @@ class Cost:
 
     Attributes:
         perplexity: None where it could not be measured.
-        accuracy, accuracy_normalised: by log-likelihood, raw and divided by the answer's
-            characters, as in the task `choices`; None without questions, the latter also where the
-            lm-evaluation-harness has none.
         by_window: the perplexity's parts, one a window, their mean.
-        chance: of guessing.
+        answers: accuracies on the questions, as `clearhead.eval.accuracy` gives them.
         reason: why there is no perplexity.
         unused: quantised layers that the text never went through, such as unchosen experts.
     """
@@ -53,10 +50,7 @@ class Cost:
     perplexity: float | None = None
     tokens: int = 0
     by_window: tuple[float, ...] = ()
-    accuracy: float | None = None
-    accuracy_normalised: float | None = None
-    chance: float | None = None
-    questions: int = 0
+    answers: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
     unused: tuple[str, ...] = ()
 
@@ -123,14 +117,7 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     plain = Cost(scheme=scheme, perplexity=value, tokens=found.tokens, by_window=parts)
     if not texts.questions:
         return plain
-    answers = accuracy(model, texts.tokenizer, texts.questions)
-    return replace(
-        plain,
-        accuracy=answers["accuracy"],
-        accuracy_normalised=answers.get("accuracy_norm"),
-        chance=answers["chance"],
-        questions=answers["items"],
-    )
+    return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))
 
 
 def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[str, Tensor]:

@@ -17,6 +17,9 @@ from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import of_items
 from clearhead.records.runs import Line
 
+# Of lm-eval's questions: by log-likelihood, raw and divided by the answers' characters.
+_ACCURACIES = {"accuracy": "accuracy", "accuracy_norm": "accuracy_normalised"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationTask:
@@ -45,14 +48,16 @@ class QuantizationTask:
         if scheme is None and found.perplexity is None:
             raise ClearheadError(f"in full precision: {found.reason}")
         family = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
-        asked = {"questions": found.questions, "chance": found.chance} if found.questions else {}
         details = {**family, "predicted_tokens": found.tokens, "unused": list(found.unused)}
         if found.perplexity is None:
             return [{"metric": "perplexity", "value": None, "reason": found.reason, **details}]
         lines = [of_items("perplexity", found.perplexity, found.by_window, **details)]
-        for metric in ("accuracy", "accuracy_normalised"):
-            if (value := getattr(found, metric)) is not None:
-                lines.append({"metric": metric, "value": value, **family, **asked})
+        answers = found.answers
+        for name, metric in _ACCURACIES.items():
+            if name in answers:
+                asked = {"questions": answers["items"], "chance": answers["chance"]}
+                error = {"stderr": answers.get(f"{name}_stderr")}
+                lines.append({"metric": metric, "value": answers[name], **error, **family, **asked})
         return lines
 
     def texts(self, subject: Subject) -> Texts:

@@ -51,6 +51,17 @@ def of_items(metric: str, value: float, items: Sequence[float], **details: Any) 
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
 
+def whole(lines: list[Line], closing: Line) -> list[Line] | None:
+    """The lines of a cell; None where some are lost.
+
+    Args:
+        lines: all before the `closing` one that name the cell: those of a write that was cut short
+            come first, and do not count.
+    """
+    start = len(lines) - int(closing["lines"])
+    return None if start < 0 else lines[start:]
+
+
 def setting_of(details: Line) -> str:
     """The settings under which a line was measured, without its draw; "" of one of no cell."""
     return str(details.get("cell", "")).partition("-")[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
-from clearhead.records.cells import lines_of, pooled, setting_of
+from clearhead.records.cells import lines_of, pooled, setting_of, whole
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
@@ -141,8 +141,10 @@ class _Reader:
             lines = list(_of_old_cell(line))
         else:
             cell, setting = str(line["cell"]), setting_of(line)
-            lines = self._open.pop((run.id, cell), [])
-            lines = lines[len(lines) - line["lines"] :]  # others are of a write that was cut short
+            found = whole(self._open.pop((run.id, cell), []), line)
+            if found is None:
+                return
+            lines = found
             place = run.id, json.dumps([line["task"], line["at"]], sort_keys=True)
             before = self._settings.get(place)
             if before is not None:

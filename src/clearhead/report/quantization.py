@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.records.cells import added
 from clearhead.records.provenance import source_of
-from clearhead.records.runs import Line, Measure, Records, Run
+from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
 from clearhead.report.charts import Looks, categories, line, new, scale_axis
+from clearhead.report.costs import add_costs, all_noise, four_digits, signed
 from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
 from clearhead.report.pivots import (
     Entry,
@@ -56,7 +56,7 @@ def page(records: Records, title: str = "") -> Page:
     """The page of one model, or of several side by side."""
     check(records)
     for run in records.runs:
-        _add_costs(run)
+        add_costs(run)
     built = Page(
         title=title or narrative.title_of(records),
         kicker="clearhead quantize",
@@ -167,26 +167,16 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = {"perplexity": _four_digits, "added_perplexity": signed}.get(metric, style.percent)
+        write = {"perplexity": four_digits, "added_perplexity": signed}.get(metric, style.percent)
         quantity = Quantity(
             read=at(metric, scheme=scheme), write=write, judged=metric != "perplexity"
         )
         entries = quantity.entries(records, arm, reference)
-        if metric == "added_perplexity" and _is_noise(records, arm, str(scheme)):
+        if metric == "added_perplexity" and all_noise(records, arm, str(scheme)):
             return tuple(replace(one, text=f"{one.text}, noise") for one in entries)
         return entries
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
-
-
-def _four_digits(value: float) -> str:
-    return style.number(value, 4)
-
-
-def signed(delta: float) -> str:
-    """A difference with its sign; below 100 to three places, so that a column compares."""
-    size = f"{abs(delta):.3f}" if abs(delta) < 100 else style.number(abs(delta))
-    return ("−" if delta < 0 else "+") + size
 
 
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
@@ -231,52 +221,6 @@ def fewest(records: Records) -> Pivot | None:
     )
 
 
-def _add_costs(run: Run) -> None:
-    """What each scheme adds to the perplexity, where the records have only the perplexities."""
-    full = run.measure("perplexity")
-    for one in run.select("perplexity"):
-        if full is None or one is full or run.measure("added_perplexity", **one.dimensions):
-            continue
-        if (cost := added(one, full)) is not None:
-            run.measures[cost.key] = cost
-
-
-def is_noise(cost: Measure) -> bool:
-    """True of a cost that the text's own variation explains: few bits help by chance only."""
-    interval = cost.details.get("interval")
-    return cost.value is not None and (cost.value < 0 or (interval is not None and interval[0] < 0))
-
-
-def _is_noise(records: Records, arm: str, scheme: str) -> bool:
-    """True if what the scheme adds is noise in every seed."""
-    costs = [run.measure("added_perplexity", scheme=scheme) for run in records.of(arm)]
-    return all(cost is None or is_noise(cost) for cost in costs)
-
-
-class Outcomes:
-    """A line for each scheme as it is done, with what it adds to full precision."""
-
-    def __init__(self) -> None:
-        self._full: dict[Any, Measure] = {}
-
-    def __call__(self, lines: Sequence[Line]) -> str:
-        first, place = lines[0], (lines[0]["run"], lines[0].get("draw"))
-        details = {name: first.get(name) for name in ("items", "interval")}
-        one = Measure(metric="perplexity", value=first["value"], details=details)
-        name = f"{first['run']}: {first.get('scheme', 'full precision')}"
-        if one.value is None:
-            return f"{name}, none: {first.get('reason')}"
-        said = f"{name}, perplexity {_four_digits(one.value)}"
-        if "scheme" not in first:
-            self._full[place] = one
-        cost = added(one, self._full[place])
-        if "scheme" not in first or cost is None or cost.value is None:
-            return said
-        interval = cost.details.get("interval")
-        error = "" if interval is None else f" {style.interval(*interval)}"
-        return f"{said}, {signed(cost.value)}{error}{', noise' * is_noise(cost)}"
-
-
 def _added(records: Records, arm: str) -> dict[str, float]:
     """{scheme: mean perplexity that it adds}."""
     found = {one: summary(records, arm, "added_perplexity", scheme=one) for one in schemes(records)}
@@ -288,7 +232,7 @@ def _verdict(records: Records) -> list[str]:
     full = narrative.means(records, "perplexity")
     if not full:
         return ["No perplexity could be measured in full precision."]
-    first = f"In full precision the perplexity is {narrative.listed(full, _four_digits, 'for')}."
+    first = f"In full precision the perplexity is {narrative.listed(full, four_digits, 'for')}."
     extremes = _extremes(records)
     return [first, extremes] if extremes else [first]
 
@@ -300,7 +244,7 @@ def _extremes(records: Records) -> str:
         if costs:
             worst, best = max(costs, key=costs.__getitem__), min(costs, key=costs.__getitem__)
             said = {
-                one: signed(costs[one]) + ", noise" * _is_noise(records, arm, one)
+                one: signed(costs[one]) + ", noise" * all_noise(records, arm, one)
                 for one in (worst, best)
             }
             text = f"{worst} costs {arm} most ({said[worst]})"

@@ -158,7 +158,9 @@ def reopen(
     refuse_changes(output, _comparable(saved or before), _comparable(record))
     remove_leftovers(output)
     remove_leftovers(output / checkpoint.FOLDER)
-    now = {key: record[key] for key in ("config", "description", "command")}
+    # A caller that describes nothing leaves what is known of the run as it was.
+    keys = ("config", "description", "command") if record["description"] else ("config",)
+    now = {key: record[key] for key in keys}
     resumed = [*before.get("resumed", []), {"step": done, **origin}]
     write_json(output / RUN_FILE, {**before, **now, "resumed": resumed})
     if is_finished(output):

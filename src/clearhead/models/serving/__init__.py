@@ -160,10 +160,11 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
     }
     for name, weight in attention.k_proj.state_dict().items():
         own[f"k_proj.{name}"] = _shared(weight, spec)
-    own |= _matrix("v_proj", attention.v_proj, spec, 1.0)
+    if config.value_projections[spec.index]:
+        own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0)
     gain = _gain(block.attention_gain)
     if config.output_projection:
-        own |= _matrix("o_proj", attention.o_proj, spec, gain)
+        own |= _matrix("o_proj", attention.o_proj, attention.q_proj.weight, gain)
         gain = 1.0
     if config.shaped:
         for name in ("alpha", "beta", "gamma"):
@@ -193,14 +194,12 @@ def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
     )
 
 
-def _matrix(name: str, module: Any, spec: LayerSpec, gain: Any) -> State:
-    """A projection as one matrix, times `gain`; nothing for the identity that stays one."""
-    if isinstance(module, Reparametrised):
-        identity = torch.eye(spec.hidden_size, dtype=module.delta.dtype, device=module.delta.device)
-        initial = identity if module.kind == "identity" else module.initial
-        return {f"{name}.weight": (module.alpha * initial + module.beta * module.delta) * gain}
+def _matrix(name: str, module: Any, like: Tensor, gain: Any) -> State:
+    """A projection as one matrix, times `gain`, beside `like`, whose inputs are the stream."""
     if isinstance(module, torch.nn.Linear):
         return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
-    if name == "v_proj":
-        return {}
-    return {f"{name}.weight": torch.eye(spec.hidden_size) * gain}
+    matrix = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+    if isinstance(module, Reparametrised):
+        initial = matrix if module.kind == "identity" else module.initial
+        matrix = module.alpha * initial + module.beta * module.delta
+    return {f"{name}.weight": matrix * gain}

@@ -1,0 +1,88 @@
+"""Attention of a lone query, a step of decoding, by two matrix products that read the cache as it
+lies: the queries of a group are rows over its keys, and V1's maps share one reading of the value.
+
+A CPU's flash kernel takes five times as long for it in bfloat16 (docs/performance.md).
+"""
+
+import torch
+from torch import Tensor
+
+from clearhead.ops import sinks, tiles
+from clearhead.ops.requests import HALF, Request
+from clearhead.ops.visibility import Visibility
+
+backward = tiles.backward
+
+
+def refuses(request: Request) -> str | None:
+    """The reason why this does not compute the request, or more slowly than another."""
+    if not request.lone or request.segments or request.window:
+        return "T = 1 without documents and windows only"
+    return None if request.dtype in HALF else "flash is as fast in float32"
+
+
+def forward(
+    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+) -> tuple[Tensor, Tensor]:
+    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
+    score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
+    lse_BGR = score_BGRS.logsumexp(-1)
+    o_BGRV = torch.matmul(_weights(score_BGRS, lse_BGR).to(v_BGSV.dtype), v_BGSV)
+    return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
+
+
+def serves_differential(q_BHTD: Tensor, visibility: Visibility, keys: int) -> bool:
+    """True for one query of V1 that sees all keys, but for padding."""
+    if q_BHTD.shape[2] != 1 or visibility.segments is not None:
+        return False
+    return visibility.settled(1, keys).window is None
+
+
+def differential(
+    q_BH1D: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    lam: Tensor,
+    *,
+    sink: float | Tensor | None,
+    scale: float,
+    key_mask: Tensor | None,
+) -> Tensor:
+    """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
+
+    Arguments as of `ops.differential`; PyTorch differentiates it.
+    """
+    heads, groups = q_BH1D.shape[1], k_BGSD.shape[1]
+    shared = heads // groups
+    # The first maps of the pairs that share keys are rows over the first key, the second over the
+    # second: (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
+    by_map = (groups // 2, shared, 2)
+    q = q_BH1D.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
+    score_BGRS = _scores(q, k_BGSD, scale, key_mask)
+    lse_BGR = score_BGRS.logsumexp(-1)
+    if isinstance(sink, float | int):
+        lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
+    elif sink is not None:
+        by_row = sinks.by_row(sink, lse_BGR).expand(len(lse_BGR), heads, 1)
+        by_row = by_row.unflatten(1, by_map).transpose(2, 3)
+        lse_BGR = torch.logaddexp(lse_BGR, by_row.reshape(lse_BGR.shape))
+    weight_BP2RS = _weights(score_BGRS, lse_BGR).unflatten(1, (groups // 2, 2))
+    first, second = weight_BP2RS.unbind(2)
+    difference_BP1RS = (first - lam.to(first.dtype) * second).to(v_BGSD.dtype)[:, :, None]
+    o_BP2RD = torch.matmul(difference_BP1RS, v_BGSD.unflatten(1, (groups // 2, 2)))
+    return o_BP2RD.transpose(2, 3).flatten(3).flatten(1, 2).unsqueeze(2)
+
+
+def _scores(q_BH1D: Tensor, k_BGSD: Tensor, scale: float, key_mask: Tensor | None) -> Tensor:
+    """[B, G, H/G, S], float32 whatever the inputs."""
+    exact = torch.promote_types(q_BH1D.dtype, torch.float32)
+    q_BGRD = (q_BH1D.to(exact) * scale).reshape(len(q_BH1D), k_BGSD.shape[1], -1, k_BGSD.shape[3])
+    score_BGRS = torch.matmul(q_BGRD, k_BGSD.to(exact).mT)
+    if key_mask is None:
+        return score_BGRS
+    return torch.where(key_mask[:, None, None], score_BGRS, -torch.inf)
+
+
+def _weights(score_BGRS: Tensor, lse_BGR: Tensor) -> Tensor:
+    """exp(score − lse); 0 where no key is seen."""
+    return torch.exp(score_BGRS - torch.where(lse_BGR == -torch.inf, torch.inf, lse_BGR)[..., None])
