@@ -32,8 +32,9 @@ def _commands(page):
     """The words of every whole `clearhead VERB …` in the code blocks of a page."""
     text = re.sub(r"\\\n", " ", page.read_text("utf-8"))
     for line in _blocks(text):
-        if line.startswith("clearhead ") and not any(mark in line for mark in PATTERN):
-            yield shlex.split(line, comments=True)[1:]
+        launched = re.sub(r"^(srun )?torchrun .* -m clearhead ", "clearhead ", line)
+        if launched.startswith("clearhead ") and not any(mark in line for mark in PATTERN):
+            yield shlex.split(launched, comments=True)[1:]
 
 
 COMMANDS = [

@@ -12,6 +12,8 @@ class ClearheadError(Exception):
     Not a ValueError: parsers catch those, and would bury the line in a message of their own.
     """
 
+    printed_elsewhere = False  # by another process of the same run
+
 
 def choose(kind: str, word: str, options: Iterable[str]) -> str:
     """Return `word` if it is one of `options`.

@@ -1,5 +1,6 @@
 """Output for people: text from outside is shown by a terminal, never obeyed."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -19,7 +20,13 @@ def printable(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a note on standard error."""
+    """Print a note on standard error; of the processes that torchrun started, the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        complain(line)
+
+
+def complain(line: str) -> None:
+    """Print an error's line on standard error, whichever process this is."""
     print(printable(line), file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError
 from clearhead.records import manifest
 from clearhead.train import Callback, is_finished, train
 from clearhead.train.batches import label_count
-from clearhead.train.loop import accumulate
+from clearhead.train.parallel import accumulate
 
 
 class Recorder(Callback):

@@ -2,10 +2,12 @@
 
 import importlib
 import logging
+import os
 import sys
+import time
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.terminal import say
+from clearhead.terminal import complain
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
@@ -26,6 +28,10 @@ VERBS = {
 }
 
 
+# Those that several processes run as one, started by torchrun.
+TOGETHER = ("compare", "train")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb; exits with 0, or with 2 and one line on a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -42,8 +48,16 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         module, _ = VERBS[choose("verb", words[0], VERBS)]
+        if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ClearheadError(
+                f"{words[0]} runs in one process: start it without torchrun, which serves "
+                f"{' and '.join(TOGETHER)}"
+            )
         code = importlib.import_module(module).run(words[1:])
     except ClearheadError as error:
+        if error.printed_elsewhere:
+            time.sleep(1)  # torchrun ends every process once one has failed: the other prints first
+            raise SystemExit(2) from error
         code = _fail(str(error))
     except OSError as error:
         if isinstance(error, BrokenPipeError):
@@ -57,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    say(f"clearhead: {' '.join(message.split())}")
+    complain(f"clearhead: {' '.join(message.split())}")
     return code
 
 

@@ -1,5 +1,6 @@
 """clearhead compare: the main job."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,14 +44,18 @@ def run(words: list[str]) -> int:
     from clearhead.progress import Line
     from clearhead.records.loading import load
     from clearhead.train import InterruptedRun
+    from clearhead.train.world import joined
 
     load(command.beside)  # a file that cannot be read is better known before the training
-    try:
-        with Line() as work:
-            compare(command, say=say, work=work)
-    except InterruptedRun as stop:
-        say("stopped and saved: the same command goes on from here")
-        return stop.code
+    with joined(command.train.timeout) as world:
+        try:
+            with Line() if world.first else nullcontext() as work:
+                compare(command, say=say, work=work)
+        except InterruptedRun as stop:
+            say("stopped and saved: the same command goes on from here")
+            return stop.code
+    if not world.first:
+        return 0
     page = command.output / "report.html"
     publish([command.output / RECORDS, *command.beside], page)
     return 0

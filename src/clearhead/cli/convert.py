@@ -58,7 +58,8 @@ def run(words: list[str]) -> int:
         words,
         verb="convert",
         description="Write a model in the other format, once both have given the same logits; or "
-        "with --to on other mechanisms, saying how far it is from the first.",
+        "with --to on other mechanisms, saying how far it is from the first. A checkpoint that "
+        "several processes wrote becomes an ordinary folder of the same model.",
         examples=(
             "./SmolLM2-135M ./smollm2-clearhead",
             "./SmolLM2-135M ./smollm2-sink --to sink --calibrate ./books",
@@ -70,8 +71,9 @@ def run(words: list[str]) -> int:
     from clearhead.experiments.checkpoints import load_model
     from clearhead.experiments.converting import RECORD, to_other_mechanisms, to_the_other_format
     from clearhead.models.conversion import require_convertible
+    from clearhead.models.loading import load_tokenizer
     from clearhead.records.files import publish_folder, require_new, write_json
-    from clearhead.train.checkpoint import save_pretrained
+    from clearhead.train.checkpoint import save_pretrained, whole
 
     presets = [word for word in command.to if "=" not in word]
     if len(presets) > 1:
@@ -89,6 +91,18 @@ def run(words: list[str]) -> int:
     rotation = ["mlp_rotation=hadamard"] if command.rotate else []
     settings = overrides([*(word for word in command.to if "=" in word), *rotation])
     require_new(command.output)
+    if (joined := whole(Path(command.model))) is not None:
+        if command.to or command.purpose:
+            raise ClearheadError("--to and --for take a whole model: convert without them first")
+        folder = Path(command.model)
+        tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
+        with publish_folder(command.output) as temporary:
+            save_pretrained(joined, tokenizer, temporary)
+            manifest.seal(temporary)
+        show(
+            f"{type(joined).__name__}, joined from the parts of several processes: {command.output}"
+        )
+        return 0
     require_convertible(command.model, trust_remote_code=command.trust_remote_code)
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     if not changed:

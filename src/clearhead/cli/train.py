@@ -26,7 +26,7 @@ class Command(TrainJob):
     resume: Path | None = None
     """Go on with the run in this folder: all settings are in its run.json. --train.tokens may be
     another number, so that a finished run is extended; --train.save-every, --train.keep,
-    --train.log-every and --track may change."""
+    --train.log-every, --track and how processes share the run may change."""
 
 
 def run(words: list[str]) -> int:
@@ -127,7 +127,8 @@ def _extended(command: Command, begun: Command) -> Command:
     """
     from clearhead.train.folder import FREE_KEYS
 
-    settings = {f"--train.{key.replace('_', '-')}" for key in FREE_KEYS | {"tokens"}}
+    keys = FREE_KEYS | {"tokens", "no_reshard"}
+    settings = {f"--train.{key.replace('_', '-')}" for key in keys}
     free = settings | {"--track", "--resume", "--data.cache", "--trust-remote-code"}
     if fixed := [option for option in words_of(command, begun) if option not in free]:
         raise ClearheadError(

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.models import ClearheadConfig, preset
 from clearhead.models.starts import target
 from clearhead.train import TrainConfig
+from clearhead.train.config import Processes
 
 BETWEEN = " · "
 TRAIN = "train."
@@ -25,6 +26,7 @@ _ELSEWHERE = {
     "train.save_every": "no result depends on it",
     "train.keep": "no result depends on it",
     "train.log_every": "no result depends on it",
+    **{f"{TRAIN}{field.name}": "no result depends on it" for field in fields(Processes)},
 }
 
 

@@ -3,7 +3,9 @@
 import copy
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.bases import ArmModel, open_base
+from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.building import batches, masked_batches
 from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
 from clearhead.experiments.measures import attention_records, measure
@@ -37,6 +39,7 @@ from clearhead.train import (
 from clearhead.train.callbacks.metrics import FILE as METRICS
 from clearhead.train.folder import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
+from clearhead.train.world import World, joined
 
 # Of a run's header: SHA-256 of the lines that follow it in the run's own file.
 SEAL = "lines_sha256"
@@ -57,7 +60,8 @@ def compare(
 
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
-    diverges is recorded as such, and the others go on: in a sweep that is a result.
+    diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
+    torchrun started train every run together; the first measures and writes.
 
     Args:
         work: shows which run is at hand and how far it is, a unit a run.
@@ -67,61 +71,85 @@ def compare(
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
     """
-    with hold_folder(config.output) as lock:
-        return _compare(config, lock, say, Work(say=say) if work is None else work)
+    with joined(config.train.timeout) as world, ExitStack() as stack:
+        locks = list[Lock]()  # of the first process
+        hold = hold_folder(config.output)
+        world.by_first(lambda: locks.append(stack.enter_context(hold)))
+        return _compare(config, locks, world, say, Work(say=say) if work is None else work)
 
 
 def _compare(
     config: CompareConfig,
-    lock: Lock,
+    locks: list[Lock],
+    world: World,
     say: Callable[[str], None],
     work: Work,
 ) -> Records:
     make_trackers(config.track)  # refuses one that is not installed
-    base = None
-    if config.base is not None:
-        longest = max(arm.train.sequence_length for arm in config.arms)
-        trust = config.trust_remote_code
-        base = open_base(config.base, config.data, longest, trust_remote_code=trust)
-    corpus = prepare(config.data, progress=say) if base is None else base.corpus
+    base, corpus = world.in_turn(lambda: _opened(config, say))
     if config.objective == "mlm":
         corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
-    models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
-    jobs = [
-        _Job(config, corpus, arm, seed, models[arm.name])
-        for seed in config.seeds
-        for arm in config.arms
-    ]
-    for job in jobs:  # all before the first, which may take hours
-        if job.records.exists():
-            _check_same(job.records, _intact(job.records), job.header)
-        else:
-            _check_optimizer(job)
+    with world.alike():
+        models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+        jobs = [
+            _Job(config, corpus, arm, seed, models[arm.name])
+            for seed in config.seeds
+            for arm in config.arms
+        ]
+
+    def check() -> None:
+        for job in jobs:  # all before the first, which may take hours
+            if job.records.exists():
+                _check_same(job.records, _intact(job.records), job.header)
+            else:
+                _check_optimizer(job)
+
+    world.by_first(check)
     written, diverged = list[Path](), list[str | None]()
+
+    def publish(job: _Job, trained: "_Trained | None") -> str | None:
+        """Measure and record a run, unless that was done before; returns how it diverged."""
+        if trained is not None:
+            header, *lines = _records(job, trained)
+            text = "".join(map(as_line, lines))
+            for lock in locks:
+                lock.check()  # measuring takes its time
+            write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+        written.append(job.records)
+        text = "".join(path.read_bytes().decode() for path in written)
+        write_text(config.output / RECORDS, text)
+        return _intact(job.records).get("diverged")
+
     work.start(len(jobs))
     for job in jobs:
-        if job.records.exists():
+        trained = None
+        if world.by_first(job.records.exists):
             work.skip()
             say(f"{job.called}: already done")
         else:
             work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
-            header, *lines = _run(job, [Progress(work=work), *make_trackers(config.track)])
-            text = "".join(map(as_line, lines))
-            lock.check()  # measuring takes its time
-            write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            trained = _trained(job, [Progress(work=work), *make_trackers(config.track)])
+        diverged.append(world.by_first(partial(publish, job, trained)))
+        if trained is not None:
             work.end()
-        diverged.append(_intact(job.records).get("diverged"))
         if diverged[-1]:
             say(f"{job.called}: {diverged[-1]}")
-        written.append(job.records)
-        text = "".join(path.read_bytes().decode() for path in written)
-        write_text(config.output / RECORDS, text)
     if all(diverged):
-        raise DivergedError(f"no run stayed finite: {diverged[0]}")
+        raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
     return load(config.output / RECORDS)
+
+
+def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
+    """The trained model to start from, where one is named; and the text."""
+    if config.base is None:
+        return None, prepare(config.data, progress=say)
+    longest = max(arm.train.sequence_length for arm in config.arms)
+    trust = config.trust_remote_code
+    base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    return base, base.corpus
 
 
 class _Job:
@@ -136,6 +164,10 @@ class _Job:
         self.seed = seed
         self.settings = replace(arm.train, seed=seed)
         self.model = model
+        if config.measure_every and arm.train.parallel == "fsdp":
+            raise ClearheadError(
+                "measure_every needs the whole model in one process: choose parallel ddp"
+            )
         self.folder = config.output / f"{arm.folder}-seed{seed}"
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
@@ -176,15 +208,23 @@ def _check_optimizer(job: _Job) -> None:
         raise ClearheadError(f"{job.arm.name}: {error}") from error
 
 
-def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
-    """Train one model, or resume it, then measure it. Yields its records."""
+@dataclass(frozen=True)
+class _Trained:
+    """The model of a run, what its training took, and how it diverged."""
+
+    model: Any
+    measures: dict[str, Any]
+    diverged: str | None = None
+
+
+def _trained(job: _Job, callbacks: list[Callback]) -> _Trained:
+    """Train one model, or resume it."""
     settings, corpus, folder = job.settings, job.corpus, job.folder
     name, every = job.header["run"], job.header["measure_every"]
-    device = best_device()
     torch.manual_seed(job.seed)
-    model = job.model.build().to(device)
-    apart = job.config.documents == "apart"
+    model = job.model.build().to(best_device())
     if every:
+        apart = job.config.documents == "apart"
         followed = Milestones(corpus, settings, every=every, documents_apart=apart)
         callbacks = [*callbacks, followed]
     made = masked_batches if job.config.objective == "mlm" else batches
@@ -211,6 +251,15 @@ def _run(job: _Job, callbacks: list[Callback]) -> Iterator[dict[str, Any]]:
                 "tokens_per_second": result.tokens_per_second,
                 "peak_memory_bytes": result.peak_memory_bytes,
             }
+    return _Trained(model, measures, diverged)
+
+
+def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
+    """Measure a trained model; yields the run's records."""
+    settings, corpus, folder = job.settings, job.corpus, job.folder
+    name, every = job.header["run"], job.header["measure_every"]
+    model, measures, diverged = trained.model, trained.measures, trained.diverged
+    apart = job.config.documents == "apart"
     record = read_record(folder)
     yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
     for line in jsonl.salvage(folder / METRICS):

@@ -30,6 +30,7 @@ from clearhead.train import (
     train,
 )
 from clearhead.train.folder import read_record
+from clearhead.train.world import World, joined
 
 
 def run_training(
@@ -45,16 +46,23 @@ def run_training(
         ClearheadError: as `clearhead.train.train`; for a preset, a model to start from or a text
             that do not work.
     """
+    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
+        return _run(job, world, command=command, resume=resume, say=say)
+
+
+def _run(
+    job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
+) -> TrainResult:
     share = None
     tracked = make_trackers(job.track)  # refuses one that is not installed
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     if job.base is None:
         share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
-        model, corpus = _new(job, say)
+        model, corpus = world.in_turn(lambda: _new(job, say))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
-        length, trust = job.train.sequence_length, job.trust_remote_code
-        base = open_base(job.base, job.data, length, trust_remote_code=trust)
+        source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
+        base = world.in_turn(lambda: open_base(source, job.data, length, trust_remote_code=trust))
         corpus = base.corpus
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):

@@ -7,12 +7,14 @@ OUTPUT/checkpoints/step-00000100/
     trainer.json                        step, settings, fingerprints, what of the optimizer is not
                                         a tensor, SHA-256 of each file
 
+Of several processes (`sharded_checkpoint`) weights and state lie in shard-*.safetensors instead.
 Of a model with adapters it holds these alone (adapter_model.safetensors), not what they adapt.
 """
 
 import json
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ from safetensors.torch import load_file, save_file
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import adapters, optimizer_state
+from clearhead.train import adapters, optimizer_state, sharded_checkpoint
+from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,6 +58,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     record: dict[str, Any],
     keep: int,
+    world: World = ALONE,
 ) -> Path:
     """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest.
 
@@ -64,24 +69,60 @@ def save(
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
-    with publish_folder(target, f"{safe}; make room and resume") as folder:
-        save_pretrained(model, tokenizer, folder)
+    advice = f"{safe}; make room and resume"
+    with ExitStack() as stack:
+        # Written by all, published by the first.
+        folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
         tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-        tensors |= {**adapters.buffers(model), **_random_state(model.device)}
-        save_file(tensors, folder / OPTIMIZER_FILE)
-        manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
-    for old in folders(output)[:-keep]:
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
+        if world.size > 1 or is_sharded(model):
+            sharded_checkpoint.write(folder, model, tensors, world, advice)
+
+        def finish() -> None:
+            if world.size > 1 or is_sharded(model):
+                sharded_checkpoint.save_config(model, tokenizer, folder)
+            else:
+                save_pretrained(model, tokenizer, folder)
+                beside = adapters.buffers(model) | sharded_checkpoint.random_state(model.device)
+                save_file(tensors | beside, folder / OPTIMIZER_FILE)
+            manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
+            stack.close()
+            for old in folders(output)[:-keep]:
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+
+        world.by_first(finish)
     return target
 
 
-def save_pretrained(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
+def export(
+    target: Path,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    world: World,
+    advice: str,
 ) -> None:
-    """Write model and tokenizer as an ordinary Hugging Face folder."""
+    """Publish the whole model as an ordinary Hugging Face folder, sealed."""
+    weights = sharded_checkpoint.whole_weights(model) if is_sharded(model) else None
+
+    def write() -> None:
+        with publish_folder(target, advice) as folder:
+            adapters.merge(model, folder / adapters.FOLDER)
+            save_pretrained(model, tokenizer, folder, weights)
+            manifest.seal(folder)
+
+    world.by_first(write)
+
+
+def save_pretrained(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    folder: Path,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write model and tokenizer as an ordinary Hugging Face folder; `weights` are the model's own
+    where they are not given."""
     with without_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
@@ -98,28 +139,43 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest.verify(folder, name=TRAINER_FILE, advice=advice)
 
 
-def restore(folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer) -> None:
-    """Load weights, optimizer state and random state from a verified checkpoint, in place."""
-    tensors = load_file(folder / OPTIMIZER_FILE)
-    if adapters.present(model):
+def whole(folder: Path) -> "PreTrainedModel | None":
+    """The model of a checkpoint that several processes wrote; None for any other folder.
+
+    Raises:
+        ClearheadError: as `verify`.
+    """
+    if not sharded_checkpoint.is_sharded_folder(folder):
+        return None
+    verify(folder)
+    return sharded_checkpoint.load_whole(folder)
+
+
+def restore(
+    folder: Path, model: "PreTrainedModel", optimizer: torch.optim.Optimizer, world: World = ALONE
+) -> None:
+    """Load weights, optimizer state and random state from a verified checkpoint, in place.
+
+    Random state is that of the process, or seeded anew where another number of them wrote it.
+    """
+    record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
+    sharded = sharded_checkpoint.is_sharded_folder(folder)
+    tensors = {} if sharded else load_file(folder / OPTIMIZER_FILE)
+    if adapters.present(model) and not sharded:
         adapters.restore(folder, model, tensors)
-    else:
+    elif not sharded:
         # Through from_pretrained, because only it knows each architecture's tied and renamed
         # weights; copied over, so that the optimizer still holds the same parameters.
-        stored = pretrained(type(model), folder, dtype=torch.float32, local_files_only=True)
-        model.load_state_dict(stored.state_dict())
-    record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
-    optimizer_state.unpack(_parameter_names(model), optimizer, tensors, record["optimizer"])
-    torch.set_rng_state(tensors["random/cpu"].clone())
-    if model.device.type == "cuda" and "random/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random/cuda"].clone(), model.device)
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    tensors = {"random/cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        tensors["random/cuda"] = torch.cuda.get_rng_state(device)
-    return tensors
+        kind = plain_class(model)
+        stored = pretrained(kind, folder, dtype=torch.float32, local_files_only=True)
+        sharded_checkpoint.set_whole_weights(model, stored.state_dict())
+    names = _parameter_names(model)
+    if sharded or is_sharded(model):
+        sharded_checkpoint.read(folder, model, optimizer, names, record, world)
+        return
+    optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
+    if record.get("processes", 1) == world.size:
+        sharded_checkpoint.set_random_state(tensors, model.device)
 
 
 def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:

@@ -159,9 +159,51 @@ class Windows:
         return min(1.0, steps / self.plan.steps)
 
 
+# Ways of spreading a model that are not on offer, and the reason.
+_REFUSED = {
+    "tensor": "heads would have to be split by width, which these blocks do not do",
+    "pipeline": "its stages would need models without tied weights and a schedule of their own",
+    "context": "attention here reads whole texts",
+}
+PARALLELS = ("ddp", "fsdp")
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Recipe, Windows):  # the last base's fields come first, in help too
-    """One training run. Every field but `save_every`, `keep` and `log_every` shapes the result.
+class Processes:
+    """Training on several processes, started by torchrun: docs/scale.md. No token depends on it."""
+
+    parallel: Annotated[str, Range("ddp or fsdp")] = "ddp"
+    """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
+    computes in bfloat16 throughout."""
+    shard: Natural = 0
+    """Processes that share one copy of the model under fsdp (HSDP); 0 is all of them."""
+    reshard: bool = True
+    """Under fsdp, free a block's weights after its forward pass and gather them again."""
+    checkpointing: Literal["none", "blocks"] = "none"
+    """"blocks" recomputes activations in the backward pass, block by block."""
+    timeout: Positive = 600.0
+    """Seconds that a process waits for another before the run ends with an error."""
+
+    def check_processes(self) -> None:
+        """Raise a ClearheadError for what is not on offer, or would have no effect."""
+        if reason := _REFUSED.get(self.parallel):
+            raise ClearheadError(
+                f"parallel {self.parallel} is not supported, for {reason} (docs/scale.md): "
+                f"choose {' or '.join(PARALLELS)}"
+            )
+        choose("parallel", str(self.parallel), PARALLELS)
+        choose("checkpointing", str(self.checkpointing), COMPILES)
+        if self.parallel != "fsdp" and (self.shard or not self.reshard):
+            raise ClearheadError(
+                "shard and reshard have no effect under parallel ddp: leave them out, or choose "
+                "fsdp"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Processes, Recipe, Windows):  # the last base's fields come first, in help too
+    """One training run. Every field shapes the result but those of `Processes`, `save_every`,
+    `keep` and `log_every`.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -187,6 +229,7 @@ class TrainConfig(Recipe, Windows):  # the last base's fields come first, in hel
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_processes()
         choose("compile", str(self.compile), COMPILES)
         if self.tokens < self.tokens_per_step:
             raise ClearheadError(

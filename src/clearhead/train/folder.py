@@ -19,7 +19,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import FinetuneConfig, TrainConfig
+from clearhead.train.config import FinetuneConfig, Processes, TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ RUN_FILE = "run.json"
 FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
-FREE_KEYS = {"save_every", "keep", "log_every"}
+FREE_KEYS = {"save_every", "keep", "log_every", *(field.name for field in fields(Processes))}
 # Settings that runs made before them had otherwise than today's default has it.
 _EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.

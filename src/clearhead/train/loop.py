@@ -1,8 +1,9 @@
 """The training loop."""
 
 import math
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +14,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
-from clearhead.records import manifest, provenance
-from clearhead.records.files import publish_folder
+from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.train import adapters, checkpoint, folder, precision
+from clearhead.train import checkpoint, folder, precision, world
 from clearhead.train.batches import (
-    NEXT_TOKEN,
     BatchSource,
     check,
-    forward_parameters,
-    label_count,
     objective_of,
 )
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
@@ -30,11 +27,16 @@ from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
+from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
 from clearhead.train.result import DivergedError, TrainResult
 from clearhead.train.trainable import choose_parameters
+from clearhead.train.world import World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# What run.json says of the process that began a run, and of those that went on with it.
+ORIGIN = (*provenance.KEYS, "processes")
 
 
 def train(
@@ -54,6 +56,10 @@ def train(
     generators are seeded with `config.seed`; weights that are not float32 become so. SIGINT and
     SIGTERM stop the run after the step at hand, with a checkpoint.
 
+    Under torchrun the processes share every step and write one folder, the same tokens in the same
+    order however many they are; each calls this function with the same arguments. Callbacks hear
+    of the run in the first process only. After a restart by torchrun the run is resumed.
+
     Args:
         model: any Hugging Face causal language model; a masked one or a classifier with such
             batches.
@@ -71,27 +77,61 @@ def train(
             a damaged checkpoint; for a full disk. Checkpoints written before stay.
         DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
-    output = Path(output)
+    with world.joined(config.timeout, alone=config.parallel != "fsdp") as joined:
+        return _train(
+            model, batches, config, joined, Path(output), tokenizer, resume, callbacks, description
+        )
+
+
+def _train(
+    model: "PreTrainedModel",
+    batches: BatchSource,
+    config: TrainConfig,
+    joined: World,
+    output: Path,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    resume: bool,
+    callbacks: Sequence[Callback],
+    description: Mapping[str, Any] | None,
+) -> TrainResult:
     config = replace(config, precision=precision.resolve(config.precision, model.device))
     model.float()
-    choose_parameters(model, config)
-    check(batches, model, config)
+    with joined.alike():
+        choose_parameters(model, config)
+        check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
     identity = folder.identity(model, batches, config)
     record = {**folder.describe(model, name, description), "seed": config.seed, **identity}
-    optimizer = build_optimizer(model, config)  # refuses what it must before anything is written
+    record["processes"] = joined.size
+    joined.agree({"versions": record["versions"], **identity})
+    with joined.alike():
+        model_spread = spread(model, batches, config, joined)
+        optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
-        lock = stack.enter_context(hold_folder(output))
-        saved = None
-        if resume:
-            origin = {key: record[key] for key in provenance.KEYS if key in record}
-            saved = folder.reopen(output, record, origin, config.steps)
-        else:
+        locks = list[Lock]()  # of the first process
+
+        def opened() -> tuple[dict[str, Any] | None, Path | None]:
+            """The record and folder of the checkpoint to go on from, in a folder that is held."""
+            locks.append(stack.enter_context(hold_folder(output)))
+            if resume or (world.restarted() and folder.holds_run(output)):
+                origin = {key: record[key] for key in ORIGIN if key in record}
+                saved = folder.reopen(output, record, origin, config.steps)
+                return saved, None if saved is None else checkpoint.newest(output)
             folder.begin(output, record)
-        torch.manual_seed(config.seed)
-        if saved is not None and (newest := checkpoint.newest(output)):
-            checkpoint.restore(newest, model, optimizer)
+            return None, None
+
+        saved, newest = joined.by_first(opened)
+        if not all(joined.gather(folder.holds_run(output))):
+            raise joined.told(
+                ClearheadError(
+                    f"{output} is not the same folder for every process: choose one on a file "
+                    "system that all machines share"
+                )
+            )
+        _seed(config.seed, joined, saved["step"] if saved else 0)
+        if saved is not None and newest is not None:
+            checkpoint.restore(newest, model, optimizer, joined)
         progress = _Progress.resumed(saved)
         run = Run(
             name=name,
@@ -103,7 +143,8 @@ def train(
         )
         loop = _Loop(
             run=run,
-            lock=lock,
+            locks=locks,
+            spread=model_spread,
             model=model,
             tokenizer=tokenizer,
             batches=batches,
@@ -111,50 +152,25 @@ def train(
             optimizer=optimizer,
             identity=identity,
             progress=progress,
-            callbacks=[MetricsFile(), *callbacks],
+            callbacks=[MetricsFile(), *callbacks] if joined.first else [],
         )
         for callback in loop.callbacks:
             stack.callback(callback.close)
             callback.start(run)
         stack.enter_context(compiled(model, config.compile))
         stop = stack.enter_context(StopSignals())
-        result = loop.run_steps(stop)
+        with joined.watched(config.timeout) as alive:
+            result = loop.run_steps(stop, alive)
         for callback in loop.callbacks:
             callback.end(result)
+    if config.checkpointing == "blocks":
+        recompute(model, False)
     return result
 
 
-def accumulate(
-    model: "PreTrainedModel",
-    micro_batches: Sequence[Mapping[str, torch.Tensor]],
-    mode: precision.Resolved,
-    objective: str = NEXT_TOKEN,
-) -> torch.Tensor:
-    """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
-
-    The loss is that of one batch holding them all: the sum over label tokens, divided by their
-    number. Each model's mean is weighted by its share of the labels, which differ where masks
-    leave some out; this asks nothing of the model beyond a mean loss, whereas an argument such as
-    `num_items_in_batch` is swallowed unread by some.
-
-    Raises:
-        ClearheadError: where no micro-batch has a label.
-    """
-    counts = [label_count(dict(batch), objective) for batch in micro_batches]
-    if not any(counts):
-        raise ClearheadError("a step has no label to learn from: give longer documents or batches")
-    device = model.device
-    extra = {"use_cache": False} if "use_cache" in forward_parameters(model) else {}
-    total = torch.zeros((), device=device)
-    for batch, count in zip(micro_batches, counts, strict=True):
-        if count == 0:
-            continue  # its mean would be 0 / 0
-        inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
-        with precision.autocast(mode, device):
-            loss = model(**inputs, **extra).loss * (count / sum(counts))
-        loss.backward()
-        total += loss.detach()
-    return total
+def _seed(seed: int, joined: World, step: int = 0) -> None:
+    """Seed PyTorch's generators, so that every process has a dropout of its own."""
+    torch.manual_seed((seed + 1_000_003 * joined.rank + 7_919 * step) % 2**63)
 
 
 @dataclass
@@ -177,7 +193,8 @@ class _Loop:
     """The steps of one process's part of a run."""
 
     run: Run
-    lock: Lock
+    locks: Sequence[Lock]
+    spread: Spread
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     batches: BatchSource
@@ -188,19 +205,22 @@ class _Loop:
     callbacks: Sequence[Callback]
 
     def __post_init__(self) -> None:
+        self.world = self.spread.world
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.saved_step = self.progress.step
         self.memory = PeakMemory(self.model.device)
         # Parts of a model that change with training beside its weights; buffers hold what they are.
         self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
 
-    def run_steps(self, stop: StopSignals) -> TrainResult:
-        """Do the steps that remain, or those until a signal; save; sum up."""
+    def run_steps(self, stop: StopSignals, alive: Callable[[], None]) -> TrainResult:
+        """Do the steps that remain, or those until any process has a signal; save; sum up."""
         config, progress = self.config, self.progress
+        stopped = None
         before = _Mark(progress.step, progress.seconds)
         logged = before
         self.model.train()
         while progress.step < config.steps:
+            alive()
             started = time.perf_counter()
             norm = self.step()
             progress.step += 1
@@ -212,7 +232,9 @@ class _Loop:
                 logged = _Mark(progress.step, progress.seconds)
             if config.save_every and progress.step % config.save_every == 0:
                 self.save()
-            if stop.received is not None:
+            received = int(max(self.world.gather(stop.received or 0)))
+            if received:
+                stopped = signal.Signals(received)
                 break
         self.save()
         self.model.eval()
@@ -228,7 +250,7 @@ class _Loop:
             tokens_per_second=tokens / progress.seconds,
             peak_memory_bytes=self.memory.bytes(),
             final_loss=progress.loss,
-            stop_signal=None if finished else stop.received,
+            stop_signal=None if finished else stopped,
         )
 
     def step(self) -> float:
@@ -237,16 +259,20 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         numbers = range(config.starts[step], config.starts[step + 1])
-        micro_batches = [self.batches.batch(number) for number in numbers]
+        micro_batches = self.spread.micro_batches(self.batches, numbers)
         self.optimizer.zero_grad(set_to_none=True)
         objective = objective_of(self.batches)
-        total = accumulate(self.model, micro_batches, self.precision, objective)
+        total = accumulate(self.model, micro_batches, self.precision, objective, self.spread)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        total_norm = get_total_norm([p.grad for p in parameters])
+        total_norm = whole(get_total_norm([p.grad for p in parameters]))
         # One wait for the device, and before the update: what is not finite never gets in.
-        loss, norm = torch.stack([total, total_norm]).tolist()
+        own, norm = torch.stack([total, total_norm]).tolist()
+        losses = self.world.gather(own)
+        loss = sum(losses)
         if not math.isfinite(loss):
-            raise self.diverged(step + 1, f"the loss is {loss}")
+            ranks = [str(rank) for rank, one in enumerate(losses) if not math.isfinite(one)]
+            of = f" in process {', '.join(ranks)}" * (len(ranks) < len(losses))
+            raise self.diverged(step + 1, f"the loss is {loss}{of}")
         if not math.isfinite(norm):
             raise self.diverged(step + 1, f"the gradient's norm is {norm}")
         if config.clip:
@@ -278,11 +304,13 @@ class _Loop:
         progress = self.progress
         if progress.step == self.saved_step:
             return
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
+        if not all(self.world.gather(finite)):
             raise self.diverged(progress.step, "some weights are no longer finite")
-        self.lock.check()
+        self.world.by_first(self.check_locks)
         path = checkpoint.save(
             self.run.output,
+            world=self.world,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
@@ -291,6 +319,7 @@ class _Loop:
                 "seconds": progress.seconds,
                 "loss": progress.loss,
                 "seed": self.config.seed,
+                "processes": self.world.size,
                 **self.identity,
             },
             keep=self.config.keep,
@@ -301,13 +330,16 @@ class _Loop:
 
     def save_final(self) -> None:
         """Publish the folder that marks the run as finished."""
-        self.lock.check()
+        self.world.by_first(self.check_locks)
         newest = checkpoint.newest(self.run.output)
         advice = f"the checkpoint {newest} is whole; make room and resume"
-        with publish_folder(self.run.output / folder.FINAL, advice) as temporary:
-            adapters.merge(self.model, temporary / adapters.FOLDER)
-            checkpoint.save_pretrained(self.model, self.tokenizer, temporary)
-            manifest.seal(temporary)
+        target = self.run.output / folder.FINAL
+        checkpoint.export(target, self.model, self.tokenizer, self.world, advice)
+
+    def check_locks(self) -> None:
+        """Raise a ClearheadError where the run's folder is gone."""
+        for lock in self.locks:
+            lock.check()
 
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
@@ -316,11 +348,13 @@ class _Loop:
         if math.isfinite(self.progress.loss):
             finite = f"the last finite loss was {self.progress.loss:.4f}"
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
-        return DivergedError(
+        error = DivergedError(
             f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
             f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
             f"(it is {self.config.warmup:g})"
         )
+        error.printed_elsewhere = not self.world.first
+        return error
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,17 @@ def unpack(
     optimizer.load_state_dict({**saved, "state": state})
 
 
+def places(outline: Any) -> list[str]:
+    """The names of the tensors in an outline."""
+    if isinstance(outline, list):
+        return [place for item in outline for place in places(item)]
+    if not isinstance(outline, dict):
+        return []
+    if set(outline) == {TENSOR} and isinstance(outline[TENSOR], str):
+        return [outline[TENSOR]]
+    return places(list(outline.values()))
+
+
 def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors[place] = value.contiguous()

@@ -10,7 +10,9 @@ from clearhead.train import folder, precision
 from clearhead.train.batches import BatchSource
 from clearhead.train.config import TrainConfig
 from clearhead.train.loop import train
+from clearhead.train.parallel import is_sharded
 from clearhead.train.result import InterruptedRun, TrainResult
+from clearhead.train.world import joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,13 +36,18 @@ def train_to_end(
         ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.
         InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
     """
-    if folder.is_finished(output):
-        config = replace(config, precision=precision.resolve(config.precision, model.device))
-        folder.check_same(output, folder.identity(model, batches, config))
-        verify_model(output / folder.FINAL)
-        return pretrained(type(model), output / folder.FINAL).to(model.device), None
-    resume = folder.holds_run(output)
-    result = train(model, batches, config, output=output, resume=resume, **options)
-    if result.stop_signal is not None:
-        raise InterruptedRun(result)
-    return result.model, result
+    final, kind, device = output / folder.FINAL, type(model), model.device
+    with joined(config.timeout, alone=config.parallel != "fsdp") as world:
+        finished = world.by_first(lambda: folder.is_finished(output))
+        if finished:
+            config = replace(config, precision=precision.resolve(config.precision, device))
+            folder.check_same(output, folder.identity(model, batches, config))
+            verify_model(final)
+            return pretrained(kind, final).to(device), None
+        resume = world.by_first(lambda: folder.holds_run(output))
+        result = train(model, batches, config, output=output, resume=resume, **options)
+        if result.stop_signal is not None:
+            raise InterruptedRun(result)
+        if is_sharded(result.model):  # no process can run it alone
+            return pretrained(kind, final).to(device), result
+        return result.model, result

@@ -1,0 +1,222 @@
+"""A model spread over the processes of a run by PyTorch's DDP or FSDP2."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from clearhead.errors import ClearheadError
+from clearhead.models.inspection import decoder_layers
+from clearhead.train import precision
+from clearhead.train.batches import (
+    CLASSIFICATION,
+    NEXT_TOKEN,
+    BatchSource,
+    forward_parameters,
+    label_count,
+    objective_of,
+)
+from clearhead.train.config import TrainConfig
+from clearhead.train.world import ALONE, World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A model on the processes of a run, and this one's part of every step."""
+
+    model: "PreTrainedModel"
+    forward: Callable[..., Any]
+    """Runs the model: the model itself, or DDP around it."""
+    world: World
+    dealt: int
+    """The processes among which a step's batches are dealt out."""
+
+    def micro_batches(
+        self, batches: BatchSource, numbers: Sequence[int]
+    ) -> list[dict[str, torch.Tensor]]:
+        """This process's part of a step: whole batches, or its rows of them."""
+        sharing = self.world.size // self.dealt  # the rows of one batch
+        place, part = divmod(self.world.rank, sharing)
+        own = [batches.batch(number) for number in numbers[place :: self.dealt]]
+        return [{key: _rows(t, part, sharing) for key, t in batch.items()} for batch in own]
+
+    def unsynced(self, *, last: bool) -> AbstractContextManager[Any]:
+        """The context of a micro-batch: DDP adds up gradients at the last one.
+
+        FSDP2 does at each, since unreduced gradients take a whole model's memory.
+        """
+        if isinstance(self.forward, DistributedDataParallel) and not last:
+            return self.forward.no_sync()
+        return nullcontext()
+
+
+def spread(
+    model: "PreTrainedModel", batches: BatchSource, config: TrainConfig, world: World
+) -> Spread:
+    """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors.
+
+    Raises:
+        ClearheadError: where the processes cannot share the steps or the model alike.
+    """
+    if world.size > 1 and model.device.type not in ("cpu", "cuda"):
+        raise ClearheadError(
+            f"several processes train on CPUs or NVIDIA GPUs, not on {model.device.type}: start one"
+        )
+    if world.size > 1 and objective_of(batches) == CLASSIFICATION:
+        raise ClearheadError("an epoch's last batch cannot be shared: fine-tune in one process")
+    if config.lora and config.parallel == "fsdp":
+        raise ClearheadError("lora trains few weights, not worth sharding: choose parallel ddp")
+    dealt = _dealt(config, world.size)
+    if config.checkpointing == "blocks":
+        try:
+            recompute(model, True)
+        except ValueError as error:
+            raise ClearheadError(f"{error}: train it with checkpointing none") from error
+    forward: Callable[..., Any] = model
+    if config.parallel == "fsdp":
+        _shard(model, config, _mesh(model.device, config, world.size))
+    elif world.size > 1:
+        forward = DistributedDataParallel(model)
+    return Spread(model, forward, world, dealt)
+
+
+def accumulate(
+    model: "PreTrainedModel",
+    micro_batches: Sequence[Mapping[str, torch.Tensor]],
+    mode: precision.Resolved,
+    objective: str = NEXT_TOKEN,
+    over: Spread | None = None,
+) -> torch.Tensor:
+    """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
+
+    Where the model is `over` several processes: this one's micro-batches, and its part of the loss.
+
+    The loss is that of one batch holding them all: the sum over label tokens, divided by their
+    number. Each model's mean is weighted by its share of the labels, which differ where masks
+    leave some out; this asks nothing of the model beyond a mean loss, whereas an argument such as
+    `num_items_in_batch` is swallowed unread by some.
+
+    Raises:
+        ClearheadError: where no micro-batch has a label.
+    """
+    over = over or Spread(model, model, ALONE, 1)
+    size = over.world.size
+    counts = [label_count(dict(batch), objective) for batch in micro_batches]
+    labels = sum(over.world.gather(sum(counts)))
+    if not labels:
+        raise ClearheadError("a step has no label to learn from: give longer documents or batches")
+    device = model.device
+    extra = {"use_cache": False} if "use_cache" in forward_parameters(model) else {}
+    total = torch.zeros((), device=device)
+    for number, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
+        if count == 0 and size == 1:
+            continue  # its mean would be 0 / 0
+        inputs = {
+            key: tensor.to(device, non_blocking=True)
+            for key, tensor in _with_loss(batch, count).items()
+        }
+        with over.unsynced(last=number == len(counts)):
+            with precision.autocast(mode, device):
+                loss = over.forward(**inputs, **extra).loss * (count / labels)
+            (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes
+        total += loss.detach()
+    return total
+
+
+def recompute(model: "PreTrainedModel", wanted: bool) -> None:
+    """Switch activation checkpointing by block on or off; transformers renamed it in 2026."""
+    verb, options = ("enable", ({"use_reentrant": False},)) if wanted else ("disable", ())
+    name = f"activation_checkpointing_{verb}"
+    getattr(model, name if hasattr(model, name) else f"gradient_checkpointing_{verb}")(*options)
+
+
+def plain_class(model: nn.Module) -> type:
+    """The class of a model before FSDP2 made it one of its own."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """True if no process has the whole model."""
+    return isinstance(model, FSDPModule)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the parts of all processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _dealt(config: TrainConfig, size: int) -> int:
+    """The number of processes among which batches are dealt; the others share a batch's rows."""
+    steps = {end - start for start, end in pairwise(config.starts)}
+
+    def rows(processes: int) -> int:
+        return processes // math.gcd(processes, *steps)
+
+    if config.batch_size % rows(size):
+        fits = [n for n in range(1, size) if config.batch_size % rows(n) == 0]
+        raise ClearheadError(
+            f"{size} processes cannot share a step of accumulation {min(steps)} x batch_size "
+            f"{config.batch_size} alike: make batch_size a multiple of {rows(size)}, or start "
+            f"{' or '.join(map(str, fits[-3:]))}"
+        )
+    return math.gcd(size, *steps)
+
+
+def _rows(tensor: torch.Tensor, part: int, sharing: int) -> torch.Tensor:
+    size = len(tensor) // sharing
+    return tensor[part * size : (part + 1) * size]
+
+
+def _mesh(device: torch.device, config: TrainConfig, size: int) -> DeviceMesh:
+    """One dimension, or under HSDP two: copies of the model, and the processes of a copy."""
+    copy = config.shard or size
+    if size % copy:
+        fits = [n for n in range(1, size + 1) if size % n == 0]
+        raise ClearheadError(
+            f"shard is {copy}, which does not divide {size} processes: give one of "
+            f"{', '.join(map(str, fits))}, or 0 for all"
+        )
+    if copy == size:
+        return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
+    names = ("replicate", "shard")
+    return init_device_mesh(device.type, (size // copy, copy), mesh_dim_names=names)
+
+
+def _shard(model: "PreTrainedModel", config: TrainConfig, mesh: DeviceMesh) -> None:
+    """FSDP2 on every decoder layer, and on what is left as one."""
+    options: dict[str, Any] = {"mesh": mesh}
+    if config.precision == "bf16":
+        # Gathered in half the bytes; gradients are added up in float32.
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    try:
+        layers = decoder_layers(model)
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}, or train it with parallel ddp") from None
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=config.reshard, **options)
+    fully_shard(model, **options)
+
+
+def _with_loss(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """A batch whose loss can be taken even where no label counts: it is multiplied by 0 then.
+
+    A process that left its batch out would not take part in the exchange of gradients.
+    """
+    return dict(batch) if count else {**batch, "labels": batch["input_ids"]}

@@ -1,0 +1,292 @@
+"""The processes that train one model together: their group, and what they decide as one.
+
+torchrun starts them and says in the environment who is who. Tensors travel by nccl between GPUs and
+by gloo else; decisions travel by gloo everywhere, so that none of them waits for a device.
+"""
+
+import contextlib
+import faulthandler
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from clearhead.errors import ClearheadError
+
+T = TypeVar("T")
+
+# What one process does for all, such as preparing text, may take so long.
+_PATIENCE = timedelta(days=1)
+_ANSWER_SECONDS = 5  # for a process that is asked whether it lives
+_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LOST = re.compile(
+    r"gloo|NCCL|TCPStore|[Cc]onnection (closed|reset|refused)|[Tt]imed out|not connected"
+)
+
+
+class LostError(ClearheadError):
+    """Another process of the run ended or hangs."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them. Made without arguments: one, and no group."""
+
+    rank: int = 0
+    size: int = 1
+    control: Any = None
+    """The gloo group of decisions."""
+    store: Any = None
+    """Keys and values of the rendezvous, which outlast a broken group."""
+
+    @property
+    def first(self) -> bool:
+        """True for the process that writes records and talks to people."""
+        return self.rank == 0
+
+    def gather(self, value: float) -> list[float]:
+        """The `value` of every process, in their order."""
+        if self.size == 1:
+            return [value]
+        own = torch.tensor([value], dtype=torch.float64)
+        values = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(values, own)
+        return [one.item() for one in values]
+
+    def by_first(self, call: Callable[[], T]) -> T:
+        """What `call` returns in the first process, in all of them; or its error.
+
+        What it returns is sent to the others: plain values.
+        """
+        if self.size == 1:
+            return call()
+        answer: list[Any] = [None, None]
+        try:
+            if self.first:
+                answer[0] = call()
+        except BaseException as error:
+            answer[1] = str(error) or type(error).__name__
+            raise
+        finally:
+            dist.broadcast_object_list(answer, src=0, group=self.control)
+        if answer[1] is not None:
+            raise said_elsewhere(ClearheadError(answer[1]))
+        return answer[0]
+
+    def in_turn(self, call: Callable[[], T]) -> T:
+        """What `call` returns here; on each machine its first process does it before the others.
+
+        For work that is found done the second time, such as preparing text.
+        """
+        if self.size == 1:
+            return call()
+        leads = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        made: Any = None
+        for turn in (True, False):
+            error = None
+            if leads is turn:
+                try:
+                    made = call()
+                except ClearheadError as found:
+                    error = found
+            self._share_error(error)
+        return made
+
+    def _share_error(self, error: ClearheadError | None) -> None:
+        """Raise the first error of any process in all of them."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, error and str(error), group=self.control)
+        failed = [rank for rank, line in enumerate(found) if line is not None]
+        if failed and failed[0] == self.rank and error is not None:
+            raise error
+        if failed:
+            raise said_elsewhere(ClearheadError(found[failed[0]]))
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Compare what every process has with what the first has.
+
+        Raises:
+            ClearheadError: in all processes, naming the first difference.
+        """
+        if self.size == 1:
+            return
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, dict(facts), group=self.control)
+        first, *others = map(_flat, found)
+        for rank, other in enumerate(others, 1):
+            different = [key for key in first | other if first.get(key) != other.get(key)]
+            if different:
+                key = different[0]
+                raise self.told(
+                    ClearheadError(
+                        f"process {rank} has {key} {other.get(key)!r}, and process 0 "
+                        f"{first.get(key)!r}: give every process the same"
+                    )
+                )
+
+    def told(self, error: ClearheadError) -> ClearheadError:
+        """An error that all processes raise alike: only the first prints it."""
+        return error if self.first else said_elsewhere(error)
+
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """Run a body that fails in every process where it fails in one."""
+        try:
+            yield
+        except ClearheadError as error:
+            raise self.told(error) from error.__cause__
+
+    @contextmanager
+    def watched(self, seconds: float) -> Iterator[Callable[[], None]]:
+        """Yield a function to be called with every step.
+
+        A process that does not call it again within `seconds` prints its stack.
+        """
+
+        def alive() -> None:
+            if self.size > 1:
+                # Those that only wait for the hanging one have given up by then.
+                faulthandler.dump_traceback_later(seconds + 2 * _ANSWER_SECONDS, file=2)
+
+        try:
+            yield alive
+        finally:
+            if self.size > 1:
+                faulthandler.cancel_dump_traceback_later()
+
+    @contextmanager
+    def losses_told(self) -> Iterator[None]:
+        """Turn the loss of another process into one line that names it."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            raise LostError(
+                f"process {self.rank} of {self.size} gave up: {self._silent()} ({_line(error)}); "
+                "start the run again with --resume, or have torchrun do it: --max-restarts 3"
+            ) from error
+
+    def _silent(self) -> str:
+        """The processes that do not answer, in words."""
+        silent = list(range(self.size))
+        with contextlib.suppress(RuntimeError, AttributeError):  # the store is gone, or none is
+            self.store.set(f"alive {self.rank}", "")
+            end = time.monotonic() + _ANSWER_SECONDS
+            while silent and time.monotonic() < end:
+                silent = [rank for rank in silent if not self.store.check([f"alive {rank}"])]
+                time.sleep(0.1)
+        if 0 < len(silent) < self.size:
+            return f"process {', '.join(map(str, silent))} does not answer"
+        return "another process does not answer"
+
+
+ALONE = World()
+
+
+def said_elsewhere(error: ClearheadError) -> ClearheadError:
+    """Mark an error that another process prints."""
+    error.printed_elsewhere = True
+    return error
+
+
+_worlds: list[World] = []  # the one joined, where one is
+
+
+@contextmanager
+def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
+    """Join the processes that torchrun started; leave them at the end. Within itself no-op.
+
+    Args:
+        seconds: that a process waits for another, here and in every step.
+        alone: whether a process that torchrun did not start does without a group.
+
+    Raises:
+        ClearheadError: for an environment that is incomplete, processes that do not come, or more
+            of them on a machine than it has GPUs.
+    """
+    if _worlds:
+        yield _worlds[-1]
+        return
+    started = not dist.is_initialized()  # else by the caller, who ends it too
+    store = None
+    if started:
+        given = [name for name in _NAMES[:2] if name in os.environ]
+        if not given and alone:
+            yield World()
+            return
+        store = _start(timedelta(seconds=seconds), alone=not given)
+    try:
+        group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _worlds.append(World(dist.get_rank(), dist.get_world_size(), group, store))
+        try:
+            with _worlds[-1].losses_told():
+                yield _worlds[-1]
+        finally:
+            _worlds.pop()
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """True if torchrun starts these processes again, after one of them was lost."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def _start(limit: timedelta, *, alone: bool) -> dist.Store:
+    """Make the process group; returns the store by which its processes met."""
+    gpu = torch.cuda.is_available()
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    if alone:
+        store: dist.Store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        return store
+    missing = [name for name in _NAMES if not os.environ.get(name)]
+    if missing:
+        raise ClearheadError(
+            f"the environment says {_NAMES[0]} or {_NAMES[1]}, but not {', '.join(missing)}: start "
+            "with torchrun, which sets them all, or unset them"
+        )
+    if gpu:
+        local, devices = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if local >= devices:
+            raise ClearheadError(
+                f"process {local + 1} of this machine has no GPU of its own, for there are "
+                f"{devices}: start torchrun with --nproc-per-node {devices}"
+            )
+        torch.cuda.set_device(local)
+    rank, size, host, port = (os.environ[name] for name in _NAMES)
+    try:
+        store, own, of = next(dist.rendezvous("env://", timeout=limit))
+        named = dist.PrefixStore("group", store)
+        dist.init_process_group(backend, store=named, rank=own, world_size=of, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise ClearheadError(
+            f"process {rank} of {size} cannot meet the others at {host}:{port} within "
+            f"{limit.total_seconds():g} s ({_line(error)}): start all {size}, and let them reach "
+            "that address"
+        ) from error
+    return store
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with those of mappings within, by their key's words."""
+    flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key} {name}": one for name, one in value.items()}
+    return flat
+
+
+def _line(error: BaseException) -> str:
+    """The first line of a message, without the stack and the place in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]

@@ -1,0 +1,354 @@
+"""Several processes train as one: the same tokens, the same curve, one folder."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from clearhead.cli import main
+from clearhead.errors import ClearheadError
+from clearhead.optim import build_optimizer
+from clearhead.train import TrainConfig, checkpoint, train
+from clearhead.train.parallel import Spread, _dealt
+from clearhead.train.world import World
+
+PROGRAM = Path(__file__).with_name("spread.py")
+_spec = importlib.util.spec_from_file_location("tests_train_spread", PROGRAM)
+program = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(program)
+
+FSDP = {"parallel": "fsdp"}
+V1 = {"name": "differential"}
+ORTHO = {**FSDP, "optimizer": "orthoadam"}
+# What two processes do, one after the other: their outputs tell them apart.
+REQUESTS = {
+    "ddp": {},
+    "fsdp": {"config": FSDP},
+    "muon": {"config": {**FSDP, "optimizer": "muon"}},
+    "orthoadam": {"model": V1, "config": {**ORTHO, "accumulation": 2}},
+    "unlabelled": {"unlabelled": True, "config": {"accumulation": 2}},
+    "bf16": {"config": {**FSDP, "precision": "bf16", "checkpointing": "blocks"}},
+    "from-one": {"config": ORTHO, "resume": True},
+    "dropout": {"model": {"attention_dropout": 0.1}, "config": FSDP},
+    "stopped": {
+        "model": {"attention_dropout": 0.1}, "config": FSDP, "events": {"1": {"6": "stop"}},
+    },
+    "to-one": {"model": V1, "config": ORTHO, "events": {"1": {"6": "stop"}}},
+    "nan": {"nan_in": 1},
+    "full": {"config": FSDP, "full_in": 1, "room": 30_000},
+    "differ": {"config_of": {"1": {"learning_rate": 0.1}}},
+    "indivisible": {"config": {"batch_size": 3}},
+    "shards": {"config": {**FSDP, "shard": 3}},
+}  # fmt: skip
+
+
+def start(folder, size, requests, *launcher):
+    """Start the program in `size` processes, or by a launcher that does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = [str(PROGRAM), str(folder), json.dumps(requests)]
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [
+        subprocess.Popen(
+            [*(launcher or [sys.executable]), *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **place},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in ([{}] if launcher else ranks)
+    ]  # fmt: skip
+
+
+def answers(folder, processes, size):
+    """What each process saw, by output."""
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=400)
+            assert process.returncode == 0, errors[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"answers-{rank}.json").read_text()) for rank in range(size)]
+
+
+def by_one(tiny, output, request, resume=False, **events):
+    """The losses of one process that does as a request says, without its faults."""
+    losses = program.Losses()
+    config = {key: value for key, value in request.get("config", {}).items() if key != "parallel"}
+    train(
+        program.make_model(**request.get("model", {})),
+        program.Batches({**request, "events": events}, 0, output),
+        tiny.make_config(**config),
+        output=output,
+        resume=resume,
+        callbacks=[losses],
+    )
+    return losses.lines
+
+
+@pytest.fixture(scope="module")
+def two(tiny, tmp_path_factory):
+    """The folder of two processes, and by output what each saw."""
+    folder = tmp_path_factory.mktemp("two")
+    by_one(tiny, folder / "from-one", REQUESTS["from-one"], **{"0": {"6": "stop"}})
+    requests = [{"output": name, **request} for name, request in REQUESTS.items()]
+    requests += [{**requests[8], "events": {}, "resume": True}]
+    found = answers(folder, start(folder, 2, requests), 2)
+    names = [*REQUESTS, "resumed"]
+    return folder, [dict(zip(names, one, strict=True)) for one in found]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "muon", "orthoadam", "unlabelled"])
+def test_two_processes_have_the_losses_of_one(tiny, two, tmp_path, name):
+    ours = two[1][0][name]["losses"]
+    theirs = by_one(tiny, tmp_path / name, REQUESTS[name])
+    assert len(ours) == 12
+    # Muon's products are bfloat16, and their sums are of other parts.
+    assert ours == pytest.approx(theirs, abs=5e-4 if name == "muon" else 2e-5)
+    assert two[1][1][name]["losses"] == []  # callbacks hear of it in the first process alone
+    lines = (two[0] / name / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == ours
+    assert json.loads((two[0] / name / "run.json").read_text())["processes"] == 2
+
+
+def test_bfloat16_weights_and_recomputed_blocks_stay_near_float32(two):
+    exact, rounded = (two[1][0][name]["losses"] for name in ("fsdp", "bf16"))
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=2e-2)
+
+
+def test_the_model_of_a_sharded_run_is_an_ordinary_folder(two):
+    found = AutoModelForCausalLM.from_pretrained(two[0] / "fsdp" / "final")
+    assert type(found).__name__ == "LlamaForCausalLM"
+    other = AutoModelForCausalLM.from_pretrained(two[0] / "ddp" / "final")
+    for ours, theirs in zip(found.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def test_a_signal_to_one_process_stops_both_and_the_resumed_curve_is_the_unbroken_one(two):
+    first, second = two[1]
+    assert first["stopped"]["steps"] == second["stopped"]["steps"] == 7
+    assert first["stopped"]["losses"] + first["resumed"]["losses"] == first["dropout"]["losses"]
+
+
+def test_a_run_of_one_process_goes_on_in_two(tiny, two, tmp_path):
+    theirs = by_one(tiny, tmp_path / "unbroken", REQUESTS["from-one"])
+    assert two[1][0]["from-one"]["losses"] == pytest.approx(theirs[7:], abs=2e-5)
+
+
+def test_a_run_of_two_processes_goes_on_in_one(tiny, two, tmp_path):
+    request = REQUESTS["to-one"]
+    shutil.copytree(two[0] / "to-one", tmp_path / "run")
+    before = two[1][0]["to-one"]["losses"]
+    after = by_one(tiny, tmp_path / "run", request, resume=True)
+    unbroken = by_one(tiny, tmp_path / "unbroken", request)
+    assert before + after == pytest.approx(unbroken, abs=2e-5)
+
+
+def test_a_checkpoint_of_two_is_read_by_one_bit_for_bit_and_holds_no_pickle(tiny, two):
+    saved = checkpoint.newest(two[0] / "fsdp").iterdir()
+    assert {file.suffix for file in saved} == {".json", ".safetensors"}
+    path = checkpoint.newest(two[0] / "to-one")
+    model = program.make_model(**V1)
+    config = tiny.make_config(optimizer="orthoadam")
+    optimizer = build_optimizer(model, config)
+    checkpoint.restore(path, model, optimizer)
+    parts = {}
+    for file in sorted(path.glob("shard-*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                parts.setdefault(name, []).append(opened.get_tensor(name))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, name in names.items():
+        assert torch.equal(torch.cat(parts[f"model/{name}"]), parameter)
+        for key in ("first_moment", "second_moment"):
+            saved = torch.cat(parts[f"optimizer/{name}/{key}"])
+            assert torch.equal(saved, optimizer.state[parameter][key])
+
+
+def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path):
+    path = checkpoint.newest(two[0] / "fsdp")
+    with pytest.raises(SystemExit) as stop:
+        main(["convert", str(path), str(tmp_path / "whole")])
+    assert stop.value.code == 0
+    weights = [
+        (folder / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "whole", two[0] / "fsdp" / "final")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_a_changed_shard_is_refused_by_its_hash(tiny, two, tmp_path):
+    shutil.copytree(two[0] / "to-one", tmp_path / "run")
+    shard = next(checkpoint.newest(tmp_path / "run").glob("shard-00002*"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ClearheadError, match=r"shard-00002.* is missing, cut short or changed"):
+        by_one(tiny, tmp_path / "run", REQUESTS["to-one"], resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nan", "stopped at step 6: the loss is nan in process 1; the last finite loss was"),
+        ("full", "process 1 cannot write .*File too large.*; make room and resume"),
+        ("differ", "process 1 has config learning_rate 0.1, and process 0 0.01"),
+        ("indivisible", "2 processes cannot share .* batch_size 3 alike: .* multiple of 2, or sta"),
+        ("shards", "shard is 3, which does not divide 2 processes: give one of 1, 2"),
+    ],
+)
+def test_a_fault_in_one_process_ends_both_with_one_line(two, name, line):
+    first, second = (one[name] for one in two[1])
+    assert first["error"] == second["error"]
+    assert re.search(line, first["error"])
+    assert [first["elsewhere"], second["elsewhere"]] == [False, True]  # who prints it
+
+
+def test_a_full_disk_leaves_nothing_half_written(two):
+    assert list((two[0] / "full" / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(("accumulation", "batch_size"), [(4, 2), (2, 2), (1, 4), (3, 4)])
+def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulation, batch_size):
+    config = tiny.make_config(accumulation=accumulation, batch_size=batch_size)
+    batches = tiny.Batches(size=batch_size)
+
+    def step(size):
+        parts = []
+        for rank in range(size):
+            model = torch.nn.Linear(1, 1)
+            world = World(rank, size)
+            dealt = _dealt(config, size)
+            part = Spread(model, model, world, dealt).micro_batches(batches, range(accumulation))
+            parts += [row.tolist() for batch in part for row in batch["input_ids"]]
+        return sorted(parts)
+
+    assert step(1) == step(2) == step(4)
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline", "context"])
+def test_other_ways_of_spreading_are_refused_with_the_reason(parallel):
+    with pytest.raises(ClearheadError, match=f"parallel {parallel} is not supported, for .* ddp"):
+        TrainConfig(parallel=parallel)
+    with pytest.raises(ClearheadError, match="no effect under parallel ddp"):
+        TrainConfig(shard=2)
+
+
+def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkeypatch):
+    def run():
+        config = replace(tiny.make_config(tokens=32), timeout=1.0)
+        train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ClearheadError, match="not MASTER_ADDR, MASTER_PORT: start with torchrun"):
+        run()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = str(closed.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(ClearheadError, match=f"1 of 2 .* at 127.0.0.1:{port} within 1 s"):
+            run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
+    losses = []
+    for parallel in ("ddp", "fsdp"):
+        recorder = program.Losses()
+        config = tiny.make_config(parallel=parallel)
+        train(
+            program.make_model(), tiny.Batches(), config, output=tmp_path / parallel,
+            callbacks=[recorder],
+        )  # fmt: skip
+        losses.append(recorder.lines)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.slow
+def test_four_processes_on_two_copies_and_then_two_have_the_losses_of_one(tiny, tmp_path):
+    request = {"model": V1, "config": {**ORTHO, "shard": 2, "accumulation": 2}, "output": "run"}
+    stop = {**request, "events": {"3": {"13": "stop"}}}
+    (found, *_) = answers(tmp_path, start(tmp_path, 4, [stop]), 4)
+    request["config"].pop("shard")
+    (then, *_) = answers(tmp_path, start(tmp_path, 2, [{**request, "resume": True}]), 2)
+    assert len(found[0]["losses"]) == 7
+    theirs = by_one(tiny, tmp_path / "one", request)
+    assert found[0]["losses"] + then[0]["losses"] == pytest.approx(theirs, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_after_a_kill_torchrun_goes_on_and_the_curve_is_the_unbroken_one(tmp_path):
+    request = {"config": FSDP, "events": {"1": {"6": "kill"}}, "output": "run"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    unbroken = {"config": FSDP, "output": "unbroken"}
+    answers(tmp_path, start(tmp_path, 2, [request, unbroken], *torchrun, *options), 2)
+    assert (tmp_path / "killed").exists()
+    curves = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run", "unbroken")]
+    steps, losses = zip(*[_curve(text) for text in curves], strict=True)
+    assert steps[0] == steps[1] == list(range(1, 13))
+    assert losses[0] == losses[1]
+
+
+def _curve(text):
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [line["step"] for line in lines], [line["loss"] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_hanging_process_is_named_and_prints_its_stack(tmp_path):
+    request = {"timeout": 20, "config": {"timeout": 20}, "events": {"1": {"5": "hang"}}}
+    first, second = start(tmp_path, 2, [{**request, "output": "run"}])
+    first.communicate(timeout=300)
+    (answer,) = json.loads((tmp_path / "answers-0.json").read_text())
+    assert "process 0 of 2 gave up: process 1 does not answer" in answer["error"]
+    _, errors = second.communicate(timeout=300)
+    assert "spread.py" in errors
+    assert "in batch" in errors
+
+
+@pytest.mark.slow
+def test_two_hosts_with_addresses_of_their_own_train_as_one(tmp_path):
+    script = Path(__file__).with_name("two_hosts.sh")
+    allowed = shutil.which("ip") and not subprocess.run(["unshare", "-n", "true"]).returncode
+    if os.geteuid() or not allowed:
+        pytest.skip("network namespaces need root, and iproute2")
+    config = {"config": {**FSDP, "tokens": 4 * 2 * 16}, "output": "run"}
+    words = [str(script), str(PROGRAM), str(tmp_path), json.dumps([config])]
+    ran = subprocess.run(words, env={**os.environ, "PYTHON": sys.executable}, timeout=400)
+    assert ran.returncode == 0
+    first, second = (json.loads((tmp_path / f"answers-{r}.json").read_text())[0] for r in (0, 1))
+    assert first["steps"] == second["steps"] == 4
+    assert (tmp_path / "run" / "final" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "orthoadam"])
+def test_hugging_faces_trainer_has_the_same_losses_in_two_processes(tmp_path, optimizer):
+    script = str(Path(__file__).with_name("hf_trainer.py"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    losses = []
+    for name, launcher in (("one", []), ("two", torchrun)):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = [sys.executable, *launcher, script, str(folder), optimizer]
+        subprocess.run(words, check=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        losses.append(json.loads((folder / "losses.json").read_text()))
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
