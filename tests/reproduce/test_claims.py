@@ -131,7 +131,7 @@ def test_the_page_shows_every_claim_with_its_verdict():
     ("words", "said"),
     [
         ((), "give a claim, a family, an experiment or all"),
-        (("sas/schedules",), "sas/schedules has no experiment: Gains that follow a schedule"),
+        (("sas/schedules",), "sas/schedules has no experiment: `shaping=annealed` and"),
         (("retrofit",), "no claim of retrofit has an experiment"),
         (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),

@@ -57,8 +57,9 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
         yield f"\n## {title}\n"
         yield "| claim | published | ours | verdict |\n| --- | --- | --- | --- |"
         for claim, outcomes, verdict in chosen:
-            ours = "<br>".join(map(_in_words, outcomes)) or claim.why
-            yield f"| `{claim.name}` {claim.says} | {claim.published} | {ours} | {verdict} |"
+            ours = "<br>".join(map(_in_words, outcomes)) or claim.why or "no record"
+            published = claim.published or "–"
+            yield f"| `{claim.name}` {claim.says} | {published} | {ours} | {verdict} |"
 
 
 def _table(title: str, rows: Sequence[Judged]) -> Pivot:
@@ -68,7 +69,7 @@ def _table(title: str, rows: Sequence[Judged]) -> Pivot:
         for group in [f"{claim.name}: {claim.says} {verdict.capitalize()}."]
         for name, note, cells in _lines(claim, outcomes)
     ]
-    columns = [(Heading(title=name), name) for name in ("published", "ours", "held against")]
+    columns = [(Heading(title=name), name) for name in ("published", "ours", "compared with")]
     table = build(title, lines, columns, lambda row, name: row.get(name, ()), corner="comparison")
     assert table is not None  # every claim has a row
     return table
@@ -82,7 +83,7 @@ def _lines(
         cells: dict[str, tuple[Entry, ...]] = {
             "published": published,
             "ours": (Entry(text=_mean(one.arm), difference=one.difference),),
-            "held against": (Entry(text=_mean(one.than)),),
+            "compared with": (Entry(text=_mean(one.than)),),
         }
         yield one.contrast.words, one.source, cells
     if not outcomes:

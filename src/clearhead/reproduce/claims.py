@@ -26,7 +26,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """One comparison that a claim makes: an arm, the arm it is held against, and a number of both.
+    """One comparison that a claim makes: an arm, the arm it is compared with, and a number of both.
 
     Attributes:
         arm, than: patterns of arms' names, in order of preference (committed records have other
