@@ -29,8 +29,9 @@ for _name in ("architectures", "judge_server"):
 TESTS = Path(__file__).parent
 # Folders and files that take more than some seconds; the others take two minutes together.
 SLOW = (
-    *("attack", "cli", "data/test_corpus.py", "data/test_synthetic.py", "eval/test_answers.py"),
-    *("eval/test_harness.py", "models/test_blocks.py", "models/test_caches.py"),
+    *("attack", "cli", "data/test_corpus.py", "data/test_corpus_builds.py"),
+    *("data/test_synthetic.py", "eval/test_answers.py", "eval/test_harness.py"),
+    *("models/test_block_forms.py", "models/test_blocks.py", "models/test_caches.py"),
     *(
         "models/test_checkpoints.py",
         "models/test_compiled.py",

@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,20 @@ def test_the_first_program_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     exec(compile(program, "README.md", "exec"), {})
     assert (tmp_path / "my-model/model.safetensors").exists()
     assert capsys.readouterr().out.startswith("tensor([[")
+
+
+HOW_TO = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(HOW_TO)))
+def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path):
+    program = tmp_path / "program.py"  # a process: what it registers stays its own
+    program.write_text(HOW_TO[number])
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_how_to_has_programs():
+    assert len(HOW_TO) == 3

@@ -1,10 +1,17 @@
-"""A small text of its own for the command line's tests, and a cache that no other test sees."""
+"""What the command line's tests share: a small text, models, a call, what it leaves in a file."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.cli import main
+from clearhead.data import DataConfig, prepare
 
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
 
@@ -18,6 +25,55 @@ def changed(words: Sequence[str], *options: str) -> list[str]:
         if not dropped:
             kept.append(word)
     return [*kept, *options]
+
+
+def call(*words: str) -> int:
+    """The exit status of a command line."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return stop.value.code
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a refused request prints; nothing else, and exit code 2."""
+    assert call(*words) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("clearhead: ")
+    assert "Traceback" not in "".join(lines)
+    return lines[-1]
+
+
+def lines_of(tmp_path: Path) -> list[dict]:
+    """All lines of the records of a sweep."""
+    return [json.loads(one) for one in (tmp_path / "records.jsonl").open(encoding="utf-8")]
+
+
+def cells_of(tmp_path: Path) -> list[dict]:
+    """The lines that close cells, each with the "numbers" of its measures by name."""
+    lines = lines_of(tmp_path)
+    for cell in (line for line in lines if line["kind"] == "cell"):
+        mine = [line for line in lines if line.get("cell") == cell["cell"] and "metric" in line]
+        cell["numbers"] = {line["metric"]: line["value"] for line in mine}
+        assert cell["lines"] >= len(mine) > 0
+    return [line for line in lines if line["kind"] == "cell"]
+
+
+def saved(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
+    """The folder, with a tiny model that was never trained, and its tokenizer."""
+    shape = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(preset("transformer", **shape | changes))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +101,41 @@ def settings(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
         *("--train.precision", "fp32"),
     ]
+
+
+@pytest.fixture(scope="session")
+def trained(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, on text that has the synthetic tasks in it."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    code = call(
+        *("train", "transformer", "--output", str(folder), "--data.cache", str(cache)),
+        *("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2"),
+        "max_position_embeddings=64",
+        *("--data.data", str(text), "synthetic:passkey:documents=60@0.3"),
+        *("--data.vocabulary", "900", "--train.tokens", "512"),
+        *("--train.sequence-length", "64", "--train.batch-size", "4", "--train.precision", "fp32"),
+    )
+    assert code == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(text: Path, cache: Path) -> PreTrainedTokenizerBase:
+    config = DataConfig(data=(str(text),), vocabulary=300, validation=0.1, cache=cache)
+    return prepare(config).tokenizer
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A run's folder, whose finished model is in "final"."""
+    run = tmp_path_factory.mktemp("runs") / "mine"
+    saved(run / "final", tokenizer)
+    return run
+
+
+@pytest.fixture
+def windows(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of three short windows of the text."""
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
+    options = ["--data.data", str(text), "--data.validation", "0.1"]
+    return [*options, "--length", "16", "--tokens", "48"]

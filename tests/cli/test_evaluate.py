@@ -6,45 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tests_judge_server as served
 import torch
 from transformers import AutoTokenizer
 
 from clearhead import ClearheadForCausalLM
-from clearhead.cli import main
 from clearhead.eval import TASKS
 from clearhead.report import load
 
-from .conftest import changed
-
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    return stop.value.code
-
-
-def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert _call(*words) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("clearhead: ")
-    return last
-
-
-@pytest.fixture(scope="module")
-def trained(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, on text that has the synthetic tasks in it."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    code = _call(
-        *("train", "transformer", "--output", str(folder), "--data.cache", str(cache)),
-        *("--set", "hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2"),
-        "max_position_embeddings=64",
-        *("--data.data", str(text), "synthetic:passkey:documents=60@0.3"),
-        *("--data.vocabulary", "900", "--train.tokens", "512"),
-        *("--train.sequence-length", "64", "--train.batch-size", "4", "--train.precision", "fp32"),
-    )
-    assert code == 0
-    return folder
+from .conftest import call, cells_of, changed, lines_of, refusal
 
 
 @pytest.fixture
@@ -55,20 +24,6 @@ def words(trained: Path, text: Path, cache: Path, tmp_path: Path) -> list[str]:
         *("--records", str(tmp_path / "records.jsonl"), "--passkey.trials", "2"),
         *("--passkey.depths", "0", "1", "--passkey.new-tokens", "3"),
     ]
-
-
-def _lines(tmp_path: Path) -> list[dict]:
-    return [json.loads(one) for one in (tmp_path / "records.jsonl").open(encoding="utf-8")]
-
-
-def _cells(tmp_path: Path) -> list[dict]:
-    """The lines that close cells, each with the "numbers" of its measures by name."""
-    lines = _lines(tmp_path)
-    for cell in (line for line in lines if line["kind"] == "cell"):
-        mine = [line for line in lines if line.get("cell") == cell["cell"] and "metric" in line]
-        cell["numbers"] = {line["metric"]: line["value"] for line in mine}
-        assert cell["lines"] >= len(mine) > 0
-    return [line for line in lines if line["kind"] == "cell"]
 
 
 def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypatch, capsys):
@@ -83,12 +38,12 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
         return plain(self, subject, cell, advanced)
 
     monkeypatch.setattr(TASKS["passkey"], "measure", stopping)
-    assert _call(*words) == 130
-    assert len(_cells(tmp_path)) == 2 + 4 + 2 + 1
+    assert call(*words) == 130
+    assert len(cells_of(tmp_path)) == 2 + 4 + 2 + 1
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"kind": "cell", "run": "ti')  # torn by a power cut
-    assert _call(*words) == 0
-    cells = _cells(tmp_path)
+    assert call(*words) == 0
+    cells = cells_of(tmp_path)
     assert len(cells) == 3 * (2 + 4)
     assert len(measured) == 3 * 4 + 1
     assert len({cell["cell"] for cell in cells}) == len(cells)
@@ -97,11 +52,11 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(words, tmp_path, monkeypat
     out = capsys.readouterr().out
     for name in ("none", "dynamic × 2", "dynamic × 4", "perplexity by", "passkey, accuracy by"):
         assert name in " ".join(out.split())
-    assert _call(*words) == 0  # all known
+    assert call(*words) == 0  # all known
     assert len(measured) == 3 * 4 + 1
-    assert _cells(tmp_path) == cells
-    assert _call(*changed(words, "--passkey.trials", "3")) == 0  # other cells
-    assert len(_cells(tmp_path)) == 3 * (2 + 4 + 4)
+    assert cells_of(tmp_path) == cells
+    assert call(*changed(words, "--passkey.trials", "3")) == 0  # other cells
+    assert len(cells_of(tmp_path)) == 3 * (2 + 4 + 4)
 
 
 def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, capsys):
@@ -116,7 +71,7 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     page = tmp_path / "page.html"
     start = next(index for index, word in enumerate(options) if word.startswith("--passkey"))
     options = [*options[:start], "--page", str(page)]
-    assert _call("eval", first, str(other), *options) == 0
+    assert call("eval", first, str(other), *options) == 0
     assert [run.arm for run in load(tmp_path / "records.jsonl").runs] == ["transformer", "other"]
     out = " ".join(capsys.readouterr().out.split())
     assert "transformer · none" in out
@@ -125,21 +80,21 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     html = page.read_text("utf-8")
     assert html.count('class="value best"') == 2
     assert "Perplexity by length of text" in html
-    assert _call("eval", first, str(other), *options) == 0
-    assert len(_cells(tmp_path)) == 2 * 2  # all known
+    assert call("eval", first, str(other), *options) == 0
+    assert len(cells_of(tmp_path)) == 2 * 2  # all known
     made = (tmp_path / "records.jsonl").read_text("utf-8")
-    refused = _refused(capsys, "eval", first, str(tmp_path / "othr"), *options)
+    refused = refusal(capsys, "eval", first, str(tmp_path / "othr"), *options)
     assert f"did you mean {other}?" in refused
-    assert "leave it out" in _refused(capsys, "eval", first, str(other), *options, "--name", "x")
+    assert "leave it out" in refusal(capsys, "eval", first, str(other), *options, "--name", "x")
     assert (tmp_path / "records.jsonl").read_text("utf-8") == made
 
 
 def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
     words = changed(words, "--tasks", "perplexity,passkey", "--lengths", "128")
     words = changed(words, "--passkey.depths", "0.5")
-    assert _call(*words, "--seeds", "0") == 0
-    assert _call(*words, "--seeds", "0", "3") == 0
-    cells = _cells(tmp_path)
+    assert call(*words, "--seeds", "0") == 0
+    assert call(*words, "--seeds", "0", "3") == 0
+    cells = cells_of(tmp_path)
     assert [(cell["task"], cell.get("draw")) for cell in cells] == [
         ("perplexity", None),  # reads the same text whatever the seed
         ("passkey", 0),
@@ -156,45 +111,45 @@ def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
     )
     low, high = loss.details["interval"]
     assert low < loss.value < high
-    assert "seeds must be one or more" in _refused(capsys, *words, "--seeds", "1", "1")
+    assert "seeds must be one or more" in refusal(capsys, *words, "--seeds", "1", "1")
 
 
 def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
     """A cell in one line with its result is known, and its numbers are shown."""
     words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
-    assert _call(*words) == 0
-    header, *_, cell = _lines(tmp_path)
+    assert call(*words) == 0
+    header, *_, cell = lines_of(tmp_path)
     at = cell["at"]
     old = {"kind": "cell", "run": cell["run"], "task": "passkey", "at": at}
     old |= {"headlines": ["accuracy"], "result": {"accuracy": 0.25, "low": 0.1, "high": 0.6}}
     old |= {"options": cell["options"], "made": cell["made"]}
     text = "".join(json.dumps(line) + "\n" for line in (header, old))
     (tmp_path / "records.jsonl").write_text(text, "utf-8")
-    assert _call(*words) == 0
-    assert [line["kind"] for line in _lines(tmp_path)] == ["run", "cell", "run"]
+    assert call(*words) == 0
+    assert [line["kind"] for line in lines_of(tmp_path)] == ["run", "cell", "run"]
     (run,) = load(tmp_path / "records.jsonl").runs
     assert run.value("accuracy", task="passkey", **at) == 0.25
 
 
 def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
     words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
-    assert _call(*words) == 0
-    whole = _lines(tmp_path)
+    assert call(*words) == 0
+    whole = lines_of(tmp_path)
     # Some of its measures; all, but for the closing line; all but one.
     for kept in (whole[:2], whole[:-1], [*whole[:2], *whole[3:]]):
         text = "".join(json.dumps(line) + "\n" for line in kept)
         (tmp_path / "records.jsonl").write_text(text, "utf-8")
         (run,) = load(tmp_path / "records.jsonl").runs
         assert not run.measures
-        assert _call(*words) == 0
+        assert call(*words) == 0
         (run,) = load(tmp_path / "records.jsonl").runs
         assert len(run.cells) == 1
         assert run.value("accuracy", task="passkey", **run.cells[0]["at"]) is not None
 
 
 def test_a_cell_says_how_it_was_made(words, tmp_path):
-    assert _call(*changed(words, "--tasks", "passkey", "--passkey.depths", "0.5")) == 0
-    cells = _cells(tmp_path)
+    assert call(*changed(words, "--tasks", "passkey", "--passkey.depths", "0.5")) == 0
+    cells = cells_of(tmp_path)
     for cell in cells:
         made = cell["made"]
         assert made["dtype"] == "float32"
@@ -206,7 +161,7 @@ def test_a_cell_says_how_it_was_made(words, tmp_path):
         assert made["seconds"] > 0
         assert made["peak_memory_bytes"] > 0
         assert cell["options"]["trials"] == 2
-    for line in _lines(tmp_path):
+    for line in lines_of(tmp_path):
         if line.get("metric") == "accuracy":
             low, high = line["interval"]
             assert low <= line["value"] <= high
@@ -261,7 +216,7 @@ def test_refuses_before_anything_is_measured(
 ):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"title": "a", "body": "b"}\n' * 3)
-    assert _call(*changed(words, *extra)) == 2
+    assert call(*changed(words, *extra)) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("clearhead: ")
     assert message in last
@@ -272,89 +227,12 @@ def test_half_of_the_stride_and_streams(words, tmp_path, capsys):
     drop: Callable[[str], bool] = lambda word: word.startswith("--passkey")  # noqa: E731
     start = next(index for index, word in enumerate(words) if drop(word))
     words = words[:start]
-    assert _call(*words, "--tasks", "perplexity", "hits", "--perplexity.text", "stream") == 0
-    by_task = {cell["task"]: cell["numbers"] for cell in _cells(tmp_path)}
+    assert call(*words, "--tasks", "perplexity", "hits", "--perplexity.text", "stream") == 0
+    by_task = {cell["task"]: cell["numbers"] for cell in cells_of(tmp_path)}
     assert by_task["perplexity"]["stride"] == 96
     assert by_task["perplexity"]["left_out"] == 0
     assert by_task["hits"]["ar_hits"] > 0
     assert "hits, others loss by length" in " ".join(capsys.readouterr().out.split())
-
-
-def test_choices_from_files(trained, tmp_path, capsys):
-    pytest.importorskip("lm_eval")
-    path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
-    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    words = ["eval", str(trained), "--tasks", "choices", "--records", str(records)]
-    words += ["--choices.files", str(path)]
-    assert _call(*words) == 0
-    assert _call(*words) == 0  # all known
-    out = " ".join(capsys.readouterr().out.split())
-    assert "choices, accuracy norm" in out
-    assert "file asked.jsonl" in out
-    assert "by length" not in out
-    (cell,) = _cells(tmp_path)
-    assert cell["numbers"]["items"] == 3
-    assert cell["made"]["data"] is None
-    assert _call("report", str(records), "--output", str(tmp_path / "page.html")) == 0
-    assert "none, file asked.jsonl" in (tmp_path / "page.html").read_text("utf-8")
-    path.write_text(json.dumps(rows[0]))  # another file under the same name
-    assert _call(*words) == 0
-    assert [cell["numbers"]["items"] for cell in _cells(tmp_path)] == [3, 1]
-    capsys.readouterr()
-    for extra, message in (
-        (["--lengths", "64"], "lengths have no effect on choices"),
-        (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
-    ):
-        assert _call(*changed(words, *extra)) == 2
-        assert message in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_tasks_of_the_harness(trained, tmp_path, capsys):
-    """Beside a task of ours, from a folder; where one cannot be had, what is done is shown."""
-    pytest.importorskip("lm_eval")
-    data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
-    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
-    data.write_text("\n".join(map(json.dumps, rows)))
-    task = {
-        "task": "asked",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "c")},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "Question: {{question}}\nAnswer:",
-        "doc_to_choice": "choices",
-        "doc_to_target": "label",
-        "metric_list": [{"metric": "acc"}],
-        "metadata": {"version": 1.0},
-    }
-    lost = json.loads(json.dumps(task).replace(str(data), str(data) + "x")) | {"task": "lost"}
-    (tmp_path / "tasks").mkdir()
-    for one in (task, lost):  # JSON is YAML
-        (tmp_path / "tasks" / f"{one['task']}.yaml").write_text(json.dumps(one), "utf-8")
-    words = ["eval", str(trained), "--lm-eval.include-path", str(tmp_path / "tasks")]
-    words += ["--records", str(records), "--choices.files", str(data), "--tasks"]
-    assert _call(*words, "choices,asked") == 0
-    capsys.readouterr()
-    ours, theirs = _cells(tmp_path)
-    assert (theirs["task"], theirs["at"]["task"]) == ("lm_eval", "asked")
-    shown = [x["metric"] for x in _lines(tmp_path) if x.get("task") == "asked" and "aside" not in x]
-    assert shown == ["acc"]
-    assert theirs["numbers"]["acc"] == ours["numbers"]["accuracy"]
-    assert "tasks" not in theirs["options"]
-    assert _call(*words, "choices", "asked", "lost") == 2  # what is known is not measured again
-    said = capsys.readouterr()
-    assert "cannot load the task lost" in said.err.strip().splitlines()[-1]
-    assert len(_cells(tmp_path)) == 2
-    without = [word for word in words if word not in ("--records", str(records))]
-    assert _call(*without, "asked", "lost", "choices") == 2
-    out = " ".join(capsys.readouterr().out.split())
-    assert "asked, acc" in out
-    assert "none, version 1.0, shots 0" in out
-    assert "±" in out
-    page = tmp_path / "page.html"
-    assert _call("report", str(records), "--output", str(page)) == 0
-    assert "Evaluation: asked" in page.read_text("utf-8")
 
 
 def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
@@ -366,79 +244,16 @@ def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     start = next(index for index, word in enumerate(words) if word.startswith("--passkey"))
     words = [*words[:start], "--tasks", "shots", "--shots.data", str(tmp_path / "rows.jsonl")]
     words += ["--shots.queries", "3", "--shots.permutations", "2", "--shots.counts", "1,4"]
-    assert _call(*words) == 0
+    assert call(*words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "shots, margin by length" in out
     assert "shots 4, order alternating" in out
-    assert len(_cells(tmp_path)) == 2 * 2 * 2
-    assert _call(*words) == 0
-    assert len(_cells(tmp_path)) == 8  # all known
+    assert len(cells_of(tmp_path)) == 2 * 2 * 2
+    assert call(*words) == 0
+    assert len(cells_of(tmp_path)) == 8  # all known
     write("row")
-    assert _call(*words) == 0
-    assert len(_cells(tmp_path)) == 16
+    assert call(*words) == 0
+    assert len(cells_of(tmp_path)) == 16
     html = tmp_path / "report.html"
-    assert _call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
+    assert call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
     assert "order alternating" in html.read_text("utf-8")
-
-
-def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkeypatch, judge):
-    def file(name: str) -> str:
-        rows = [
-            {"question": f"{name} {n}", "answers": ["a head"], "passage": f"A {n} of {name}"}
-            for n in range(3)
-        ]
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-        return str(tmp_path / name)
-
-    monkeypatch.setenv("A_KEY", "sk-secret")
-    records, page = tmp_path / "records.jsonl", tmp_path / "page.html"
-    words = ["eval", str(trained), "--tasks", "hallucination", "--lengths", "256"]
-    words += ["--hallucination.files", file("one.jsonl"), file("two.jsonl")]
-    words += ["--records", str(records), "--hallucination.answer-tokens", "5"]
-    assert _call(*words) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "hallucination, token f1 by length" in out
-    assert "accuracy" not in out  # nobody judged
-    texts = [json.loads(line) for line in records.with_name("records.jsonl.texts").open()]
-    assert len(texts) == 6
-    made = (tmp_path / "records.jsonl").read_text("utf-8")
-    fewer = words.copy()
-    fewer.remove(str(tmp_path / "two.jsonl"))
-    assert _call(*fewer) == 0  # files only list the cells: of fewer or more the others are known
-    assert len(_cells(tmp_path)) == made.count('"kind": "cell"') == 2
-    capsys.readouterr()
-    words += ["--hallucination.judge.endpoint", judge.url, "--hallucination.judge.model", "gpt-x"]
-    words += ["--hallucination.judge.key-variable", "A_KEY", "--hallucination.judge.tries", "2"]
-
-    def leaving(prompt: str) -> served.Answer:
-        if len(judge.prompts) > 4:
-            raise ConnectionError
-        supported = "one.jsonl" in prompt
-        echo = "I was asked with Bearer sk-secret"
-        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
-
-    judge.answer = leaving
-    assert _call(*words) == 2
-    (last,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert last.startswith(f"clearhead: judge {judge.url} cannot be reached")
-    assert last.endswith("records.jsonl.texts, and the same command goes on")
-    assert [cell["at"].get("judge") for cell in _cells(tmp_path)] == [None, None, "gpt-x"]
-    judge.requests.clear()
-    assert _call(*words) == 0
-    assert len(judge.prompts) == 2
-    results = [cell["numbers"] for cell in _cells(tmp_path)]
-    assert [result.get("accuracy") for result in results] == [None, None, 1.0, 0.0]
-    for before, after in zip(results[:2], results[2:], strict=True):
-        assert {key: after[key] for key in before} == before
-    out = " ".join(capsys.readouterr().out.split())
-    assert "hallucination, accuracy by length" in out
-    assert "file two.jsonl, judge gpt-x" in out
-    assert _call("report", str(records), "--output", str(page)) == 0
-    assert "none, file two.jsonl, judge gpt-x" in page.read_text("utf-8")
-    for path in tmp_path.iterdir():
-        assert "sk-secret" not in path.read_text("utf-8")
-    (tmp_path / "two.jsonl").write_text('{"question": "a", "answers": ["b"], "text": "c"}')
-    assert _call(*words) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "two.jsonl, line 1 lacks passage" in last
-    assert "it has question, answers, text" in last

@@ -3,13 +3,10 @@
 import dataclasses
 import importlib
 import json
-import math
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +21,8 @@ from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS, runner
 from clearhead.reproduce.claims import claims
-from clearhead.reproduce.jobs import Job, from_json
+from clearhead.reproduce.jobs import from_json
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.runner import Stopped
-from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
 from clearhead.train import TrainConfig
 
@@ -204,121 +199,6 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert (tmp_path / "out/report.html").exists()
 
 
-# The runner by itself, on jobs that take no time
-
-
-class Script(Job):
-    """A job whose configuration is a line of a shell."""
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        return ("sh", "-c", self.config)
-
-    def to_json(self) -> str:
-        return ""
-
-    def __str__(self) -> str:
-        return self.config
-
-
-def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
-    return [
-        Script(name=f"one/{n}", config=script, records=tmp_path / f"{n}.jsonl", arm="", label="")
-        for n, script in enumerate(scripts)
-    ]
-
-
-def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
-    said: list[str] = []
-    commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
-    assert [command.name for command in failed] == ["one/0", "one/2"]
-    assert said[0] == f"one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
-    assert said[2].startswith("one/2: failed with 4")
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
-    assert len(failed) == 2
-    assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
-    changed = _scripts(tmp_path, "true", f"echo y >> {tmp_path}/ran", "true")
-    assert runner.run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
-    assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
-
-
-@pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
-    done = tmp_path / "done"
-
-    def command(name: str, script: str, model: str = "") -> Job:
-        return Script(
-            name=name,
-            config=f"{script} && echo {name} >> {done}",
-            records=tmp_path / name / "records.jsonl",
-            model=tmp_path / model if model else None,
-            arm="",
-            label="",
-        )
-
-    commands = [
-        command("a", f"sleep 0.5; mkdir -p {tmp_path}/a/final"),
-        command("of-a", f"test -d {tmp_path}/a/final", "a/final"),
-        command("b", f"mkdir -p {tmp_path}/b/final; sleep 1.5"),  # there, but not yet whole
-        command("of-b", f"grep -qx b {done}", "b/final"),
-        command("c", "exit 3"),
-        command("of-c", "true", "c/final"),
-    ]
-    said: list[str] = []
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=said.append)
-    assert [one.name for one in failed] == ["c"]
-    assert sum("of-c: left out, for want of its model" in line for line in said) == 1
-    assert len(said) == 6
-    assert {line.split(":")[0] for line in said} == {"a", "of-a", "b", "of-b", "c", "of-c"}
-    order = done.read_text().split()
-    assert order == ["a", "of-a", "b", "of-b"]  # of a before b has ended, with any number of jobs
-    runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
-    assert done.read_text().split() == order
-
-
-def _record(*, diverged: str | None = None, loss: float | None = None, of: str = "loss") -> str:
-    """A run of 8 tokens a window, its loss there and at another length."""
-    train = {"sequence_length": 8}
-    lines = [
-        {"kind": "run", "run": "a", "preset": "a", "seed": 0, "train": train, "diverged": diverged},
-        {"kind": "measure", "run": "a", "metric": of, "length": 8, "value": loss},
-        {"kind": "measure", "run": "a", "metric": of, "length": 16, "value": 0.0},
-    ]
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def test_a_divergence_is_a_result(tmp_path):
-    said: list[str] = []
-    (command,) = _scripts(tmp_path, "exit 2")
-    command.records.write_text(_record(diverged="at step 2"))
-    assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
-    assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
-    assert len(said) == 1
-
-
-@pytest.mark.parametrize("of", ["loss", "masked loss"])
-@pytest.mark.parametrize(
-    ("losses", "best"),
-    [
-        ((3.0, 2.5, 2.75), 2e-3),
-        ((3.0, None, 2.75), None),  # one is still to come
-        ((3.0, math.inf, 3.5), 1e-3),
-        ((math.inf,) * 3, None),
-    ],
-)
-def test_the_best_rate_has_the_lowest_loss_at_the_training_length(losses, best, of, tmp_path):
-    one = Table(config=CompareConfig(), sweep_tokens=4096).trial("sas", 1e-3, 2e-3, 4e-3)
-    one = dataclasses.replace(one, output=tmp_path)
-    for loss, command in zip(losses, one.sweep().values(), strict=True):
-        if loss is not None:
-            command.records.parent.mkdir(parents=True)
-            diverged = "at step 2" if math.isinf(loss) else None
-            value = None if diverged else loss
-            command.records.write_text(_record(diverged=diverged, loss=value, of=of))
-    assert one.best() == best
-
-
 def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
@@ -333,67 +213,6 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     assert f"nothing was finished: {out}/logs says why" in told
     log = (out / "logs" / f"{name}.log").read_text()
     assert "Traceback" not in log
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number):
-    saving = (
-        f"trap 'echo saved >> {tmp_path}/saved; exit 143' TERM; touch {tmp_path}/up$$; "
-        "while true; do sleep 0.05; done"
-    )
-    said: list[str] = []
-    commands = _scripts(tmp_path, saving, saving, "true")
-
-    def interrupt() -> None:
-        while len([*tmp_path.glob("up*")]) < 2:
-            threading.Event().wait(0.05)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Stopped) as stop:
-        runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
-    assert stop.value.code == 128 + number
-    assert (tmp_path / "saved").read_text() == "saved\nsaved\n"
-    assert said == ["stopping 2, which save first; Ctrl-C again kills them"]
-    assert not [*tmp_path.glob("logs/one/*.done")]
-
-
-def test_threads_are_shared(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner.torch, "get_num_threads", lambda: 7)
-    commands = _scripts(tmp_path, "echo $OMP_NUM_THREADS")
-    runner.run(commands, logs=tmp_path / "logs", jobs=3, say=str)
-    assert (tmp_path / "logs/one/0.log").read_text() == "2\n"
-
-
-def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
-    said: list[str] = []
-    commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 1"] * 5)
-    devices = ("0", "MIG-a")
-    runner.run(commands, logs=tmp_path / "logs", jobs=4, say=said.append, devices=devices)
-    seen = [(tmp_path / f"logs/one/{number}.log").read_text().strip() for number in range(5)]
-    assert seen[:4] == ["0", "MIG-a", "0", "MIG-a"]  # two on each
-    told = [line for line in said if "on GPU" in line]
-    assert told == [f"one/{number}: on GPU {device}" for number, device in enumerate(seen)]
-
-
-def test_records_are_joined_under_their_arm_and_label(tmp_path):
-    measure = {"kind": "measure", "run": "a/seed0", "metric": "loss", "value": 2.0}
-    files = {
-        "6": [{"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0}, measure],
-        "24": [
-            {"kind": "run", "run": "a/seed0", "preset": "a", "seed": 0},
-            {**measure, "value": 3.0},
-        ],
-    }
-    jobs = []
-    for label, lines in files.items():
-        path = tmp_path / f"{label}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "me')
-        jobs.append(Job(name=label, config=None, records=path, arm="a · b", label=label))
-    jobs.append(Job(name="", config=None, records=tmp_path / "none", arm="", label=""))
-    records = load(collect(jobs, tmp_path / "records.jsonl"))
-    for label, loss in (("6", 2.0), ("24", 3.0)):
-        assert records.labelled(label).values("a · b", "loss") == {0: loss}
 
 
 # By the papers' names; where a paper contradicts its own name, see docs/recipes.md.

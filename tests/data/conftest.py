@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from clearhead.data import DataConfig
+from clearhead.data import Corpus, DataConfig
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -14,6 +15,17 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 def _lines(seed: int, count: int = 40) -> str:
     draw = random.Random(seed)
     return "".join(" ".join(draw.choices(WORDS, k=8)) + "\n" for _ in range(count))
+
+
+def documents(corpus: Corpus, split: str) -> list[str]:
+    """The texts of a split."""
+    found = list[str]()
+    for stream in corpus.split(split):
+        for ids in np.split(stream.tokens, stream.starts[1:]):
+            assert ids[0] == corpus.tokenizer.bos_token_id
+            assert ids[-1] == corpus.tokenizer.eos_token_id
+            found.append(corpus.tokenizer.decode(ids[1:-1].tolist()))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,155 @@
+"""clearhead quantize --deploy: what it saves, that a new process runs it, and how it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tests_architectures as architectures
+import torch
+
+from clearhead.experiments.deployment import not_smaller
+from clearhead.records import manifest
+
+from .conftest import call, refusal, saved
+
+
+class TestDeployment:
+    @pytest.fixture(autouse=True)
+    def _torchao(self) -> None:
+        pytest.importorskip("torchao")
+
+    @pytest.mark.parametrize(
+        ("form", "changes"),
+        [
+            ("int8-weight-only", {}),
+            ("int8-dynamic", {}),
+            ("int8-dynamic-tensor", {"normalizer": "key-value", "mlp_rotation": "hadamard"}),
+        ],
+    )
+    def test_saved_reloaded_generating(self, tokenizer, windows, tmp_path, capsys, form, changes):
+        # Wide enough for int8 to save more than the file's longer header takes.
+        shape = {"hidden_size": 96, "intermediate_size": 160}
+        model = saved(tmp_path / "wide", tokenizer, **shape, **changes)
+        out = tmp_path / "few"
+        assert call("quantize", str(model), *windows, "--deploy", form, "--output", str(out)) == 0
+        shown = capsys.readouterr().out
+        assert "loaded and run by a new process" in shown
+        assert "tokens/s" in shown
+        figures = json.loads((out / "quantization.json").read_text())
+        assert figures["form"] == form
+        assert figures["bytes"] == (out / "model.safetensors").stat().st_size
+        assert figures["bytes"] < figures["bfloat16_bytes"]
+        assert "not smaller" not in shown
+        assert figures["narrowest_input"] == 96
+        assert figures["quantized_layers"] == 14
+        assert figures["tokens_per_second"] > 0
+        assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)
+        suffixes = {path.suffix for path in out.iterdir()}
+        assert suffixes <= {".json", ".safetensors", ".py", ".jinja"}  # nothing pickled
+        assert "Int8Tensor" in _header(out / "model.safetensors")
+        sealed = manifest.verify(out, advice="")["files"]
+        assert {"model.safetensors", "quantization.json"} <= sealed.keys()
+
+        # It generates, and is not quantised again.
+        assert call("generate", str(out), "attention", "--tokens", "3") == 0
+        assert "already quantised (torchao)" in refusal(capsys, "quantize", str(out), *windows)
+        again = ("--deploy", form, "--output", str(tmp_path / "again"))
+        assert "already quantised" in refusal(capsys, "quantize", str(out), *windows, *again)
+        assert "exists" in refusal(
+            capsys, "quantize", str(model), *windows, "--deploy", form, "--output", str(out)
+        )
+
+    def test_a_model_and_its_repair_side_by_side(self, tokenizer, windows, tmp_path, capsys):
+        plain = saved(tmp_path / "plain", tokenizer)
+        repaired = saved(tmp_path / "repaired", tokenizer, mlp_rotation="hadamard")
+        out, page = tmp_path / "both", tmp_path / "both.html"
+        forms = ("int8-dynamic", "int8-dynamic-tensor")
+        options = ("--deploy", *forms, "--output", str(out), "--page", str(page))
+        models = (str(plain), str(repaired))
+        assert "--records would have no effect" in refusal(
+            capsys, "quantize", *models, *windows, *options, "--records", str(tmp_path / "r.jsonl")
+        )
+        assert not out.exists()
+        assert call("quantize", *models, *windows, *options) == 0
+        shown = capsys.readouterr().out
+        names = [f"{name}-{form}" for name in ("plain", "repaired") for form in forms]
+        assert sorted(path.name for path in out.iterdir()) == sorted(names)
+        for text in (shown, page.read_text("utf-8")):
+            for word in ("plain", "repaired", *forms, "bytes", "tokens/s"):
+                assert word in text
+        for name in names:
+            figures = json.loads((out / name / "quantization.json").read_text("utf-8"))
+            assert f"{figures['bytes']:,}" in page.read_text("utf-8")
+        assert "exists" in refusal(capsys, "quantize", *models, *windows, *options)
+
+    def test_a_model_that_came_out_no_smaller_says_so(self, model, windows, tmp_path, capsys):
+        out = tmp_path / "few"  # 24 wide: the file's longer header takes more than int8 saves
+        options = ("--deploy", "int8-weight-only", "--output", str(out))
+        assert call("quantize", str(model), *windows, *options) == 0
+        shown = capsys.readouterr().out
+        (line,) = [line for line in shown.splitlines() if line.startswith("not smaller")]
+        assert "inputs as few as 24" in line
+        assert "a wider model gains" in line
+        figures = json.loads((out / "quantization.json").read_text())
+        assert figures["bytes"] >= figures["bfloat16_bytes"]
+
+    def test_why_int4_is_not_smaller(self):
+        found = {"bytes": 2_601_640, "bfloat16_bytes": 1_393_864, "narrowest_input": 128}
+        found |= {"form": "int4-weight-only"}
+        line = not_smaller(found)
+        assert "pads every layer's inputs to a multiple of 1,024, and here some have 128" in line
+        assert "int8-weight-only pads nothing" in line
+        assert not_smaller(found | {"bytes": 400_000}) is None
+
+    def test_a_saved_model_that_is_another_is_refused(
+        self, model, windows, tmp_path, capsys, monkeypatch
+    ):
+        monkeypatch.setattr(
+            "clearhead.experiments.deployment.continued_elsewhere", lambda *_: [0, 0]
+        )
+        options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
+        assert "do not use it" in refusal(capsys, "quantize", str(model), *windows, *options)
+
+    def test_a_new_process_that_fails_is_said(self, model, windows, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        (tmp_path / "transformers.py").write_text("raise ImportError('broken here')")
+        options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
+        assert "broken here" in refusal(capsys, "quantize", str(model), *windows, *options)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 4-bit products")
+    def test_int4_without_the_hardware(self, model, windows, tmp_path, capsys):
+        options = ("--deploy", "int4-weight-only", "--output", str(tmp_path / "few"))
+        assert "compute capability 8.0" in refusal(
+            capsys, "quantize", str(model), *windows, *options
+        )
+        assert not (tmp_path / "few").exists()
+
+    def test_conv1d_is_refused(self, windows, tmp_path, capsys, tokenizer):
+        folder = tmp_path / "gpt2"
+        architectures.make("GPT-2").save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
+        message = refusal(capsys, "quantize", str(folder), *windows, *options)
+        assert "torchao would quantise nothing" in message
+        assert not (tmp_path / "few").exists()
+
+    def test_options_without_effect(self, model, tmp_path, capsys):
+        given = ("--deploy", "int8-dynamic")
+        out = ("--output", str(tmp_path / "few"))
+        assert "--output" in refusal(capsys, "quantize", str(model), *given)
+        assert "--deploy and --output" in refusal(capsys, "quantize", str(model), *out)
+        for option in ("--scheme", "--records", "--choices"):
+            message = refusal(capsys, "quantize", str(model), *given, *out, option, "w4-channel")
+            assert f"{option} would have no effect" in message
+
+
+def _header(path: Path) -> str:
+    data = path.read_bytes()
+    return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
+
+
+def test_without_torchao_the_extra_is_named(model, windows, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    options = ("--deploy", "int8-weight-only", "--output", str(tmp_path / "few"))
+    assert "clearhead[torchao]" in refusal(capsys, "quantize", str(model), *windows, *options)

@@ -1,0 +1,150 @@
+"""clearhead eval on questions: of files, of the harness, and with a judge."""
+
+import json
+
+import pytest
+import tests_judge_server as served
+
+from .conftest import call, cells_of, changed, lines_of
+
+
+def test_choices_from_files(trained, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    path, records = tmp_path / "asked.jsonl", tmp_path / "records.jsonl"
+    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = ["eval", str(trained), "--tasks", "choices", "--records", str(records)]
+    words += ["--choices.files", str(path)]
+    assert call(*words) == 0
+    assert call(*words) == 0  # all known
+    out = " ".join(capsys.readouterr().out.split())
+    assert "choices, accuracy norm" in out
+    assert "file asked.jsonl" in out
+    assert "by length" not in out
+    (cell,) = cells_of(tmp_path)
+    assert cell["numbers"]["items"] == 3
+    assert cell["made"]["data"] is None
+    assert call("report", str(records), "--output", str(tmp_path / "page.html")) == 0
+    assert "none, file asked.jsonl" in (tmp_path / "page.html").read_text("utf-8")
+    path.write_text(json.dumps(rows[0]))  # another file under the same name
+    assert call(*words) == 0
+    assert [cell["numbers"]["items"] for cell in cells_of(tmp_path)] == [3, 1]
+    capsys.readouterr()
+    for extra, message in (
+        (["--lengths", "64"], "lengths have no effect on choices"),
+        (["--choices.files", str(tmp_path / "none.jsonl")], "none.jsonl"),
+    ):
+        assert call(*changed(words, *extra)) == 2
+        assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_tasks_of_the_harness(trained, tmp_path, capsys):
+    """Beside a task of ours, from a folder; where one cannot be had, what is done is shown."""
+    pytest.importorskip("lm_eval")
+    data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
+    rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "asked",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "c")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_choice": "choices",
+        "doc_to_target": "label",
+        "metric_list": [{"metric": "acc"}],
+        "metadata": {"version": 1.0},
+    }
+    lost = json.loads(json.dumps(task).replace(str(data), str(data) + "x")) | {"task": "lost"}
+    (tmp_path / "tasks").mkdir()
+    for one in (task, lost):  # JSON is YAML
+        (tmp_path / "tasks" / f"{one['task']}.yaml").write_text(json.dumps(one), "utf-8")
+    words = ["eval", str(trained), "--lm-eval.include-path", str(tmp_path / "tasks")]
+    words += ["--records", str(records), "--choices.files", str(data), "--tasks"]
+    assert call(*words, "choices,asked") == 0
+    capsys.readouterr()
+    ours, theirs = cells_of(tmp_path)
+    assert (theirs["task"], theirs["at"]["task"]) == ("lm_eval", "asked")
+    shown = [
+        x["metric"] for x in lines_of(tmp_path) if x.get("task") == "asked" and "aside" not in x
+    ]
+    assert shown == ["acc"]
+    assert theirs["numbers"]["acc"] == ours["numbers"]["accuracy"]
+    assert "tasks" not in theirs["options"]
+    assert call(*words, "choices", "asked", "lost") == 2  # what is known is not measured again
+    said = capsys.readouterr()
+    assert "cannot load the task lost" in said.err.strip().splitlines()[-1]
+    assert len(cells_of(tmp_path)) == 2
+    without = [word for word in words if word not in ("--records", str(records))]
+    assert call(*without, "asked", "lost", "choices") == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert "asked, acc" in out
+    assert "none, version 1.0, shots 0" in out
+    assert "±" in out
+    page = tmp_path / "page.html"
+    assert call("report", str(records), "--output", str(page)) == 0
+    assert "Evaluation: asked" in page.read_text("utf-8")
+
+
+def test_a_judge_that_goes_away_and_comes_back(trained, tmp_path, capsys, monkeypatch, judge):
+    def file(name: str) -> str:
+        rows = [
+            {"question": f"{name} {n}", "answers": ["a head"], "passage": f"A {n} of {name}"}
+            for n in range(3)
+        ]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+        return str(tmp_path / name)
+
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    records, page = tmp_path / "records.jsonl", tmp_path / "page.html"
+    words = ["eval", str(trained), "--tasks", "hallucination", "--lengths", "256"]
+    words += ["--hallucination.files", file("one.jsonl"), file("two.jsonl")]
+    words += ["--records", str(records), "--hallucination.answer-tokens", "5"]
+    assert call(*words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hallucination, token f1 by length" in out
+    assert "accuracy" not in out  # nobody judged
+    texts = [json.loads(line) for line in records.with_name("records.jsonl.texts").open()]
+    assert len(texts) == 6
+    made = (tmp_path / "records.jsonl").read_text("utf-8")
+    fewer = words.copy()
+    fewer.remove(str(tmp_path / "two.jsonl"))
+    assert call(*fewer) == 0  # files only list the cells: of fewer or more the others are known
+    assert len(cells_of(tmp_path)) == made.count('"kind": "cell"') == 2
+    capsys.readouterr()
+    words += ["--hallucination.judge.endpoint", judge.url, "--hallucination.judge.model", "gpt-x"]
+    words += ["--hallucination.judge.key-variable", "A_KEY", "--hallucination.judge.tries", "2"]
+
+    def leaving(prompt: str) -> served.Answer:
+        if len(judge.prompts) > 4:
+            raise ConnectionError
+        supported = "one.jsonl" in prompt
+        echo = "I was asked with Bearer sk-secret"
+        return served.completion(f"{echo}\nConclusion: {supported}", model="judge of sk-secret")
+
+    judge.answer = leaving
+    assert call(*words) == 2
+    (last,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert last.startswith(f"clearhead: judge {judge.url} cannot be reached")
+    assert last.endswith("records.jsonl.texts, and the same command goes on")
+    assert [cell["at"].get("judge") for cell in cells_of(tmp_path)] == [None, None, "gpt-x"]
+    judge.requests.clear()
+    assert call(*words) == 0
+    assert len(judge.prompts) == 2
+    results = [cell["numbers"] for cell in cells_of(tmp_path)]
+    assert [result.get("accuracy") for result in results] == [None, None, 1.0, 0.0]
+    for before, after in zip(results[:2], results[2:], strict=True):
+        assert {key: after[key] for key in before} == before
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hallucination, accuracy by length" in out
+    assert "file two.jsonl, judge gpt-x" in out
+    assert call("report", str(records), "--output", str(page)) == 0
+    assert "none, file two.jsonl, judge gpt-x" in page.read_text("utf-8")
+    for path in tmp_path.iterdir():
+        assert "sk-secret" not in path.read_text("utf-8")
+    (tmp_path / "two.jsonl").write_text('{"question": "a", "answers": ["b"], "text": "c"}')
+    assert call(*words) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "two.jsonl, line 1 lacks passage" in last
+    assert "it has question, answers, text" in last

@@ -1,0 +1,309 @@
+"""Builds of a corpus: their reuse, and what an interruption or damage leaves."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clearhead.data import preparation, prepare, shards, tokenizer
+from clearhead.errors import ClearheadError
+
+from .conftest import documents
+
+
+def build(root):
+    """The one published build under a cache."""
+    (folder,) = (path for path in (root / "corpora").iterdir() if path.name[0] != ".")
+    return folder
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Counts the texts that are tokenised."""
+    counts = []
+    original = tokenizer.Encoder.encode
+
+    def counted(self, texts):
+        counts.append(len(texts))
+        return original(self, texts)
+
+    monkeypatch.setattr(tokenizer.Encoder, "encode", counted)
+    return counts
+
+
+def test_second_time_tokenises_nothing(folder, configure, encoded, monkeypatch):
+    said = []
+    first = prepare(configure(folder))
+    assert sum(encoded) == 30
+    os.utime(folder / "00.txt", (0, 0))
+    monkeypatch.setattr(tokenizer, "train", None)
+    second = prepare(configure(folder), progress=said.append)
+    assert sum(encoded) == 30
+    assert "reusing the tokens" in said[-1]
+    assert first.fingerprint == second.fingerprint
+    assert isinstance(second.split("train")[0].tokens, np.memmap)
+    assert first.split("train")[0].tokens.tolist() == second.split("train")[0].tokens.tolist()
+
+
+@pytest.fixture
+def opened():
+    """Counts the files that are opened, by name."""
+    names, on = [], [True]
+
+    def hook(event, arguments):
+        if on[0] and event == "open" and isinstance(arguments[0], str):
+            names.append(Path(arguments[0]).name)
+
+    sys.addaudithook(hook)
+    yield names
+    on[0] = False  # a hook stays for good
+
+
+def _aged(root):
+    """Give every file a time long past: one of now might change again within a tick."""
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        os.utime(path, (1e9, 1e9))
+
+
+def test_files_that_did_not_change_are_not_read_again(folder, configure, opened):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    _aged(config.cache / "corpora")
+    prepare(config)
+    opened.clear()
+    said = []
+    again = prepare(config, progress=said.append)
+    assert again.fingerprint == first.fingerprint
+    assert again.describe() == first.describe()
+    assert "30 documents, 0.1 MB, unchanged since it was read" in said[0]
+    assert not {path.name for path in folder.iterdir()} & set(opened)
+    stream = "0.train.tokens"
+    assert opened.count(stream) == 1  # to be mapped, not to be hashed
+    assert again.fingerprint == prepare(configure(folder, cache=config.cache / "new")).fingerprint
+
+
+@pytest.mark.parametrize("when", [None, 1e9])
+def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
+    """Even where its old time is put back."""
+    _aged(folder)
+    first = prepare(configure(folder))
+    path = folder / "00.txt"
+    path.write_text(path.read_text().replace("alpha", "alphb", 1))
+    if when is not None:
+        os.utime(path, (when, when))
+    second = prepare(configure(folder))
+    assert second.fingerprint != first.fingerprint
+    fresh = prepare(configure(folder, cache=folder.parent / "fresh"))
+    assert second.fingerprint == fresh.fingerprint
+
+
+def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
+    _aged(folder)
+    seen = [prepare(configure(folder)).fingerprint]
+    (folder / "99.txt").write_text(lines(99))
+    _aged(folder)
+    seen.append(prepare(configure(folder)).fingerprint)
+    (folder / "new").write_text(lines(98))
+    os.replace(folder / "new", folder / "99.txt")
+    _aged(folder)
+    seen.append(prepare(configure(folder)).fingerprint)
+    (folder / "99.txt").unlink()
+    assert len(set(seen)) == 3
+    assert prepare(configure(folder)).fingerprint == seen[0]
+
+
+def test_a_damaged_survey_is_made_anew(folder, configure):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    (path,) = (config.cache / "surveys").iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], whole.replace(b'"documents": 30', b'"documents": 31'), b"[1]", b""):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        assert prepare(config).describe() == first.describe()
+        assert path.read_bytes() == whole
+
+
+def test_shards_are_verified_again_when_they_change(folder, configure, encoded):
+    config = configure(folder)
+    before = prepare(config).split("train")[0].tokens.tolist()
+    _aged(config.cache / "corpora")
+    prepare(config)
+    assert list((config.cache / "checked").iterdir())
+    flip(build(config.cache) / "0.train.tokens")
+    _aged(config.cache / "corpora")
+    said = []
+    again = prepare(config, progress=said.append)
+    assert any("are damaged (the content of 0.train.tokens has changed)" in line for line in said)
+    assert again.split("train")[0].tokens.tolist() == before
+    assert sum(encoded) == 60
+
+
+def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
+    _aged(folder)
+    config = configure(folder)
+    first = prepare(config)
+    shutil.rmtree(config.cache / "surveys")
+    (config.cache / "surveys").write_text("a file in its way")
+    assert prepare(config).fingerprint == first.fingerprint
+
+
+def test_other_content_or_options_are_another_build(folder, configure, encoded):
+    seen = {prepare(configure(folder)).fingerprint}
+    for options in ({"vocabulary": 270}, {"validation": 0.5}, {"limit": 5000}):
+        seen.add(prepare(configure(folder, **options)).fingerprint)
+    path = folder / "00.txt"
+    text = path.read_text()
+    path.write_text(text.replace("alpha", "alphb", 1))  # of the same length
+    seen.add(prepare(configure(folder)).fingerprint)
+    assert len(seen) == 5
+    path.write_text(text)
+    count = len(encoded)
+    weighted = prepare(configure(f"{folder}@1"))
+    assert weighted.fingerprint not in seen
+    assert len(encoded) == count  # weights need no other tokens
+
+
+def test_same_bytes_in_another_process(folder, configure):
+    config = configure(folder)
+    script = (
+        "from pathlib import Path; from clearhead.data import DataConfig, prepare; "
+        f"print(prepare(DataConfig(data=({str(folder)!r},), vocabulary=280, validation=0.2, "
+        f"cache=Path({str(config.cache) + '2'!r}))).fingerprint)"
+    )
+    corpus = prepare(config)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == corpus.fingerprint
+    here, there = (build(path) for path in (config.cache, config.cache.parent / "cache2"))
+    names = {path.relative_to(here) for path in here.rglob("*") if path.is_file()}
+    for name in names:
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+
+
+def test_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
+    config = configure(folder)
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    calls = []
+
+    def fails(self, texts, original=tokenizer.Encoder.encode):
+        calls.append(texts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer.Encoder, "encode", fails)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    assert list((config.cache / "corpora").iterdir()) == []
+    assert prepare(config).describe()["documents"] == 30
+
+
+def test_full_disk_is_one_line(folder, configure, monkeypatch):
+    config = configure(folder)
+
+    def full(self, ids):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.ShardWriter, "write", full)
+    with pytest.raises(ClearheadError, match="No space left on device; nothing unfinished is kept"):
+        prepare(config)
+    assert list((config.cache / "corpora").iterdir()) == []
+
+
+def truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 2)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, os.unlink])
+@pytest.mark.parametrize(
+    "name", ["0.train.tokens", "0.validation.starts", "corpus.json", "tokenizer/tokenizer.json"]
+)
+def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
+    config = configure(folder)
+    before = prepare(config).split("train")[0].tokens.tolist()
+    damage(build(config.cache) / name)
+    said = []
+    after = prepare(config, progress=said.append)
+    assert any("are damaged (" in line for line in said)
+    assert sum(encoded) == 60
+    assert after.split("train")[0].tokens.tolist() == before
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
+    prepare(config)
+    assert sum(encoded) == 60
+
+
+def test_two_builds_at_once(folder, configure):
+    config = configure(folder)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        results = pool.map(_digest, [config, config], chunksize=1)
+    assert results[0] == results[1] == _digest(config)
+    assert os.listdir(config.cache / "corpora") == [build(config.cache).name]
+
+
+def _digest(config):
+    corpus = prepare(config)
+    return hashlib.sha256(corpus.split("train")[0].tokens.tobytes()).hexdigest()
+
+
+def test_slower_build_yields_to_the_published_one(folder, configure, monkeypatch):
+    config = configure(folder)
+    original = shards.publish
+
+    def late(mine, target):
+        shutil.copytree(mine, target)
+        (target / "first").touch()
+        original(mine, target)
+
+    monkeypatch.setattr(shards, "publish", late)
+    corpus = prepare(config)
+    assert (build(config.cache) / "first").exists()
+    assert len(documents(corpus, "train")) > 1  # mapped from a folder that is gone
+
+
+def test_data_that_changes_while_it_is_read(folder, configure, monkeypatch):
+    def train(texts, vocabulary, original=tokenizer.train):
+        (folder / "00.txt").write_text("other")
+        return original(texts, vocabulary)
+
+    monkeypatch.setattr(tokenizer, "train", train)
+    _aged(folder)
+    with pytest.raises(ClearheadError, match="changed while it was read"):
+        prepare(configure(folder))
+    assert not list((folder.parent / "cache" / "surveys").iterdir())  # nothing of it is kept
+
+
+def test_only_abandoned_builds_are_swept(tmp_path):
+    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
+    old.mkdir()
+    new.mkdir()
+    os.utime(old, (time.time() - 1e6,) * 2)
+    os.utime(new, (time.time() - 1e6,) * 2)
+    (new / "0.train.tokens").touch()
+    os.utime(new, (time.time() - 1e6,) * 2)
+    with shards.building(tmp_path):
+        assert not old.exists()
+        assert new.exists()
