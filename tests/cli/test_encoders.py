@@ -257,8 +257,8 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
         ([model, *good[:6], "--train.max-length", "65"], "give --train.max-length 64"),
         ([bert, *good, "--train.dropout", "0.2"], "is for clearhead models"),
         (["nowhere/model", *good], "cannot load a tokenizer from 'nowhere/model'"),
-        ([model, *good, "--train.epochs", "0"], "epochs is 0"),
-        ([model, *good, "--train.learning-rate", "0"], "learning_rate is 0.0"),
+        ([model, *changed(good, "--train.epochs", "0")], "epochs is 0"),
+        ([model, *changed(good, "--train.learning-rate", "0")], "learning_rate is 0.0"),
         ([model, *good, "--seeds", "1", "1"], "each once"),
     ):
         assert message in _refusal(capsys, "finetune", *words, *out), words
@@ -268,7 +268,7 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
 def test_a_learning_rate_that_diverges_stops_with_advice(rows, tokenizer, tmp_path, capsys):
     model = _checkpoint(tmp_path, "masked", tokenizer)
     out = tmp_path / "out"
-    words = [*_words(rows), "--train.learning-rate", "1e30", "--train.warmup", "0"]
+    words = changed(_words(rows), "--train.learning-rate", "1e30", "--train.warmup", "0")
     told = _refusal(capsys, "finetune", model, *words, "--output", str(out))
     assert "start another run with a lower learning_rate (it is 1e+30)" in told
     assert not (out / "seed0").exists()

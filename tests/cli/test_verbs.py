@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,7 @@ def test_an_option_given_twice_is_refused(words, capsys):
 def test_help_imports_nothing_heavy():
     code = """
 import sys
+from pathlib import Path
 from clearhead.cli import main
 try:
     main(["--help"])
@@ -205,8 +207,11 @@ def test_plan_prints_counts(capsys):
     assert "2,558,400" in out
 
 
-def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(capsys, tmp_path, settings):
-    run = tmp_path / "run"
+def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
+    capsys, tmp_path, settings, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = Path("run")  # a longer name would be a longer line
     assert _call("train", "--output", str(run), *settings) == 0
     assert _call("plan", str(run), str(run / "final"), "--gpu", "h200") == 0
     out = capsys.readouterr().out

@@ -254,7 +254,7 @@ def test_learned_positions_that_run_out_are_told():
 
 def test_geglu_by_hand():
     layer = preset("bert", **SHAPE).layer(0)
-    mlp = GatedMLP(layer, F.gelu)
+    mlp = GatedMLP(layer, torch.nn.Identity(), F.gelu)
     x = torch.randn(3, 32, dtype=torch.float64)
     gate, up, down = (m.weight.double() for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     z = x @ gate.T

@@ -81,6 +81,14 @@ def test_an_owner_on_another_host_is_never_taken_for_dead(holder, tmp_path):
         pass
 
 
+def test_what_a_killed_owner_was_writing_is_removed(tmp_path):
+    (tmp_path / ".writing-7-records.jsonl").write_text("half a l")
+    (tmp_path / ".writing-final").mkdir()
+    (tmp_path / "records.jsonl").write_text("whole")
+    with hold_folder(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", "records.jsonl"}
+
+
 def test_the_process_itself_holds_a_folder_once(tmp_path):
     with (
         hold_folder(tmp_path / "a"),

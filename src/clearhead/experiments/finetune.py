@@ -30,7 +30,7 @@ from clearhead.models.loading import (
 )
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
-from clearhead.records.files import publish_folder, remove_leftovers, write_text
+from clearhead.records.files import publish_folder, write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
@@ -69,7 +69,6 @@ def run_finetune(
     make_trackers(job.track)  # refuses one that is not installed
     task = _Task(job, say, work)
     with hold_folder(job.output) as lock:
-        remove_leftovers(job.output)
         text = ""
         work.start(len(job.seeds))
         for number in job.seeds:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import require_regular
+from clearhead.records.files import remove_leftovers, require_regular
 
 _OWNER = "owner.json"
 _MACHINE = ("host", "machine")
@@ -55,10 +55,13 @@ class Lock:
 def hold_folder(folder: Path) -> Iterator[Lock]:
     """Hold a folder, made where it is missing, and removed at the end if it is still empty.
 
+    What a killed owner was still writing directly under it is removed.
+
     Raises:
         ClearheadError: naming the owner, where another process holds it; where it cannot be made.
     """
     with _hold(folder, folder / ".lock") as lock:
+        remove_leftovers(folder)
         yield lock
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import Pattern
+from clearhead.metavars import Parallel, Pattern
 from clearhead.optim.readers import READERS
 from clearhead.optim.schedule import SCHEDULES
 from clearhead.ranges import (
@@ -172,7 +172,7 @@ PARALLELS = ("ddp", "fsdp")
 class Processes:
     """Training on several processes, started by torchrun: docs/scale.md. No token depends on it."""
 
-    parallel: Annotated[str, Range("ddp or fsdp")] = "ddp"
+    parallel: Parallel = "ddp"
     """ddp gives every process the whole model; fsdp (FSDP2) shards it, and with precision bf16
     computes in bfloat16 throughout."""
     shard: Natural = 0

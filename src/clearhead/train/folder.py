@@ -120,7 +120,6 @@ def begin(output: Path, record: dict[str, Any]) -> None:
             f"{output} already holds a run: go on with it by --resume {output} (resume=True), or "
             "choose another folder"
         )
-    remove_leftovers(output)
     write_json(output / RUN_FILE, record)
 
 
@@ -156,7 +155,6 @@ def reopen(
             f"{output} has done {done} steps, more than the {steps} that tokens pays for: raise it"
         )
     refuse_changes(output, _comparable(saved or before), _comparable(record))
-    remove_leftovers(output)
     remove_leftovers(output / checkpoint.FOLDER)
     # A caller that describes nothing leaves what is known of the run as it was.
     keys = ("config", "description", "command") if record["description"] else ("config",)
