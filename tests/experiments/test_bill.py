@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
-from transformers import GPT2Config
+from transformers import AutoConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bill import bill
@@ -112,6 +112,19 @@ def test_time_and_cost_follow_the_flops_and_the_number_of_gpus():
     assert one.fits
     again = bill(config, train, gpus=["h100"], efficiency=0.05)
     assert again.estimates[0].step > 1.5 * one.step
+
+
+@pytest.mark.parametrize("experts", [4, 16])
+def test_experts_cannot_be_planned_whether_or_not_their_number_fits(experts):
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},
+        **{"num_key_value_heads": 2, "vocab_size": 300, "moe_intermediate_size": 16},
+        **{"num_experts": experts, "num_experts_per_tok": 8},
+    )
+    with pytest.raises(ClearheadError, match=r"(?i)qwen3_?moe.* cannot be planned") as error:
+        bill(config, TRAIN, gpus=["h100"])
+    assert "\n" not in str(error.value)
 
 
 def test_what_cannot_be_planned_is_refused():

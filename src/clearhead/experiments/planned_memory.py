@@ -7,11 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import ops
 from clearhead.data.config import SHARE
@@ -59,10 +55,11 @@ def training_memory(
     try:
         with _mesh(gpus) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
             tracker = _step(model, train, mesh)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except RuntimeError as error:  # also what depends on the data
+        reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
-            f"the memory of {type(model).__name__} with {train.optimizer} cannot be planned: it "
-            f"reads numbers of its tensors ({error}); measure a step instead"
+            f"the memory of {type(model).__name__} with {train.optimizer} cannot be planned: its "
+            f"step fails on tensors without data ({reason}); measure a step instead"
         ) from error
     snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     found = {str(getattr(kind, "name", kind)): size for kind, size in snapshot.items()}

@@ -5,11 +5,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
@@ -101,9 +97,12 @@ def _measured(config: Any, length: int) -> Plan:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
             ids_BT = torch.zeros(1, length, dtype=torch.int64)
             cache = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except RuntimeError as error:  # also what depends on the data
+        reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
-            f"{config.model_type} cannot be planned: what it computes depends on its data ({error})"
+            f"{config.model_type} cannot be planned: its forward pass fails on tensors without "
+            f"data ({reason}): its settings do not fit each other, or what it computes depends on "
+            "its data"
         ) from error
     held = (each for layer in getattr(cache, "layers", ()) for each in (layer.keys, layer.values))
     return Plan(

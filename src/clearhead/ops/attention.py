@@ -59,7 +59,7 @@ def attend(
         ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
     """
     visibility = Visibility(causal, window, key_mask, segments)
-    _check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
+    check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
     _check_prefix(prefix, k_BGSD, v_BGSV)
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
     if first := visibility.earliest(queries, keys):
@@ -132,9 +132,10 @@ class _Attend(torch.autograd.Function):
         return dq, dk, dv, dsink, dvalue, None, None, None
 
 
-def _check(
+def check(
     q: Tensor, k: Tensor, v: Tensor, sink: float | Tensor | None, visibility: Visibility
 ) -> None:
+    """Raise a ClearheadError for shapes or dtypes that do not fit, as of `attend`."""
     causal, window, key_mask, segments = visibility
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         found = f"{q.dtype}, {k.dtype}, {v.dtype}"

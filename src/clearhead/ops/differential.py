@@ -8,8 +8,10 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
+from clearhead.ops.attention import check
 from clearhead.ops.dispatch import fuses_differential
 from clearhead.ops.norm import rms_norm
+from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Visibility
 
 
@@ -91,11 +93,13 @@ def _at_once(
     if not isinstance(visibility, Visibility):
         seen = {name: options[name] for name in Visibility._fields if name in options}
         visibility = Visibility(**seen)  # type: ignore[arg-type]
+    check(q, k, v, sink, visibility)
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if lone.serves_differential(q, visibility, k.shape[2]):
         mask = visibility.key_mask
-        return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
+        with without_autocast(q):  # as in attend
+            return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
     if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
         return differential_fused.difference(
             q, k, v, lam, sink=sink, scale=scale, visibility=visibility
