@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -142,7 +143,10 @@ def _fresh(folder: Path, made: Path) -> None:
 
 
 def _wrote(done: Done, folder: Path) -> bool:
-    return bool(done.out.strip()) or any(path.name.startswith("new") for path in folder.iterdir())
+    """True if it printed a result, or wrote what it was told to, under a mutated name perhaps."""
+    named = [after for word, after in pairwise(done.words) if word == "--output"]
+    written = any(path.name.startswith("new") or path.name in named for path in folder.iterdir())
+    return bool(done.out.strip()) or written
 
 
 @pytest.mark.parametrize("words", TEMPLATES, ids=lambda words: words[0])

@@ -86,7 +86,7 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
     cost = "at tiny 72 runs, 32.4 M tokens, about 46 min of training on two cores"
     assert asked + cost in out
-    assert "sas/residual: A small gain of the MLP's branch is best. [blocks]" in out
+    assert "sas/residual: A small gain of the MLP branch is best. [blocks]" in out
     assert len(out) == len(EXPERIMENTS) + len(claims())
 
 

@@ -143,6 +143,13 @@ def test_a_plan_below_one_step_is_refused():
         TrainConfig(schedule_tokens=5)
 
 
+def test_a_ramp_too_short_for_a_float_is_over_at_once():
+    config = TrainConfig(
+        tokens=4 * 2 * 33, sequence_length=4, batch_size=2, accumulation=16, ramp=5e-324
+    )
+    assert list(config.starts) == [0, 1, 17, 33]
+
+
 def test_without_a_ramp_all_steps_are_full():
     config = TrainConfig(tokens=83, sequence_length=4, batch_size=2, accumulation=3)
     assert list(config.starts) == [0, 3, 6, 9]

@@ -134,7 +134,7 @@ class Windows:
         starts = [0]
         while True:
             grown = (self.accumulation - 1) * starts[-1] / (self.ramp * planned)
-            end = starts[-1] + min(self.accumulation, 1 + int(grown))
+            end = starts[-1] + int(min(self.accumulation, 1 + grown))  # inf where ramp is tiny
             if end > available:
                 return starts
             starts.append(end)
