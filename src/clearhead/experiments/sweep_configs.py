@@ -25,7 +25,7 @@ from clearhead.ranges import Count, Length, Natural, Range, check, check_distinc
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(OpensModels):
-    """What is measured: models, seeds and text."""
+    """Subjects of a measurement: models, seeds and text."""
 
     models: Positional[tuple[Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""

@@ -96,7 +96,7 @@ def pooled(new: Measure, draw: int, before: Measure | None) -> Measure:
 
 
 def added(one: Measure, full: Measure) -> Measure | None:
-    """What `one` adds to `full`, draw by draw, with the paired interval of their items.
+    """The difference of `one` to `full`, draw by draw, with the paired interval of their items.
 
     None where either has no value.
     """

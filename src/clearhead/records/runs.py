@@ -111,7 +111,7 @@ class Run:
 
     @property
     def cells(self) -> list[Line]:
-        """What was measured of it: task, dimensions, options and how it was made."""
+        """Cells of its sweep: task, dimensions, options and how it was made."""
         return self.payloads.get("cell", [])
 
     @property

@@ -1,4 +1,4 @@
-"""What schemes cost: the perplexity that they add to full precision, and when that is noise."""
+"""Costs of schemes: the perplexity that they add to full precision, and when that is noise."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from clearhead.report import style
 
 
 def add_costs(run: Run) -> None:
-    """What each scheme adds to the perplexity, where the records have only the perplexities."""
+    """The perplexity that each scheme adds, where the records have only the perplexities."""
     full = run.measure("perplexity")
     for one in run.select("perplexity"):
         if full is None or one is full or run.measure("added_perplexity", **one.dimensions):

@@ -1,4 +1,4 @@
-"""What the demo showed: its records by part, and sentences about them."""
+"""Results of the demo: its records by part, and sentences about them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -220,7 +220,7 @@ def _parameters(text: Records, arm: str) -> int:
 
 
 def _against_base(records: Records, arm: str, metric: str, **dimensions: Any) -> Verdict | None:
-    """How an arm differs from the baseline; None where one lacks the measure."""
+    """Difference of an arm to the baseline; None where one lacks the measure."""
     mine, theirs = (list(records.values(one, metric, **dimensions).values()) for one in (arm, BASE))
     difference = compare(mine, theirs)
     return None if difference is None else difference.verdict

@@ -16,7 +16,7 @@ from clearhead.report.verdicts import holds, threshold_of
 
 
 class Judgement(StrEnum):
-    """What the records say of a claim."""
+    """Verdict of the records on a claim."""
 
     HOLDS = "holds"
     DOES_NOT_HOLD = "does not hold"
@@ -140,7 +140,7 @@ class Claim:
         return self.name.partition("/")[0]
 
     def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
-        """What the records of each source say; contrasts without numbers are left out."""
+        """Outcomes of the contrasts in each source; those without numbers are left out."""
         return [
             one
             for each in self.contrasts

@@ -1,4 +1,4 @@
-"""What an experiment will cost, before it is run."""
+"""Cost of an experiment, before it is run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ def add(
 
 
 def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """What a checkpoint holds beside the adapters; nothing of a model without them."""
+    """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
     if not present(model):
         return {}
     held = model.state_dict()

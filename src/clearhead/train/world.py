@@ -61,7 +61,7 @@ class World:
         return [one.item() for one in values]
 
     def by_first(self, call: Callable[[], T]) -> T:
-        """What `call` returns in the first process, in all of them; or its error.
+        """Return in all processes what `call` returns in the first; or raise its error.
 
         What it returns is sent to the others: plain values.
         """
@@ -81,7 +81,7 @@ class World:
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """What `call` returns here; on each machine its first process does it before the others.
+        """Return what `call` returns here; on each machine its first process does it before the others.
 
         For work that is found done the second time, such as preparing text.
         """
