@@ -81,7 +81,7 @@ class World:
         return answer[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns here; on each machine its first process does it before the others.
+        """Return what `call` returns here; a machine's first process does it before the others.
 
         For work that is found done the second time, such as preparing text.
         """
