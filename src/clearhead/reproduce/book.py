@@ -29,9 +29,9 @@ CAPTION = (
 Judged = tuple[Claim, list[Outcome], Judgement]
 
 
-def page(sources: Mapping[str, Records], names: Sequence[str] = ()) -> Page:
-    """The claims (all of them, or those named) as a page."""
-    rows = [one for one in judged(sources) if not names or one[0].name in names]
+def page(sources: Mapping[str, Records]) -> Page:
+    """All claims as a page."""
+    rows = list(judged(sources))
     sections = [
         section(family, title, _counted(chosen), CAPTION, [_table(title, chosen)])
         for family, title in FAMILIES.items()
