@@ -11,7 +11,7 @@ from benchmarks.race import Ratio, faster_paths, in_new_process
 from clearhead import ops
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, plan, preset
-from clearhead.models.implementations import stock_attention
+from clearhead.models.attention_interface import stock_attention
 from clearhead.models.loading import best_device
 from clearhead.nn.attention import Attention
 from clearhead.train import precision

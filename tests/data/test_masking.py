@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.data import Batches, MaskedBatches, Masking, prepare, with_mask_token
-from clearhead.data.batches import opens, told_apart
+from clearhead.data.batches import document_inputs, document_starts
 from clearhead.errors import ClearheadError
 
 SPECIAL, SIZE = [0, 1, 2, 299], 300
@@ -134,7 +134,7 @@ def test_documents_are_found_in_windows_as_training_knows_them(begin, folder, co
     for step in range(2):
         batch = batches.batch(step)
         ids = batch["input_ids"]
-        found = told_apart(ids, opens(ids, corpus.tokenizer))
+        found = document_inputs(ids, document_starts(ids, corpus.tokenizer))
         assert int(found["document_ids"].max()) > 0
         assert torch.equal(found["document_ids"], batch["document_ids"])
         assert torch.equal(found["position_ids"], batch["position_ids"])

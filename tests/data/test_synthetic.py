@@ -6,7 +6,7 @@ import re
 import pytest
 
 from clearhead.data import Batches, DataConfig, backcopy, prepare, retrieval
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.sources import find
 from clearhead.data.synthetic import recipe, texts
 from clearhead.errors import ClearheadError
@@ -101,7 +101,7 @@ def test_filler_stands_between_pairs_and_questions():
 
 def test_evaluations_ask_for_what_training_never_has():
     for evaluation in (False, True):
-        draws = Draws(f"{evaluation}")
+        draws = SeededChoices(f"{evaluation}")
         for _ in range(200):
             sentence = retrieval.sentence(draws, evaluation=evaluation)
             number = retrieval.number(draws, 5, evaluation=evaluation)
@@ -111,13 +111,13 @@ def test_evaluations_ask_for_what_training_never_has():
 
 
 def test_draws_are_even():
-    draws = Draws("even")
+    draws = SeededChoices("even")
     counts = [0] * 7
     for _ in range(7000):
         counts[draws.below(7)] += 1
     assert min(counts) > 850
     assert max(counts) < 1150
-    assert sorted(Draws("x").sample(range(9), 9)) == list(range(9))
+    assert sorted(SeededChoices("x").sample(range(9), 9)) == list(range(9))
 
 
 @pytest.mark.parametrize(

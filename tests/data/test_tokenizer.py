@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from clearhead.data import BEGIN, END, PAD, DataConfig, prepare
+from clearhead.data.scan import sample, scan
 from clearhead.data.sources import find
-from clearhead.data.survey import sample, survey
 from clearhead.data.tokenizer import Encoder, cut, load, train
 from clearhead.errors import ClearheadError
 
@@ -127,8 +127,8 @@ def test_sample_is_bounded_spread_and_of_training_text(tmp_path, monkeypatch, co
             (tmp_path / name / f"{number:03}.txt").write_text(text)
     config = configure(tmp_path / "a", tmp_path / "b")
     sources = find(config, lambda line: None)
-    found = survey(sources, 0.2, tmp_path / "surveys", lambda line: None)
-    monkeypatch.setattr("clearhead.data.survey.SAMPLE_BYTES", found.size // 4)
+    found = scan(sources, 0.2, tmp_path / "surveys", lambda line: None)
+    monkeypatch.setattr("clearhead.data.scan.SAMPLE_BYTES", found.size // 4)
     taken = list(sample(sources, found))
     assert taken == list(sample(sources, found))
     assert 0.1 * found.size < sum(map(len, taken)) < 0.3 * found.size

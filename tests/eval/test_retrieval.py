@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from clearhead import ClearheadError
-from clearhead.data.draws import Draws
 from clearhead.data.retrieval import held_out
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.answers import Answer
 from clearhead.eval.attention_to_answer import AllocationTask, last_row
 from clearhead.eval.haystack import haystack
@@ -109,7 +109,7 @@ def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
     for depth in (0.0, 0.5, 1.0):
         stack = haystack(
             subject,
-            Draws("x"),
+            SeededChoices("x"),
             length=192,
             depth=depth,
             needles=3,
@@ -187,7 +187,14 @@ def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     subject = make_subject(name, lengths=(128,))
     subject.model.set_attn_implementation("eager")
     stack = haystack(
-        subject, Draws("x"), length=128, depth=0.5, needles=2, queries=1, digits=5, filler="text"
+        subject,
+        SeededChoices("x"),
+        length=128,
+        depth=0.5,
+        needles=2,
+        queries=1,
+        digits=5,
+        filler="text",
     )
     (prompt,) = stack.prompts(subject)
     spans = torch.zeros(3, 128, dtype=torch.bool)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead import ClearheadError
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.demonstrations import ORDERS, Example, Wording, fill
 from clearhead.eval.shots import ShotsTask, _Setting
 from clearhead.records.intervals import wilson
@@ -75,7 +75,7 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
         shown = setting.shown(192, None if cell["shots"] == "fill" else 1)
         accuracies = []
         for number in range(2):
-            order = ORDERS[cell["order"]](shown, Draws(f"shots 0 {cell['order']} {number}"))
+            order = ORDERS[cell["order"]](shown, SeededChoices(f"shots 0 {cell['order']} {number}"))
             answers = _by_hand(subject, setting, setting.context(order))
             accuracies.append(sum(a == b for a, b in zip(answers, labels, strict=True)) / 7)
         assert found["accuracies"] == accuracies
@@ -135,7 +135,7 @@ def test_without_a_test_file_the_queries_are_held_out(subject, task):
 def test_orders_permute_and_labels_alternate():
     shown = [Example(f"text {n}", label) for n, label in enumerate((0,) * 5 + (1,) * 3 + (2,))]
     for kind, order in ORDERS.items():
-        orders = [order(shown, Draws(f"{kind} {n}")) for n in range(4)]
+        orders = [order(shown, SeededChoices(f"{kind} {n}")) for n in range(4)]
         assert all(sorted(one) == sorted(shown) for one in orders)
         assert len({tuple(one) for one in orders}) == 4
     for one in orders:  # the last kind: alternating
@@ -209,7 +209,7 @@ def test_refuses_labels_that_are_not_shown_and_learned_positions(make_subject, w
 def test_a_number_that_is_asked_for_is_shown(subject):
     wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
     pool = [Example(f"text {n}", n % 4) for n in range(20)]
-    assert len(fill(pool, wording, room=9999, count=20, draws=Draws("x"))) == 20
+    assert len(fill(pool, wording, room=9999, count=20, draws=SeededChoices("x"))) == 20
 
 
 def test_margin_and_variance_are_those_of_the_orders(subject, task, monkeypatch):

@@ -10,9 +10,9 @@ from transformers import AutoConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bill import bill
-from clearhead.experiments.building import OBJECTIVES, objective_of
 from clearhead.experiments.hardware import GPUS
 from clearhead.experiments.planned_memory import training_memory
+from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import plan, preset
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig

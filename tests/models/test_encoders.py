@@ -26,7 +26,7 @@ from clearhead import (
     preset,
 )
 from clearhead.models import plan
-from clearhead.models.trunk import ClearheadModel
+from clearhead.models.base_model import ClearheadModel
 from clearhead.nn.mlps import GatedMLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
 

@@ -158,7 +158,7 @@ def _of_run(path: Path) -> tuple[Any, TrainConfig]:
     from transformers import AutoConfig
 
     from clearhead.models.loading import explained
-    from clearhead.train.folder import read_record
+    from clearhead.train.run_dir import read_record
 
     record = read_record(path)
     known = {one.name for one in fields(TrainConfig)}

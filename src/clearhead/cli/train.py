@@ -59,7 +59,7 @@ def run(words: list[str]) -> int:
 def _finished(output: Path) -> bool:
     """Say so where the run is finished: a kill after its end leaves nothing to go on with."""
     from clearhead.records.manifest import verify_model
-    from clearhead.train.folder import FINAL, is_finished
+    from clearhead.train.run_dir import FINAL, is_finished
 
     if not is_finished(output):
         return False
@@ -97,7 +97,7 @@ def _usual(words: list[str]) -> Command:
 
 def _recorded(output: Path) -> list[str]:
     """The words after the verb of the command that the run in `output` has."""
-    from clearhead.train.folder import read_record
+    from clearhead.train.run_dir import read_record
 
     command = str(read_record(output).get("command"))
     try:
@@ -112,7 +112,7 @@ def _recorded(output: Path) -> list[str]:
 
 def _begun(output: Path) -> Command:
     """The run in `output` as a command, with the settings that it has now."""
-    from clearhead.train.folder import recorded_config, require_run
+    from clearhead.train.run_dir import recorded_config, require_run
 
     require_run(output)
     words = _recorded(output)
@@ -125,7 +125,7 @@ def _extended(command: Command, begun: Command) -> Command:
     Raises:
         ClearheadError: for another change.
     """
-    from clearhead.train.folder import FREE_KEYS
+    from clearhead.train.run_dir import FREE_KEYS
 
     keys = FREE_KEYS | {"tokens", "no_reshard"}
     settings = {f"--train.{key.replace('_', '-')}" for key in keys}

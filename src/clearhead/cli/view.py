@@ -116,8 +116,8 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     import torch
 
     from clearhead.data.config import DataConfig
-    from clearhead.experiments.building import untrained
     from clearhead.experiments.checkpoints import load_model
+    from clearhead.experiments.run_setup import untrained
 
     if source.startswith("init:"):
         torch.manual_seed(0)

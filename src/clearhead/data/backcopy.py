@@ -8,12 +8,14 @@ attention sinks.
 
 from functools import cache
 
-from clearhead.data.draws import Draws
 from clearhead.data.retrieval import KEYS, VALUES
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 
 
-def text(draws: Draws, characters: int, *, words: int, triggers: int, followers: int) -> str:
+def text(
+    draws: SeededChoices, characters: int, *, words: int, triggers: int, followers: int
+) -> str:
     """A document of at most so many characters.
 
     Raises:
@@ -48,7 +50,7 @@ def _table(
             f"synthetic:backcopy: words={words}, triggers={triggers}, followers={followers}: give "
             f"2 to {len(KEYS) + len(VALUES)} words, and fewer triggers and followers than words"
         )
-    draws = Draws(f"backcopy {words} {triggers} {followers}")
+    draws = SeededChoices(f"backcopy {words} {triggers} {followers}")
     copying = frozenset(draws.sample(names, triggers))
     # Nothing follows itself: a copy could not be told from chance.
     others = {name: [each for each in names if each != name] for name in names}

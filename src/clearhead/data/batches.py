@@ -127,7 +127,7 @@ class Batches:
         if not self.document_masks:
             return {"input_ids": input_ids, "labels": input_ids.clone()}
         opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
-        return {"input_ids": input_ids, **told_apart(input_ids, torch.from_numpy(opens_BT))}
+        return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
     def _count(self, stream: TokenStream) -> int:
         return max(len(stream) - 1, 0) // (self.sequence_length - 1)
@@ -206,7 +206,7 @@ class Batches:
         return opens_T
 
 
-def told_apart(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
     """Model arguments by which no token sees another document than its own.
 
     Args:
@@ -225,7 +225,7 @@ def told_apart(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.
     }
 
 
-def opens(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
+def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
     """Where documents begin in windows, bool [B, T]: after the token that closes one, with the one
     that opens one, where the tokenizer has it. Both may be the same, as in GPT-2.
 

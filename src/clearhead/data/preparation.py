@@ -1,4 +1,4 @@
-"""From a config to a corpus: survey the text, then reuse the tokens of before or make them."""
+"""From a config to a corpus: scan the text, then reuse the tokens of before or make them."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from clearhead.data import shards
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
 from clearhead.data.corpus import SPLITS, Corpus, TokenStream
+from clearhead.data.scan import CorpusScan, forget, sample, scan
 from clearhead.data.sources import Source, find
-from clearhead.data.survey import Survey, forget, sample, survey
 from clearhead.errors import ClearheadError
 
 # Raise it when the same text would give other tokens or other files than before.
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 
 class ChangedError(ClearheadError):
-    """Text that is not what the survey read."""
+    """Text that is not what the scan read."""
 
 
 def prepare(
@@ -66,7 +66,7 @@ def prepare(
     else:
         identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
-    found = survey(sources, config.validation, config.cache_folder, say)
+    found = scan(sources, config.validation, config.cache_folder, say)
     content = _content(found, identity)
     target = config.cache_folder / "corpora" / content[:32]
     try:
@@ -96,13 +96,13 @@ def _silent(line: str) -> None:
     """Nobody listens."""
 
 
-def _content(found: Survey, identity: str) -> str:
+def _content(found: CorpusScan, identity: str) -> str:
     """The hash by which a build is reused: of all that determines its tokens."""
     parts = [_FORMAT, identity, found.threshold, [source.digest for source in found.sources]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _train(sources: tuple[Source, ...], found: Survey, vocabulary: int, say: Progress) -> Any:
+def _train(sources: tuple[Source, ...], found: CorpusScan, vocabulary: int, say: Progress) -> Any:
     say(f"training a byte-level BPE of {vocabulary:,} entries")
     return tokenizers.train(sample(sources, found), vocabulary)
 
@@ -112,7 +112,7 @@ def _build(
     content: str,
     tokenizer: Any,
     sources: tuple[Source, ...],
-    found: Survey,
+    found: CorpusScan,
     say: Progress,
 ) -> None:
     """Tokenise everything into `folder` and seal it."""
@@ -179,7 +179,7 @@ class _Piece(NamedTuple):
     closes: bool
 
 
-def _pieces(sources: tuple[Source, ...], found: Survey, say: Progress) -> Iterator[_Piece]:
+def _pieces(sources: tuple[Source, ...], found: CorpusScan, say: Progress) -> Iterator[_Piece]:
     done, said = 0, 0
     for number, (source, known) in enumerate(zip(sources, found.sources, strict=True)):
         digest = hashlib.sha256()
@@ -217,7 +217,7 @@ def _open(
     config: DataConfig,
     given: Any,
     sources: tuple[Source, ...],
-    found: Survey,
+    found: CorpusScan,
 ) -> Corpus:
     """Check a build and map it.
 

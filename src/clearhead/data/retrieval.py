@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 
 
@@ -125,7 +125,7 @@ def held_out(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] < 26
 
 
-def number(draws: Draws, digits: int, *, evaluation: bool = False) -> str:
+def number(draws: SeededChoices, digits: int, *, evaluation: bool = False) -> str:
     """A number of so many digits; 3 at least, so that there are enough on either side."""
     if not 3 <= digits <= 15:
         raise ClearheadError(f"digits is {digits}: a number to find has 3 to 15")
@@ -133,7 +133,7 @@ def number(draws: Draws, digits: int, *, evaluation: bool = False) -> str:
     return _drawn(lambda: str(least + draws.below(9 * least)), evaluation)
 
 
-def facts(draws: Draws, count: int, digits: int, *, evaluation: bool = False) -> list[Fact]:
+def facts(draws: SeededChoices, count: int, digits: int, *, evaluation: bool = False) -> list[Fact]:
     """Facts on different cities, with different numbers."""
     if not 1 <= count <= len(CITIES):
         raise ClearheadError(f"needles is {count}: from 1 to {len(CITIES)}, a city each")
@@ -144,7 +144,7 @@ def facts(draws: Draws, count: int, digits: int, *, evaluation: bool = False) ->
     return [Fact(city=city, number=n) for city, n in zip(cities, numbers, strict=True)]
 
 
-def sentence(draws: Draws, *, evaluation: bool = False) -> str:
+def sentence(draws: SeededChoices, *, evaluation: bool = False) -> str:
     """A sentence that says nothing of any city: filler that needs no corpus."""
     return _drawn(
         lambda: (
@@ -155,7 +155,7 @@ def sentence(draws: Draws, *, evaluation: bool = False) -> str:
     )
 
 
-def pairs(draws: Draws, count: int, *, evaluation: bool = False) -> list[tuple[str, str]]:
+def pairs(draws: SeededChoices, count: int, *, evaluation: bool = False) -> list[tuple[str, str]]:
     """Pairs of words with different keys; values may repeat."""
     values = _values(evaluation)
     if not 1 <= count <= len(values):

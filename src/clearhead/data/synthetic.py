@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from clearhead.data import backcopy, retrieval
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
 
 PREFIX = "synthetic:"
@@ -71,7 +71,7 @@ def recipe(spec: str) -> Recipe:
         raise ClearheadError(f"data {spec!r}: documents must be at least 2, to hold one out")
     common = {key: values.pop(key) for key in _COMMON}
     found = Recipe(task=task, **common, options=values)
-    _write(found, Draws(spec))  # refuses numbers that no document can meet
+    _write(found, SeededChoices(spec))  # refuses numbers that no document can meet
     return found
 
 
@@ -82,14 +82,14 @@ def texts(spec: str) -> Iterator[str]:
     options = sorted(pair for pair in found.options.items() if pair != ("filler", 0))
     label = f"{found.task} {options} {found.characters} {found.seed}"
     for number in range(found.documents):
-        yield _write(found, Draws(f"{label} document {number}"))
+        yield _write(found, SeededChoices(f"{label} document {number}"))
 
 
-def _write(found: Recipe, draws: Draws) -> str:
+def _write(found: Recipe, draws: SeededChoices) -> str:
     return _WRITERS[found.task](draws, found.characters, **found.options)
 
 
-def _passkey(draws: Draws, characters: int, *, digits: int, landmark: int) -> str:
+def _passkey(draws: SeededChoices, characters: int, *, digits: int, landmark: int) -> str:
     wording = retrieval.LANDMARK if landmark else retrieval.PAPER
     key = retrieval.number(draws, digits)
 
@@ -105,7 +105,9 @@ def _passkey(draws: Draws, characters: int, *, digits: int, landmark: int) -> st
     return text(before, repeats - before)
 
 
-def _needle(draws: Draws, characters: int, *, needles: int, queries: int, digits: int) -> str:
+def _needle(
+    draws: SeededChoices, characters: int, *, needles: int, queries: int, digits: int
+) -> str:
     facts = retrieval.facts(draws, needles, digits)
     asked = draws.sample(facts, min(queries, needles))
     answers = "".join(f"\n{fact.question} {fact.number}." for fact in asked)
@@ -118,7 +120,7 @@ def _needle(draws: Draws, characters: int, *, needles: int, queries: int, digits
     return " ".join(sentences) + answers
 
 
-def _recall(draws: Draws, characters: int, *, pairs: int, queries: int, filler: int) -> str:
+def _recall(draws: SeededChoices, characters: int, *, pairs: int, queries: int, filler: int) -> str:
     found = retrieval.pairs(draws, pairs)
     listed = retrieval.listing(found)
     asked = retrieval.recall(draws.sample(found, min(queries, pairs)))
@@ -128,7 +130,7 @@ def _recall(draws: Draws, characters: int, *, pairs: int, queries: int, filler: 
     return " ".join([listed, *between]) + asked
 
 
-def _sentences(draws: Draws, characters: int) -> list[str]:
+def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     """Filler of at most so many characters, a space with each."""
     found: list[str] = []
     while (sentence := retrieval.sentence(draws)) and len(sentence) + 1 <= characters:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
@@ -85,7 +85,7 @@ class AllocationTask(AllocationOptions):
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         return haystack(
             subject,
-            Draws(f"allocation {subject.seed} {cell['length']} {sample}"),
+            SeededChoices(f"allocation {subject.seed} {cell['length']} {sample}"),
             length=cell["length"],
             depth=cell["depth"],
             needles=self.needles,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clearhead.data import hub, labelled
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
 
@@ -50,7 +50,7 @@ class Examples:
 
 
 def load_examples(
-    data: str, test: str, *, text_field: str, label_field: str, queries: int, draws: Draws
+    data: str, test: str, *, text_field: str, label_field: str, queries: int, draws: SeededChoices
 ) -> Examples:
     """Draw the queries from `test`, or where that is empty from `data`; the pool is what is left.
 
@@ -162,7 +162,7 @@ class Wording:
 
 
 def fill(
-    pool: Sequence[Example], wording: Wording, *, room: int, count: int | None, draws: Draws
+    pool: Sequence[Example], wording: Wording, *, room: int, count: int | None, draws: SeededChoices
 ) -> list[Example]:
     """The first of the pool in a drawn order: `count` of them, or as many as take `room` tokens.
 
@@ -195,12 +195,12 @@ def fill(
     return found
 
 
-def at_random(shown: Sequence[Example], draws: Draws) -> list[Example]:
+def at_random(shown: Sequence[Example], draws: SeededChoices) -> list[Example]:
     """In a drawn order."""
     return draws.sample(shown, len(shown))
 
 
-def alternating(shown: Sequence[Example], draws: Draws) -> list[Example]:
+def alternating(shown: Sequence[Example], draws: SeededChoices) -> list[Example]:
     """Labels in rotation, in a drawn order of labels, and of examples within each label.
 
     A label that has no more examples leaves the rotation.
@@ -213,7 +213,7 @@ def alternating(shown: Sequence[Example], draws: Draws) -> list[Example]:
     return [mine[turn] for turn in range(longest) for mine in turns if turn < len(mine)]
 
 
-ORDERS: Mapping[str, Callable[[Sequence[Example], Draws], list[Example]]] = {
+ORDERS: Mapping[str, Callable[[Sequence[Example], SeededChoices], list[Example]]] = {
     "random": at_random,
     "alternating": alternating,
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.document_prompts import (
     Case,
@@ -309,7 +309,7 @@ class HallucinationTask(HallucinationOptions):
         """The cases that are asked, those on one document together."""
         cases = load_cases(file)
         if len(cases) > self.samples:
-            draws = Draws(f"hallucination {subject.seed} {file_digest(local_file(file))}")
+            draws = SeededChoices(f"hallucination {subject.seed} {file_digest(local_file(file))}")
             places = draws.sample(range(len(cases)), self.samples)
             cases = [cases[place] for place in sorted(places)]
         groups: dict[tuple[str, str], list[Case]] = {}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from clearhead.data.draws import Draws
 from clearhead.data.retrieval import Fact, facts, sentence
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.synthetic import is_synthetic
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import Filler
@@ -38,7 +38,7 @@ class Haystack:
 
 def haystack(
     subject: Subject,
-    draws: Draws,
+    draws: SeededChoices,
     *,
     length: int,
     depth: float,
@@ -95,7 +95,7 @@ def _nearest(chunks: Sequence[Ids], target: float) -> int:
     return min(range(len(ends)), key=lambda gap: abs(ends[gap] - target))
 
 
-def _sentences(subject: Subject, draws: Draws, room: int) -> list[Ids]:
+def _sentences(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
     chunks: list[Ids] = []
     while room > 0:
         chunk = subject.encode(f" {sentence(draws, evaluation=True)}")[:room]
@@ -104,7 +104,7 @@ def _sentences(subject: Subject, draws: Draws, room: int) -> list[Ids]:
     return chunks
 
 
-def _text(subject: Subject, draws: Draws, room: int) -> list[Ids]:
+def _text(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
     """A stretch of some document, cut after its sentences; synthetic ones have needles already."""
     if not room:
         return []

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows, with_mask_token
-from clearhead.data.batches import IGNORED, opens, told_apart
+from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
@@ -96,7 +96,7 @@ def masked_loss(
             hidden_BT = labels_BT != IGNORED
             inputs = {"input_ids": shown_BT}
             if documents_apart:
-                apart = told_apart(ids_BT, opens(ids_BT, corpus.tokenizer))
+                apart = document_inputs(ids_BT, document_starts(ids_BT, corpus.tokenizer))
                 inputs |= {name: apart[name] for name in ("position_ids", "document_ids")}
             logits_NV = model(**inputs).logits[hidden_BT].float()
             target_N = labels_BT[hidden_BT]

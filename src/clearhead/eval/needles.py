@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import NeedlesOptions
@@ -65,7 +65,7 @@ class NeedlesTask(NeedlesOptions):
         label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
         return haystack(
             subject,
-            Draws(label),
+            SeededChoices(label),
             length=cell["length"],
             depth=cell["depth"],
             needles=cell["needles"],

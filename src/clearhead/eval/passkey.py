@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
-from clearhead.data.draws import Draws
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Answer
 from clearhead.eval.options import PasskeyOptions
@@ -35,12 +35,14 @@ class PasskeyTask(PasskeyOptions):
         check_count(trials=self.trials, new_tokens=self._new_tokens)
         cells = by_depth(subject.lengths, self.depths)
         for length in subject.lengths:
-            self._prompt(subject, number(Draws("any"), self.digits, evaluation=True), length, 0)
+            self._prompt(
+                subject, number(SeededChoices("any"), self.digits, evaluation=True), length, 0
+            )
             subject.check_length(length + self._new_tokens)
         return cells
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        draws = Draws(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
+        draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
         prompts = [(*subject.begin, *subject.encode(text)) for text in texts]

@@ -8,8 +8,8 @@ pairs being given as they are.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clearhead.data.draws import Draws
 from clearhead.data.retrieval import listing, pairs, sentence
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
 from clearhead.eval.prefill import Prompt
@@ -59,7 +59,7 @@ class RecallTask(RecallOptions):
         self, subject: Subject, cell: Cell, number: int
     ) -> tuple[Prompt, tuple[int, ...], list[tuple[int, int]]]:
         """The prompt, the pairs again as the answer, and where in it each value stands."""
-        draws = Draws(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
+        draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = pairs(draws, cell["pairs"], evaluation=True)
         answer: list[int] = []
         places = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import ClassVar
 
-from clearhead.data.draws import Draws
+from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.demonstrations import (
     ORDERS,
@@ -68,7 +68,7 @@ class ShotsTask(ShotsOptions):
         known: dict[Tokens, list[int]] = {}
         right = []  # [permutations][queries]
         for number in range(self.permutations):
-            draws = Draws(f"shots {subject.seed} {cell['order']} {number}")
+            draws = SeededChoices(f"shots {subject.seed} {cell['order']} {number}")
             context = setting.context(ORDERS[cell["order"]](shown, draws))
             if context not in known:  # of few shots some orders are the same
                 known[context] = setting.answers(context, advanced)
@@ -110,7 +110,7 @@ class _Setting:
             text_field=task.text_field,
             label_field=task.label_field,
             queries=task.queries,
-            draws=Draws(f"shots {subject.seed} queries"),
+            draws=SeededChoices(f"shots {subject.seed} queries"),
         )
         self.wording = Wording(
             subject.encode, subject.continuation, subject.begin, self.examples.labels
@@ -129,7 +129,7 @@ class _Setting:
             self.wording,
             room=length - rest,
             count=count,
-            draws=Draws(f"shots {self._subject.seed} demonstrations"),
+            draws=SeededChoices(f"shots {self._subject.seed} demonstrations"),
         )
 
     def context(self, shown: Sequence[Example]) -> Tokens:

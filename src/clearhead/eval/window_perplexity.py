@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data import Corpus, windows
-from clearhead.data.batches import IGNORED, opens, told_apart
+from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
 from clearhead.models.inspection import batches, evaluating, longest_text
@@ -78,7 +78,11 @@ def perplexity(
         for ids_BT in batches(model, windows, batch_size):
             if ids_BT.shape[1] != length:
                 raise ClearheadError(f"length is {length}, but the windows have {ids_BT.shape[1]}")
-            inputs = {} if tokenizer is None else told_apart(ids_BT, opens(ids_BT, tokenizer))
+            inputs = (
+                {}
+                if tokenizer is None
+                else document_inputs(ids_BT, document_starts(ids_BT, tokenizer))
+            )
             counted_BT = inputs.pop("labels", ids_BT)[:, 1:] != IGNORED
             try:
                 loss_BT = losses(ids_BT, 1, **inputs).double().masked_fill(~counted_BT, 0.0)

@@ -11,14 +11,14 @@ from torch import nn
 from clearhead.data import Corpus, DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
-from clearhead.experiments.building import (
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.run_setup import (
     OBJECTIVES,
     check_room,
     fitted,
     own_text,
     refuse_tokenizer,
 )
-from clearhead.experiments.configs import CompareConfig
 from clearhead.measure.task import parameters_digest
 from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible

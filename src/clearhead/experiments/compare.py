@@ -15,11 +15,11 @@ from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.building import batches, masked_batches
 from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
-from clearhead.experiments.measures import attention_records, measure
+from clearhead.experiments.final_measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
+from clearhead.experiments.run_setup import batches, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -37,7 +37,7 @@ from clearhead.train import (
     train_to_end,
 )
 from clearhead.train.callbacks.metrics import FILE as METRICS
-from clearhead.train.folder import read_record, refuse_changes
+from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined
 

@@ -156,7 +156,7 @@ class CompareConfig(OpensModels):
     @cached_property
     def objective(self) -> str:
         """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
-        from clearhead.experiments.building import objective_of
+        from clearhead.experiments.run_setup import objective_of
         from clearhead.models import preset
 
         if self.base is not None:

@@ -11,7 +11,7 @@ from clearhead.experiments.compare import SEAL, compare
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.diagnosing import run_diagnosis
-from clearhead.experiments.measures import attention_records, states
+from clearhead.experiments.final_measures import attention_records, states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
@@ -21,7 +21,7 @@ from clearhead.records import jsonl
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line
 from clearhead.train import TrainConfig
-from clearhead.train.folder import FINAL
+from clearhead.train.run_dir import FINAL
 
 SCHEME = "w8a8-coarse"  # 8 bits, a scale for each whole tensor: what outliers ruin
 _SEEDS = (0, 1, 2)

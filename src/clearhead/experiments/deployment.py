@@ -10,9 +10,9 @@ from torch import Tensor
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.names import short_names
+from clearhead.experiments.run_setup import refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory

@@ -9,15 +9,15 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.building import refuse_tokenizer
 from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.names import short_names
+from clearhead.experiments.run_setup import refuse_tokenizer
 from clearhead.measure import Portion, Watcher
 from clearhead.measure.sweep import sweep
-from clearhead.models import SCALINGS, scaled
+from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.loading import resolved
 from clearhead.records.runs import Line
-from clearhead.train.folder import RUN_FILE, read_record
+from clearhead.train.run_dir import RUN_FILE, read_record
 
 EvalTask = Task[Subject]
 MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
@@ -78,7 +78,7 @@ def _portion(
     )
     subjects = []
     for kind, factor in variants:
-        changed = model if factor is None else scaled(model, kind, factor)
+        changed = model if factor is None else with_scaled_rope(model, kind, factor)
         subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
     return Portion(
         header=run,

@@ -1,7 +1,7 @@
 """Fine-tuning one checkpoint on one task, with every seed, and asking it the validation texts.
 
 OUTPUT/seedN/            a seed's model and its records, there only whole
-OUTPUT/seedN-training/   its run folder (`clearhead.train.folder`), until then
+OUTPUT/seedN-training/   its run folder (`clearhead.train.run_dir`), until then
 OUTPUT/records.jsonl     the records of all finished seeds
 """
 
@@ -46,7 +46,7 @@ from clearhead.train import (
 )
 from clearhead.train.callbacks.metrics import FILE as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.folder import FREE_KEYS, describe, refuse_changes
+from clearhead.train.run_dir import FREE_KEYS, describe, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 

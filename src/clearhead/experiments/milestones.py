@@ -9,7 +9,7 @@ import torch
 
 from clearhead.data import Corpus, windows
 from clearhead.eval import perplexity
-from clearhead.experiments.measures import states
+from clearhead.experiments.final_measures import states
 from clearhead.records.loading import as_line
 from clearhead.train import Run, StepMetrics, TrainConfig
 from clearhead.train.callbacks.metrics import LinesFile

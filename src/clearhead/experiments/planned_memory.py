@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.experiments.building import OBJECTIVES, objective_of
+from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import ClearheadConfig, ClearheadForMaskedLM
 from clearhead.optim import build_optimizer
 from clearhead.train.config import TrainConfig

@@ -9,7 +9,8 @@ from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bases import open_base
-from clearhead.experiments.building import (
+from clearhead.experiments.configs import TrainJob
+from clearhead.experiments.run_setup import (
     OBJECTIVES,
     batches,
     check_objective,
@@ -17,7 +18,6 @@ from clearhead.experiments.building import (
     fitted,
     masked_batches,
 )
-from clearhead.experiments.configs import TrainJob
 from clearhead.models import BASELINE, preset
 from clearhead.models.loading import best_device
 from clearhead.optim import learning_rate
@@ -29,7 +29,7 @@ from clearhead.train import (
     make_trackers,
     train,
 )
-from clearhead.train.folder import read_record
+from clearhead.train.run_dir import read_record
 from clearhead.train.world import World, joined
 
 

@@ -15,11 +15,11 @@ from transformers import (
 
 from clearhead.lazy import lazily
 from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.classification import ClearheadForSequenceClassification
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.masked import ClearheadForMaskedLM
-from clearhead.models.trunk import ClearheadModel
 
 if TYPE_CHECKING:
     from clearhead.models.catalogue import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         register_preset,
     )
     from clearhead.models.planning import Plan, plan
-    from clearhead.models.scaling import SCALINGS, scaled, with_rope_scaling
+    from clearhead.models.scaling import SCALINGS, with_rope_scaling, with_scaled_rope
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -54,8 +54,8 @@ __all__ = [
     "preset",
     "presets",
     "register_preset",
-    "scaled",
     "with_rope_scaling",
+    "with_scaled_rope",
 ]
 
 __getattr__ = lazily(__name__)

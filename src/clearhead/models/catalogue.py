@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError, choose
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.sizes import SIZES
-from clearhead.models.trunk import ClearheadModel
 
 BASELINE = "transformer"
 

@@ -9,6 +9,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
@@ -18,7 +19,6 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
-from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 
 class NextTokenLoss(nn.Module):

@@ -9,9 +9,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import arguments_of, check_arguments
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
 REGRESSION, CLASSES = "regression", "single_label_classification"

@@ -8,6 +8,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
@@ -16,7 +17,6 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):

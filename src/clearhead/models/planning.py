@@ -8,8 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.errors import ClearheadError
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.trunk import ClearheadModel
 from clearhead.nn import REGISTRY
 
 

@@ -62,7 +62,7 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     return other.train(model.training)
 
 
-def scaled(model: Model, kind: str, factor: float) -> Model:
+def with_scaled_rope(model: Model, kind: str, factor: float) -> Model:
     """Any causal language model of transformers with its rotary frequencies scaled.
 
     Its weights are shared and not copied; the model itself stays as it is. Models of transformers

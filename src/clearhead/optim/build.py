@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, choose, require
+from clearhead.optim.combined import CombinedOptimizer
 from clearhead.optim.groups import decay_groups, named_groups, split_named
 from clearhead.optim.orthoadam import OrthoAdam
-from clearhead.optim.together import Together
 
 # One kernel per step instead of one per operation. Elementwise, so its results do not depend on
 # the order of threads; other devices take PyTorch's own default.
@@ -63,7 +63,7 @@ class OptimizerConfig(Protocol):
 
     @property
     def seed(self) -> int:
-        """Draws OrthoAdam's rotations."""
+        """SeededChoices OrthoAdam's rotations."""
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -189,7 +189,7 @@ def _beside_adamw(
     parts = [make(named_groups(own, config.weight_decay))]
     if plain:
         parts.append(_adamw_of(named_groups(plain, config.weight_decay), config))
-    return Together(*parts)
+    return CombinedOptimizer(*parts)
 
 
 def _tables(model: nn.Module) -> set[nn.Parameter]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.errors import ClearheadError
-from clearhead.models.implementations import IMPLEMENTATIONS
+from clearhead.models.attention_interface import IMPLEMENTATIONS
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Attend

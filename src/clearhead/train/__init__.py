@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         make_trackers,
     )
     from clearhead.train.config import FinetuneConfig, TrainConfig
-    from clearhead.train.folder import holds_run, is_finished
     from clearhead.train.loop import train
     from clearhead.train.result import DivergedError, InterruptedRun, TrainResult
+    from clearhead.train.run_dir import holds_run, is_finished
     from clearhead.train.whole import train_to_end
 
 __all__ = [

@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
-from clearhead.train import checkpoint, folder, precision, world
+from clearhead.train import checkpoint, precision, run_dir, world
 from clearhead.train.batches import (
     BatchSource,
     check,
@@ -101,8 +101,8 @@ def _train(
         check(batches, model, config)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
-    identity = folder.identity(model, batches, config)
-    record = {**folder.describe(model, name, description), "seed": config.seed, **identity}
+    identity = run_dir.identity(model, batches, config)
+    record = {**run_dir.describe(model, name, description), "seed": config.seed, **identity}
     record["processes"] = joined.size
     joined.agree({"versions": record["versions"], **identity})
     with joined.alike():
@@ -114,15 +114,15 @@ def _train(
         def opened() -> tuple[dict[str, Any] | None, Path | None]:
             """The record and folder of the checkpoint to go on from, in a folder that is held."""
             locks.append(stack.enter_context(hold_folder(output)))
-            if resume or (world.restarted() and folder.holds_run(output)):
+            if resume or (world.restarted() and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
-                saved = folder.reopen(output, record, origin, config.steps)
+                saved = run_dir.reopen(output, record, origin, config.steps)
                 return saved, None if saved is None else checkpoint.newest(output)
-            folder.begin(output, record)
+            run_dir.begin(output, record)
             return None, None
 
         saved, newest = joined.by_first(opened)
-        if not all(joined.gather(folder.holds_run(output))):
+        if not all(joined.gather(run_dir.holds_run(output))):
             raise joined.told(
                 ClearheadError(
                     f"{output} is not the same folder for every process: choose one on a file "
@@ -333,7 +333,7 @@ class _Loop:
         self.world.by_first(self.check_locks)
         newest = checkpoint.newest(self.run.output)
         advice = f"the checkpoint {newest} is whole; make room and resume"
-        target = self.run.output / folder.FINAL
+        target = self.run.output / run_dir.FINAL
         checkpoint.export(target, self.model, self.tokenizer, self.world, advice)
 
     def check_locks(self) -> None:

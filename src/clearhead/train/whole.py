@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.models.loading import pretrained
 from clearhead.records.manifest import verify_model
-from clearhead.train import folder, precision
+from clearhead.train import precision, run_dir
 from clearhead.train.batches import BatchSource
 from clearhead.train.config import TrainConfig
 from clearhead.train.loop import train
@@ -36,15 +36,15 @@ def train_to_end(
         ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.
         InterruptedRun: after SIGINT or SIGTERM, once the run has saved.
     """
-    final, kind, device = output / folder.FINAL, type(model), model.device
+    final, kind, device = output / run_dir.FINAL, type(model), model.device
     with joined(config.timeout, alone=config.parallel != "fsdp") as world:
-        finished = world.by_first(lambda: folder.is_finished(output))
+        finished = world.by_first(lambda: run_dir.is_finished(output))
         if finished:
             config = replace(config, precision=precision.resolve(config.precision, device))
-            folder.check_same(output, folder.identity(model, batches, config))
+            run_dir.check_same(output, run_dir.identity(model, batches, config))
             verify_model(final)
             return pretrained(kind, final).to(device), None
-        resume = world.by_first(lambda: folder.holds_run(output))
+        resume = world.by_first(lambda: run_dir.holds_run(output))
         result = train(model, batches, config, output=output, resume=resume, **options)
         if result.stop_signal is not None:
             raise InterruptedRun(result)

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
+from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
 from clearhead.models.checks import (
     arguments_of,
     check_arguments,
@@ -20,7 +21,6 @@ from clearhead.models.checks import (
     check_positions,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.implementations import IMPLEMENTATIONS, through_interface
 from clearhead.models.paged import is_batch, paged_attention
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup

@@ -8,7 +8,7 @@ from clearhead.nn.costs import attention_flops
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Single(nn.Module):
+class StandardMaps(nn.Module):
     """One map a head; nothing to combine."""
 
     maps = ("softmax",)
@@ -50,6 +50,6 @@ DECLARATION = Declaration(
     name="single",
     summary="one map a head",
     source="arXiv 1706.03762",
-    build=Single,
+    build=StandardMaps,
     flops=attention_flops,
 )

@@ -1,4 +1,4 @@
-"""A survey of every document: the size and hash of a corpus, and its split.
+"""A scan of every document: the size and hash of a corpus, and its split.
 
 The side of the split is a function of the hash of the text alone. So equal documents, in one source
 or two, are always on the same side, the split does not move when documents are added, and order
@@ -23,7 +23,7 @@ _SAMPLE_PIECE = 16 << 10  # characters; small enough that no one document domina
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceSurvey:
+class SourceScan:
     """The content of one source.
 
     Attributes:
@@ -42,10 +42,10 @@ class SourceSurvey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class CorpusScan:
     """The content of a corpus; documents whose key is below `threshold` are held out."""
 
-    sources: tuple[SourceSurvey, ...]
+    sources: tuple[SourceScan, ...]
     threshold: int
 
     @property
@@ -63,9 +63,9 @@ def key(document: Document) -> int:
     return int.from_bytes(document.digest[:8], "big")
 
 
-def survey(
+def scan(
     sources: tuple[Source, ...], validation: float, cache: Path, progress: Callable[[str], None]
-) -> Survey:
+) -> CorpusScan:
     """Read every document once and place the split.
 
     Files that did not change since they were read are not read again.
@@ -90,7 +90,7 @@ def survey(
             "itself, which is cut into pieces"
         )
     threshold = min(max(int(validation * (1 << 64)), lowest + 1), highest)
-    return Survey(sources=tuple(found), threshold=threshold)
+    return CorpusScan(sources=tuple(found), threshold=threshold)
 
 
 def forget(sources: tuple[Source, ...], cache: Path) -> None:
@@ -99,10 +99,10 @@ def forget(sources: tuple[Source, ...], cache: Path) -> None:
         _cached(source, cache).forget()
 
 
-def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceSurvey:
+def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> SourceScan:
     cached = _cached(source, cache)
     if (known := cached.read()) is not None:
-        found = SourceSurvey(**known)
+        found = SourceScan(**known)
         progress(f"{_described(source, found)}, unchanged since it was read")
         return found
     skipped: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
         size += document.size
         digest.update(document.digest)
         lowest, highest = min(lowest, key(document)), max(highest, key(document))
-    found = SourceSurvey(
+    found = SourceScan(
         documents=documents,
         size=size,
         digest=digest.hexdigest(),
@@ -138,7 +138,7 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
 
 
 def _cached(source: Source, cache: Path) -> StatCache:
-    """Where the survey of a source is kept; a synthetic one, which has no files, keeps none."""
+    """The cache of a source's scan; a synthetic source has no files, so nothing to cache."""
     files = [file.path.absolute() for file in source.files]
     options = [source.spec, source.text_field, source.limit]
     name = digest_of([options, [str(path) for path in files[:1]]])[:32]
@@ -146,18 +146,18 @@ def _cached(source: Source, cache: Path) -> StatCache:
     return StatCache(cache / "surveys" / f"{name}.json", files, key)
 
 
-def _described(source: Source, found: SourceSurvey) -> str:
+def _described(source: Source, found: SourceScan) -> str:
     left_out = _left_out(found)
     return f"{source.spec}: {found.documents:,} documents, {found.size / 1e6:.1f} MB" + (
         f" (skipped: {left_out})" if left_out else ""
     )
 
 
-def _left_out(found: SourceSurvey) -> str:
+def _left_out(found: SourceScan) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in sorted(found.skipped.items()))
 
 
-def sample(sources: tuple[Source, ...], found: Survey) -> Iterator[str]:
+def sample(sources: tuple[Source, ...], found: CorpusScan) -> Iterator[str]:
     """Yield about `SAMPLE_BYTES` of training text, or all of it where there is less.
 
     Documents are cut into pieces, and a hash of each piece's place decides whether it is taken:

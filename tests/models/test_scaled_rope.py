@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models import scaled
+from clearhead.models import with_scaled_rope
 from clearhead.ops import ntk_theta
 
 SHAPE = {
@@ -49,7 +49,7 @@ def _llama(**rope) -> LlamaForCausalLM:
 )
 def test_is_a_model_made_with_these_parameters(kind, parameters):
     model = _llama()
-    other = scaled(model, kind, 4.0)
+    other = with_scaled_rope(model, kind, 4.0)
     made = _llama(rope_parameters=parameters)
     made.load_state_dict(model.state_dict())
     ids = torch.randint(0, 61, (2, 40))
@@ -65,13 +65,13 @@ def test_is_a_model_made_with_these_parameters(kind, parameters):
 def test_only_the_rotated_part_of_a_head_counts_for_ntk():
     config = GPTNeoXConfig(**SHAPE, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
     config.rope_parameters["partial_rotary_factor"] = 0.5
-    other = scaled(GPTNeoXForCausalLM(config), "ntk", 2.0)
+    other = with_scaled_rope(GPTNeoXForCausalLM(config), "ntk", 2.0)
     assert other.config.rope_parameters["rope_theta"] == pytest.approx(ntk_theta(1e4, 2.0, 4))
 
 
 def test_clearhead_models_too():
     model = ClearheadForCausalLM(preset("coca", **SHAPE))
-    assert scaled(model, "yarn", 4).config.rope_parameters["factor"] == 4
+    assert with_scaled_rope(model, "yarn", 4).config.rope_parameters["factor"] == 4
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_clearhead_models_too():
 )
 def test_refuses(make, kind, factor, message):
     with pytest.raises(ClearheadError, match=message):
-        scaled(make(), kind, factor)
+        with_scaled_rope(make(), kind, factor)

@@ -22,7 +22,7 @@ from clearhead.models.loading import (
 )
 from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
-from clearhead.train.folder import RUN_FILE, read_record
+from clearhead.train.run_dir import RUN_FILE, read_record
 
 # Objective → the model class that learns it.
 OBJECTIVES = {cls.objective: cls for cls in (ClearheadForCausalLM, ClearheadForMaskedLM)}

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Draws:
+class SeededChoices:
     """A stream of choices named by `label`; equal labels give equal streams."""
 
     def __init__(self, label: str) -> None:

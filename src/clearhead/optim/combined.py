@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Steps each of its parts; state and groups are those of the parts, in their order.
 
     Made for optimizers that take matrices only, with AdamW for the rest.
