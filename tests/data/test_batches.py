@@ -162,7 +162,8 @@ def test_document_masks():
 @pytest.mark.parametrize(
     ("streams", "options", "match"),
     [
-        (corpus(30), {"batch_size": 8}, r"30 tokens, 3 windows of 10, but .* 8 windows \(80 tok"),
+        (corpus(30), {"batch_size": 8}, r"3 windows of 10, but .* takes 1 x 8 windows \(80 tok"),
+        (corpus(60), {"batch_size": 2, "accumulation": 4}, r"6 windows .* takes 4 x 2 windows"),
         (corpus(0), {}, "holds 0 tokens, 0 windows"),
         (corpus(99), {"sequence_length": 1}, "at least 2 tokens"),
         (corpus(99), {"batch_size": 0}, "at least 1 window"),

@@ -48,13 +48,14 @@ class Batches:
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
+        accumulation: batches a step, so that no step reads a window twice.
         document_masks: whether batches tell documents apart (see `batch`).
         began: the fingerprint that a run recorded which is to go on. It may be from before orders
             were computed: then they are written out, as they were.
 
     Raises:
-        ClearheadError: fewer windows than one batch, a weighted source without a window or with a
-            weight below 1 in 1000, or a length or size that is too small.
+        ClearheadError: fewer windows than one step takes, a weighted source without a window or
+            with a weight below 1 in 1000, or a length or size that is too small.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Batches:
         sequence_length: int,
         batch_size: int,
         seed: int,
+        accumulation: int = 1,
         document_masks: bool = False,
         began: str | None = None,
     ) -> None:
@@ -80,12 +82,13 @@ class Batches:
         self._streams = corpus.split(split)
         self._windows = [self._count(stream) for stream in self._streams]
         total = sum(self._windows)
-        if total < batch_size:
+        if total < accumulation * batch_size:
             tokens = sum(map(len, self._streams))
             raise ClearheadError(
                 f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
-                f"but a batch takes {batch_size} windows ({self.tokens_per_batch:,} tokens); "
-                "give more data, or a smaller batch_size or sequence_length"
+                f"but a step takes {accumulation} x {batch_size} windows "
+                f"({accumulation * self.tokens_per_batch:,} tokens): give more data, or a smaller "
+                "accumulation, batch_size or sequence_length"
             )
         self._pools, self._quotas = self._make_pools(split)
         largest = max(self._size(pool) for pool in self._pools)
