@@ -110,11 +110,12 @@ def _train(
         optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
         locks = list[Lock]()  # of the first process
+        restarted = joined.restarted()
 
         def opened() -> tuple[dict[str, Any] | None, Path | None]:
             """The record and folder of the checkpoint to go on from, in a folder that is held."""
             locks.append(stack.enter_context(hold_folder(output)))
-            if resume or (world.restarted() and run_dir.holds_run(output)):
+            if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
                 saved = run_dir.reopen(output, record, origin, config.steps)
                 return saved, None if saved is None else checkpoint.newest(output)
