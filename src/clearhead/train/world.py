@@ -44,6 +44,8 @@ class World:
     size: int = 1
     control: Any = None
     """The gloo group of decisions."""
+    writing: Any = None
+    """The gloo group of the threads that write checkpoints."""
     store: Any = None
     """Keys and values of the rendezvous, which outlast a broken group."""
 
@@ -104,11 +106,15 @@ class World:
                     made = call()
                 except ClearheadError as found:
                     error = found
-            self._share_error(error)
+            self.share_error(error)
         return made
 
-    def _share_error(self, error: ClearheadError | None) -> None:
+    def share_error(self, error: ClearheadError | None) -> None:
         """Raise the first error of any process in all of them."""
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, error and str(error), group=self.control)
         failed = [rank for rank, line in enumerate(found) if line is not None]
@@ -232,8 +238,8 @@ def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
             return
         store = _start(timedelta(seconds=seconds), alone=not given)
     try:
-        group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        _worlds.append(World(dist.get_rank(), dist.get_world_size(), group, store))
+        control, writing = (dist.new_group(backend="gloo", timeout=_PATIENCE) for _ in range(2))
+        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, writing, store))
         try:
             with _worlds[-1].losses_told():
                 yield _worlds[-1]
