@@ -15,7 +15,7 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.configs import CompareConfig, continued_recipe
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
@@ -45,16 +45,17 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     name, scale, tmp_path, capsys
 ):
     trials = _trials(name, scale, tmp_path)
-    chosen = {one.key: written(one.rates[-1]) for one in trials}
+    chosen = {one.key: written(one.rates[-1]) for one in trials if one.rates}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
     words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
     assert _call(name, *words) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = [shlex.split(line) for line in lines if not line.startswith("#")]
-    jobs = [job for one in trials for job in one.sweep().values()]
+    jobs = [*{job.name: job for one in trials for job in one.preparations()}.values()]
+    jobs += [job for one in trials for job in one.sweep().values()]
     for one in trials:
         for seed in one.config.seeds:
-            jobs += [one.training(one.rates[-1], seed), *one.evaluations(seed)]
+            jobs += one.jobs(one.rates[-1] if one.rates else None, seed)
     assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
     assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
     models = {job.model for job in jobs}
@@ -64,12 +65,13 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
         assert program == "clearhead"
         module = importlib.import_module(VERBS[verb][0])
         kind = getattr(module, "Command", EvaluateConfig)
-        read = parse(kind, options, verb=verb, description="")
+        usual = kind(train=continued_recipe()) if "--from" in options else None
+        read = parse(kind, options, verb=verb, description="", default=usual)
         for field in dataclasses.fields(job.config):
             assert getattr(read, field.name) == getattr(job.config, field.name), field.name
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
             (arm,) = job.config.arms
-            assert job.arm == arm.name
+            assert job.arm in {one.name for one in trials} | {arm.name}
             final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
             assert models == {None} or "rates" in final.parts or final in models
     assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
