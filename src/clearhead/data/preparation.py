@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.data import shards
 from clearhead.data import tokenizer as tokenizers
 from clearhead.data.config import DataConfig
-from clearhead.data.corpus import SPLITS, Corpus, TokenStream
+from clearhead.data.corpus import SPLITS, Corpus
 from clearhead.data.scan import CorpusScan, forget, sample, scan
 from clearhead.data.sources import Source, find
 from clearhead.errors import ClearheadError
@@ -235,16 +235,15 @@ def _open(
     name = _TRAINED if given is None else given.name_or_path
     streams = {
         split: tuple(
-            TokenStream(
+            shards.map_stream(
+                folder,
+                number,
+                split,
+                np.dtype(index["dtype"]),
                 spec=source.spec,
                 weight=source.weight,
-                tokens=tokens,
-                starts=starts,
             )
             for number, source in enumerate(sources)
-            for tokens, starts in [
-                shards.map_stream(folder, number, split, np.dtype(index["dtype"]))
-            ]
         )
         for split in SPLITS
     }

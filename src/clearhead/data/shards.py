@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from clearhead.data.corpus import SPLITS
+from clearhead.data.corpus import SPLITS, TokenStream
 from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
 
@@ -163,12 +164,16 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def map_stream(
-    folder: Path, source: int, split: str, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """Map the tokens and document offsets of a source and split, read-only."""
-    return (
-        _map(folder / _name(source, split, "tokens"), dtype),
-        _map(folder / _name(source, split, "starts"), _STARTS),
+    folder: Path, number: int, split: str, dtype: np.dtype, *, spec: str, weight: float | None
+) -> TokenStream:
+    """Open the tokens and document offsets of a source and split, read-only."""
+    path = folder / _name(number, split, "tokens")
+    return TokenStream(
+        spec=spec,
+        weight=weight,
+        tokens=_map(path, dtype),
+        starts=_map(folder / _name(number, split, "starts"), _STARTS),
+        file=FileIO(path),
     )
 
 
