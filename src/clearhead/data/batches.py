@@ -123,13 +123,11 @@ class Batches:
         first = step * self.batch_size
         places = [self._place(number) for number in range(first, first + self.batch_size)]
         length = self.sequence_length
-        ids_BT = np.stack(
-            [self._streams[stream].tokens[start : start + length] for stream, start in places]
-        ).astype(np.int64)
+        ids_BT = np.stack([self._streams[one].window(start, length) for one, start in places])
         input_ids = torch.from_numpy(ids_BT)
         if not self.document_masks:
             return {"input_ids": input_ids, "labels": input_ids.clone()}
-        opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
+        opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
     def _count(self, stream: TokenStream) -> int:
@@ -200,14 +198,6 @@ class Batches:
         self._kept[purpose] = order
         return order
 
-    def _opens(self, stream: int, start: int) -> np.ndarray:
-        """Where in a window a document begins, bool [T]."""
-        starts = self._streams[stream].starts
-        low, high = np.searchsorted(starts, [start, start + self.sequence_length])
-        opens_T = np.zeros(self.sequence_length, dtype=bool)
-        opens_T[starts[low:high] - start] = True
-        return opens_T
-
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
     """Model arguments by which no token sees another document than its own.
@@ -273,7 +263,7 @@ def windows(
     if count is not None and count < sum(available):
         available = apportion(count, available)
     return (
-        torch.from_numpy(stream.tokens[start : start + length].astype(np.int64))
+        torch.from_numpy(stream.window(start, length))
         for stream, starts, number in zip(streams, places, available, strict=True)
         for start in _chosen(starts, number, seed)
     )
