@@ -55,7 +55,7 @@ def smoke(trial: Trial) -> Trial:
         data=replace(_text(config.data), vocabulary=512),
     )
     questions = {
-        name: _little(question, length)
+        name: _little(question)
         for name, question in trial.table.questions.items()
         if isinstance(question, EvaluateSettings)
     }
@@ -69,7 +69,7 @@ def _text(data: DataConfig) -> DataConfig:
     return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
 
 
-def _little(question: EvaluateSettings, length: int) -> Question:
+def _little(question: EvaluateSettings) -> Question:
     changes: dict[str, Any] = {
         name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
         for name in question.tasks
@@ -79,9 +79,9 @@ def _little(question: EvaluateSettings, length: int) -> Question:
     return replace(
         question,
         **changes,
-        lengths=(length, 2 * length),
-        tokens=2 * length,
-        factors=question.factors[:1],
+        lengths=tuple(dict.fromkeys((question.lengths[0], question.lengths[-1]))),
+        tokens=2 * question.lengths[-1],
+        factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
         data=_text(question.data),
     )
