@@ -6,7 +6,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
 from clearhead.models import BASELINE, preset
 from clearhead.reproduce.trials import Question, Table, Trial
 
@@ -90,11 +90,11 @@ def _text(data: DataConfig) -> DataConfig:
     return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
 
 
-def _little(question: Question, length: int) -> Question:
+def _little(question: EvaluateSettings | DiagnoseConfig | QuantizeConfig, length: int) -> Question:
     text = _text(question.data)
     if isinstance(question, DiagnoseConfig):
         return replace(question, length=length, windows=WINDOWS, data=text)
-    if not isinstance(question, EvaluateSettings):
+    if isinstance(question, QuantizeConfig):
         return replace(question, length=length, tokens=WINDOWS * length, data=text)
     changes: dict[str, Any] = {
         name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
@@ -105,9 +105,9 @@ def _little(question: Question, length: int) -> Question:
     return replace(
         question,
         **changes,
-        lengths=(length, 2 * length),
-        tokens=2 * length,
-        factors=question.factors[:1],
+        lengths=tuple(dict.fromkeys((question.lengths[0], question.lengths[-1]))),
+        tokens=2 * question.lengths[-1],
+        factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
         data=_text(question.data),
     )
