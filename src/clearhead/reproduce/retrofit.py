@@ -70,12 +70,12 @@ def _tiny() -> Table:
         presets=("transformer",),
         base=MODEL,
         lengths=(1,),
-        evaluation_tokens=2048,
-        train=TrainConfig(tokens=24_576, sequence_length=128, batch_size=4, log_every=4),
+        evaluation_tokens=512,
+        train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
     )
-    return Table(config=config, questions=_questions(tokens=2048), parameters=PARAMETERS)
+    return Table(config=config, questions=_questions(tokens=1024), parameters=PARAMETERS)
 
 
 def _small() -> Table:
