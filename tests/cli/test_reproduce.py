@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +18,9 @@ from clearhead.experiments.configs import CompareConfig, continued_recipe
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
-from clearhead.reproduce import EXPERIMENTS, runner
+from clearhead.reproduce import EXPERIMENTS, forks
 from clearhead.reproduce.claims import claims
+from clearhead.reproduce.forks import Template
 from clearhead.reproduce.jobs import from_json
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
@@ -199,14 +199,15 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeypatch):
     started = []
 
-    class Killing(subprocess.Popen):
-        def __init__(self, words, **options):
-            super().__init__(words, **options)
-            started.append(words)
+    class Killing(Template):
+        def start(self, *order):
+            process = super().start(*order)
+            started.append(process)
             if len(started) == 1:
-                self.kill()
+                process.kill()
+            return process
 
-    monkeypatch.setattr(runner.subprocess, "Popen", Killing)
+    monkeypatch.setattr(forks, "Template", Killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert _call(*words) == 1
     told = capsys.readouterr().err

@@ -149,13 +149,3 @@ def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):
     assert {line.split()[2] for line in out.splitlines() if line.startswith("clearhead")} == {"sas"}
     assert "mlp_gain=1.0" in out
     assert "mlp_gain=0.3" not in out
-
-
-@pytest.mark.slow
-def test_smoke_runs_an_experiment_whole_and_ends_with_the_book(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    words = ["differential", "--scale", "smoke", "--only", "transformer", "differential"]
-    assert _call(*words, "--output", str(tmp_path / "out"), "--jobs", "2") == 0
-    assert "claims: " in capsys.readouterr().out
-    page = (tmp_path / "out" / "claims.html").read_text()
-    assert "a single needle found" in page

@@ -78,33 +78,45 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
-    failed, sources = 0, {}
-    for name, trials, output in _chosen(command):
-        if command.dry_run:
+    chosen = _chosen(command)
+    if command.dry_run:
+        for _, trials, output in chosen:
             _print(trials, output)
-            continue
-        from clearhead.cli.publishing import publish
-        from clearhead.progress import Line
-        from clearhead.reproduce import stages
-        from clearhead.reproduce.runner import Stopped
-        from clearhead.train import make_trackers
+        return 0
+    return _run(command, chosen)
 
-        make_trackers(command.track)  # refuses one that is not installed
-        try:
-            with Line(unit="job") as work:
-                records, wrong = stages.reproduce(
-                    trials, output, jobs=command.jobs, say=say, work=work
-                )
-        except Stopped as stop:
-            say("stopped: the same command goes on from here")
-            return stop.code
-        failed += wrong
-        sources[name] = records
-        title = f"clearhead reproduce {name}, {command.scale}"
-        publish([records], output / "report.html", title=title)
-    if sources:
-        folder = command.output or Path("runs")
-        _publish_book(sources, folder / "claims.html")
+
+def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
+    """Run the experiments, and write a page of each and the book."""
+    from clearhead.cli.publishing import publish
+    from clearhead.progress import Line
+    from clearhead.reproduce import stages
+    from clearhead.reproduce.forks import Template
+    from clearhead.reproduce.runner import Stopped
+    from clearhead.train import make_trackers
+
+    make_trackers(command.track)  # refuses one that is not installed
+    failed, sources = 0, {}
+    with Template(command.jobs) as template:
+        for name, trials, output in chosen:
+            try:
+                with Line(unit="job") as work:
+                    records, wrong = stages.reproduce(
+                        trials,
+                        output,
+                        jobs=command.jobs,
+                        start=template.start,
+                        say=say,
+                        work=work,
+                    )
+            except Stopped as stop:
+                say("stopped: the same command goes on from here")
+                return stop.code
+            failed += wrong
+            sources[name] = records
+            title = f"clearhead reproduce {name}, {command.scale}"
+            publish([records], output / "report.html", title=title)
+    _publish_book(sources, (command.output or Path("runs")) / "claims.html")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0

@@ -119,7 +119,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
                 gradient passes through them, for attribution (`attentions[i].retain_grad()`).
-            return_dict: False for a tuple.
+            **unknown: `return_dict=False` for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.

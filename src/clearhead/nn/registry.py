@@ -96,6 +96,7 @@ REGISTRY = Registry(
         gains.FEEDBACK,
     ]
 )
+"""The values of every axis, with the modules that implement them."""
 
 
 def register(declaration: Declaration) -> None:

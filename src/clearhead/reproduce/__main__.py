@@ -1,4 +1,4 @@
-"""One job in a process of its own: `python -m clearhead.reproduce`, the job on standard input."""
+"""Jobs, each in a process of its own: `python -m clearhead.reproduce`, what `forks` starts."""
 
 import sys
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
+from clearhead.reproduce.forks import serve
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
 from clearhead.train import InterruptedRun
@@ -26,9 +27,9 @@ class _Log(Watcher):
         say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
 
 
-def main() -> None:
-    """Run the job; exits with 0, or what its interruption asks for, or 1 and one line."""
-    config = from_json(sys.stdin.read())
+def perform(job: str) -> None:
+    """Run a job; exits with 0, or what its interruption asks for, or 1 and one line."""
+    config = from_json(job)
     sys.argv = command(config)  # what records say that they were made by
     try:
         if isinstance(config, CompareConfig):
@@ -49,4 +50,4 @@ def main() -> None:
         raise SystemExit(f"clearhead: {error}") from error
 
 
-main()
+serve(perform)

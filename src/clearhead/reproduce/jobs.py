@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -41,11 +40,6 @@ class Job:
     seed: int = 0
     model: Path | None = None
     """Folder of the model that it reads, if another job writes it."""
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The process that reads `to_json` from its standard input."""
-        return (sys.executable, "-m", "clearhead.reproduce")
 
     def to_json(self) -> str:
         return json.dumps({_verb(self.config): asdict(self.config)}, default=str)

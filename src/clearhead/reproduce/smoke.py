@@ -6,7 +6,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.models import BASELINE, preset
 from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
@@ -94,7 +94,7 @@ def _little(question: Measurement, length: int) -> Question:
     text = _text(question.data)
     if isinstance(question, DiagnoseConfig):
         return replace(question, length=length, windows=WINDOWS, data=text)
-    if not isinstance(question, EvaluateSettings):
+    if isinstance(question, QuantizeConfig):
         return replace(question, length=length, tokens=WINDOWS * length, data=text)
     changes: dict[str, Any] = {
         name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
@@ -105,9 +105,9 @@ def _little(question: Measurement, length: int) -> Question:
     return replace(
         question,
         **changes,
-        lengths=(length, 2 * length),
-        tokens=2 * length,
-        factors=question.factors[:1],
+        lengths=tuple(dict.fromkeys((question.lengths[0], question.lengths[-1]))),
+        tokens=2 * question.lengths[-1],
+        factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
         data=_text(question.data),
     )

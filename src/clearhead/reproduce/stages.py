@@ -14,7 +14,7 @@ from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import gpus, run
+from clearhead.reproduce.runner import Start, gpus, run
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
@@ -66,6 +66,7 @@ def reproduce(
     output: Path,
     *,
     jobs: int,
+    start: Start,
     say: Callable[[str], None],
     work: Work | None = None,
 ) -> tuple[Path, int]:
@@ -85,11 +86,16 @@ def reproduce(
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
     with hold_folder(output):
-        return _reproduce(trials, output, jobs, say, Work("job") if work is None else work)
+        return _reproduce(trials, output, jobs, start, say, work or Work("job"))
 
 
 def _reproduce(
-    trials: Sequence[Trial], output: Path, jobs: int, say: Callable[[str], None], work: Work
+    trials: Sequence[Trial],
+    output: Path,
+    jobs: int,
+    start: Start,
+    say: Callable[[str], None],
+    work: Work,
 ) -> tuple[Path, int]:
     failed = 0
 
@@ -97,7 +103,8 @@ def _reproduce(
         nonlocal failed
         say(f"{name}: {len(listed)} jobs")
         logs = output / "logs"
-        failed += len(run(listed, logs=logs, jobs=jobs, say=say, work=work, devices=gpus()))
+        ended = run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
+        failed += len(ended)
 
     known = settled(output)
     prepared, swept = preparations(trials), sweeps(one for one in trials if one.key not in known)
