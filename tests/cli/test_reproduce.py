@@ -126,6 +126,46 @@ def test_own_text_takes_the_place_of_both(tmp_path, capsys):
             assert "--data.data c.txt" in line
 
 
+def test_another_model_and_budget_take_the_place_of_the_experiments_own(tmp_path, capsys):
+    words = ["--from", "my-model", "--data", "a.txt", "--test-data", "b.txt", "--tokens", "4096"]
+    out = str(tmp_path / "out")
+    assert _call("retrofit", *words, "--output", out, "--dry-run") == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    commands = [words for words in lines if words[0] == "clearhead"]
+    converted = [words for words in commands if words[1] == "convert"]
+    assert {words[2] for words in converted} == {"my-model"}
+    assert all("a.txt" in words for words in converted if "--calibrate" in words)
+    for words in (one for one in commands if one[1] == "compare"):
+        start = words[words.index("--from") + 1]
+        assert start == "my-model" or start in {one[3] for one in converted}
+        assert words[words.index("--train.tokens") + 1] == "4096"
+    asked = [words for words in commands if words[1] in ("quantize", "diagnose")]
+    assert all("b.txt" in words and "0.999" in words for words in asked)
+    assert sum("my-model" in words for words in asked) == 2  # the model as it is
+    assert not any("b.txt" in words for words in commands if words[1] == "eval")  # of code
+
+
+def test_a_model_to_start_from_is_refused_where_arms_begin_anew(capsys):
+    assert _call("blocks", "--from", "my-model", "--dry-run") == 2
+    assert "--from has no effect on transformer, which begins anew" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    arms = ["as it is", "prefix rotated trained"]
+    assert _call("retrofit", "--scale", "smoke", "--output", str(out), "--only", *arms) == 0
+    records = load(out / "records.jsonl")
+    assert set(records.arms()) == set(arms)
+    for run in records.runs:
+        assert run.select("perplexity", scheme="w8a8-coarse")
+        assert run.value("perplexity", task="perplexity", scaling="none", length=128)
+        assert run.value("maximum_activation", tokens="rest")
+    assert records.of(arms[1])[0].header["from"]["name"].startswith(str(out / "models"))
+    assert not records.of(arms[0])[0].steps
+
+
 # The whole of it
 
 

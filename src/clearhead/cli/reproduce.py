@@ -46,6 +46,8 @@ class Command:
     are, the least used."""
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()
     """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
     for."""
@@ -205,6 +207,9 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     }
     if command.seeds:
         config = replace(config, seeds=command.seeds)
+    if command.tokens is not None:
+        config = replace(config, train=replace(config.train, tokens=command.tokens))
+        table = replace(table, sweep_tokens=min(table.sweep_tokens, command.tokens))
     if command.data:
         config = replace(config, data=replace(config.data, data=command.data))
     if command.test_data:

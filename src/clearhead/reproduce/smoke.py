@@ -6,9 +6,9 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.models import BASELINE, preset
-from clearhead.reproduce.trials import Question, Table, Trial
+from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
 STEPS, WINDOWS, HEAD = 4, 2, 8
 TEXT = "python-stdlib"
@@ -90,7 +90,7 @@ def _text(data: DataConfig) -> DataConfig:
     return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
 
 
-def _little(question: EvaluateSettings | DiagnoseConfig | QuantizeConfig, length: int) -> Question:
+def _little(question: Measurement, length: int) -> Question:
     text = _text(question.data)
     if isinstance(question, DiagnoseConfig):
         return replace(question, length=length, windows=WINDOWS, data=text)

@@ -19,7 +19,8 @@ from clearhead.reproduce.jobs import Job
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
 
-Question = EvaluateSettings | DiagnoseConfig | QuantizeConfig | FinetuneJob
+Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
+Question = Measurement | FinetuneJob
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 TRAINED = ""
