@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import SEAL
+from clearhead.experiments.compare import relabelled
 from clearhead.experiments.configs import RECORDS
 from clearhead.progress import Work
 from clearhead.records import jsonl
@@ -126,12 +126,7 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
     for job in jobs:
         if not job.records.exists():
             continue
-        for line in jsonl.read(job.records):
-            line["run"] = f"{job.label}/{line['run']}"
-            if line["kind"] == "run":
-                line |= {"arm": job.arm, "label": job.label}
-                line.pop(SEAL, None)  # of these lines by their own names
-            lines.append(jsonl.encode(line))
+        lines += map(jsonl.encode, relabelled(job.records, arm=job.arm, label=job.label))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))
