@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test attack kernels lint bench gpu clean
+.PHONY: demo test attack kernels lint docs bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -27,6 +27,11 @@ kernels: $(VENV)/triton
 
 lint: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files
+
+# The site: pages for users and the API's, from docstrings; a warning is an error (--quiet would lose it).
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo build/site/index.html
 
 bench: $(VENV)/.installed
 	$(BIN)/clearhead bench --output results/bench.jsonl
@@ -61,6 +66,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 $(VENV)/triton: $(VENV)/.installed

@@ -36,7 +36,9 @@ def differential(
     2g+1. Head i reads kv-pair i // (H/G), the semantics of the authors' flash files.
 
     Args:
-        q_BHTD, k_BGSD, v_BGSD: H and G even.
+        q_BHTD: queries, H even.
+        k_BGSD: keys, G even.
+        v_BGSD: values.
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
         norm_eps: added to the mean square; None leaves the norm out.
@@ -139,7 +141,9 @@ def differential_v2(
     straddle two groups make training unstable, so such groupings are refused.
 
     Args:
-        q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
+        q_BHTD: queries, twice as many as heads; H / G even.
+        k_BGSD: keys.
+        v_BGSD: values.
         lam: λ, float32 [B, H/2, T, 1].
         attend: what computes the maps, with `ops.attend`'s signature.
         options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.
