@@ -307,6 +307,7 @@ def _open(
                     "documents": known.documents,
                     "bytes": known.size,
                     "skipped": known.skipped,
+                    **({"revision": source.revision} if source.revision is not None else {}),
                     **counts,
                 }
                 for source, known, counts in zip(

@@ -24,12 +24,13 @@ class StatCache:
 
     Args:
         path: of that file; where it cannot be written no value is kept.
-        files: that the value is computed from.
+        files: that the value is computed from; None: from more than files, so that none is kept.
         key: JSON of everything else that decides the value.
     """
 
-    def __init__(self, path: Path, files: Iterable[Path], key: Any) -> None:
-        self._path, self._files, self._key = path, list(files), key
+    def __init__(self, path: Path, files: Iterable[Path] | None, key: Any) -> None:
+        self._path, self._key = path, key
+        self._files = None if files is None else list(files)
         self._state = self._now()
 
     def read(self) -> Any:
@@ -55,14 +56,16 @@ class StatCache:
             self._path.unlink(missing_ok=True)
 
     def _now(self) -> str | None:
-        """A digest of the key and of the files' sizes, times and inodes; None without a file."""
+        """A digest of the key and of the files' sizes, times and inodes; None if one is missing."""
+        if self._files is None:
+            return None
         try:
-            return digest_of([self._key, list(map(_stat, self._files))]) if self._files else None
+            return digest_of([self._key, list(map(_stat, self._files))])
         except OSError:
             return None
 
     def _recent(self) -> bool:
-        newest = max(path.stat().st_mtime_ns for path in self._files)
+        newest = max((path.stat().st_mtime_ns for path in self._files or ()), default=0)
         return time.time_ns() - newest < _RECENT_NS
 
 
