@@ -35,12 +35,12 @@ class StatCache:
 
     def read(self) -> Any:
         """The value; None where there is none, or a file or the key changed."""
-        try:
-            state, value, digest = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, RecursionError, TypeError):
-            return None
-        whole = digest == digest_of([state, value])
-        return value if whole and state == self._state is not None else None
+        state, value = self._stored()
+        return value if state == self._state is not None else None
+
+    def last(self) -> Any:
+        """The value that was written last, whatever changed since; None where there is none."""
+        return self._stored()[1]
 
     def write(self, value: Any) -> None:
         """Keep a value, unless a file changed meanwhile or may still change unnoticed."""
@@ -54,6 +54,13 @@ class StatCache:
         """Drop the value."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+    def _stored(self) -> tuple[str | None, Any]:
+        try:
+            state, value, digest = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError, TypeError):
+            return None, None
+        return (state, value) if digest == digest_of([state, value]) else (None, None)
 
     def _now(self) -> str | None:
         """A digest of the key and of the files' sizes, times and inodes; None if one is missing."""
