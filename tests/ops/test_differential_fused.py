@@ -4,8 +4,10 @@ On a GPU, `test_gpu.py` runs the kernels compiled.
 """
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.ops import differential_fused, dispatch, oracles
 from clearhead.ops.visibility import Visibility
+from tests.ops.launches import Launches
 
 # Where it is asked for and Triton is missing, these fail.
 pytestmark = pytest.mark.skipif(
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.skipif(
     reason="`make kernels` runs these; CPU builds of PyTorch lack Triton",
 )
 BOUND = {torch.float32: 2e-6, torch.float16: 2e-3}
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 NAMES = ("o", "dq", "dk", "dv", "dlambda", "dsink")
 
 
@@ -152,37 +156,49 @@ def test_an_expanded_gradient_and_the_same_result_every_time():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_deterministic_algorithms_are_the_two_kernels(monkeypatch):
-    launched = _launched(monkeypatch)
-    _learn(single_pass=True)
-    assert launched == ["forward", "backward_rows", "backward_keys"]
-    launched.clear()
-    torch.use_deterministic_algorithms(True)
-    try:
-        _learn(single_pass=True)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert launched == ["forward", "backward_rows", "backward_keys", "backward_queries"]
-
-
-def _launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that are started from now on."""
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The kernels that are started, by name, and do nothing."""
     from clearhead.ops import differential_kernels
 
-    names: list[str] = []
+    counts: Counter[str] = Counter()
     for name in ("forward", "backward_rows", "backward_keys", "backward_queries"):
-        kernel = getattr(differential_kernels, name)
+        start = partial(lambda name, *inputs, **constants: counts.update([name]), name)
+        monkeypatch.setattr(differential_kernels, name, defaultdict(lambda start=start: start))
+    return counts
 
-        class Watched:
-            def __init__(self, kernel: object, name: str) -> None:
-                self.kernel, self.name = kernel, name
 
-            def __getitem__(self, grid: object) -> object:
-                names.append(self.name)
-                return self.kernel[grid]
+@pytest.mark.parametrize("single_pass", [False, True])
+def test_deterministic_algorithms_are_the_two_kernels(single_pass, started):
+    torch.use_deterministic_algorithms(True)
+    try:
+        _learn(single_pass=single_pass)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(started) == {"forward", "backward_rows", "backward_keys", "backward_queries"}
 
-        monkeypatch.setattr(differential_kernels, name, Watched(kernel, name))
-    return names
+
+@pytest.mark.parametrize("kernel", dispatch.FUSED)
+def test_a_pass_starts_few_kernels(kernel, started):
+    """With documents, padding and learned sinks; the documentation has them as `test_launches`."""
+    q, k, v = (torch.randn(2, 40, 4, 16).half().transpose(1, 2).requires_grad_() for _ in range(3))
+    lam, sink = torch.tensor(0.2, requires_grad=True), torch.zeros(4, requires_grad=True)
+    at = torch.arange(40).expand(2, -1)
+    seen = Visibility(key_mask=at > 4, segments=at // 20)
+    options = {"scale": 0.25, "visibility": seen, "single_pass": kernel == dispatch.SINGLE_PASS}
+    with Launches() as forward:
+        o = differential_fused.difference(q, k, v, lam, sink=sink, **options)
+    counts = [forward.names.total() + started.total()]
+    grad = torch.randn_like(o)
+    started.clear()
+    with Launches() as backward:
+        torch.autograd.grad(o, (q, k, v, lam, sink), grad)
+    counts.append(backward.names.total() + started.total())
+    row = f"| V1, documents, padding, learned sinks | `{kernel}` | {counts[0]} | {counts[1]} |"
+    print(row)
+    assert counts[0] <= 6
+    assert counts[1] <= 8
+    assert row in PAGE.read_text("utf-8")
 
 
 def test_the_operators_keep_pytorch_s_contract():

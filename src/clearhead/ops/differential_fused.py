@@ -257,6 +257,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     *tensors, ctx.causal, ctx.window, ctx.scale, ctx.single_pass = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # zeros in place of the others' gradients
 
 
 def _gradients(ctx: Any, grad_BTPE: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
