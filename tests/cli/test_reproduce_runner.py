@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.experiments.configs import CompareConfig
-from clearhead.report import load
+from clearhead.report import load, page_of
 from clearhead.reproduce import runner
 from clearhead.reproduce.claims import Contrast
 from clearhead.reproduce.jobs import Job
@@ -247,6 +247,8 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
         words="",
         at={"scheme": "w8a8-coarse"},
     )
+    (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
+    assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
     (outcome,) = added.judge("a", records)
     assert outcome.arm.mean == 10.0
     assert outcome.difference.mean == 0.0
