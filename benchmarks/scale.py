@@ -141,9 +141,9 @@ def _in_processes(count: int) -> dict[str, float]:
 def _pace(folder: Path) -> None:
     """Train a small model for a few steps as one of several processes; the first writes."""
     times = _Times()
-    _train("small", folder / "run", 4, times, rows=4, length=512)
+    _train("small", folder / "run", 3, times, rows=4, length=256)
     if times.ended:  # in the first process
-        tokens = 4 * 512
+        tokens = 4 * 256
         pace = {"seconds": min(times.steps()) / tokens, "CPU seconds": min(times.steps(1)) / tokens}
         (folder / "result.json").write_text(json.dumps(pace))
 

@@ -80,9 +80,9 @@ def run(words: list[str]) -> int:
             _print(trials, output)
             continue
         from clearhead.cli.publishing import publish
+        from clearhead.experiments.job_runner import Stopped
         from clearhead.progress import Line
         from clearhead.reproduce import stages
-        from clearhead.reproduce.runner import Stopped
         from clearhead.train import make_trackers
 
         make_trackers(command.track)  # refuses one that is not installed

@@ -4,7 +4,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
+from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import attention_records, measure
+from clearhead.experiments.job_runner import gpus
+from clearhead.experiments.job_runner import run as run_jobs
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
 from clearhead.experiments.run_setup import batches, masked_batches
@@ -70,6 +73,7 @@ def compare(
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+        Stopped: the same, of several runs at once.
     """
     with joined(config.train.timeout) as world, ExitStack() as stack:
         locks = list[Lock]()  # of the first process
@@ -85,10 +89,14 @@ def _compare(
     say: Callable[[str], None],
     work: Work,
 ) -> Records:
+    if config.jobs > 1 and world.size > 1:
+        raise world.told(
+            ClearheadError(
+                "jobs gives every run a process, and torchrun gives one run several: leave one out"
+            )
+        )
     make_trackers(config.track)  # refuses one that is not installed
     base, corpus = world.in_turn(lambda: _opened(config, say))
-    if config.objective == "mlm":
-        corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
@@ -113,20 +121,19 @@ def _compare(
     def publish(job: _Job, trained: "_Trained | None") -> str | None:
         """Measure and record a run, unless that was done before; returns how it diverged."""
         if trained is not None:
-            header, *lines = _records(job, trained)
-            text = "".join(map(as_line, lines))
-            for lock in locks:
-                lock.check()  # measuring takes its time
-            write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            _write_records(job, trained, locks)
         written.append(job.records)
         text = "".join(path.read_bytes().decode() for path in written)
         write_text(config.output / RECORDS, text)
         return _intact(job.records).get("diverged")
 
     work.start(len(jobs))
+    spread = _in_processes(jobs, config, say, work) if config.jobs > 1 else []
     for job in jobs:
         trained = None
-        if world.by_first(job.records.exists):
+        if job in spread:
+            pass  # counted when its process ended
+        elif world.by_first(job.records.exists):
             work.skip()
             say(f"{job.called}: already done")
         else:
@@ -142,10 +149,65 @@ def _compare(
     return load(config.output / RECORDS)
 
 
+def _in_processes(
+    runs: list["_Job"], config: CompareConfig, say: Callable[[str], None], work: Work
+) -> list["_Job"]:
+    """Make the runs that are still to do, several at a time; returns them."""
+    left = [run for run in runs if not run.records.exists()]
+    for _ in range(len(runs) - len(left)):
+        work.skip()
+    whole = CompareConfig(**{one.name: getattr(config, one.name) for one in fields(CompareConfig)})
+    jobs = [
+        Job(
+            name=run.folder.name,
+            config=OneRun(comparison=whole, arm=run.arm.name, seed=run.seed),
+            records=run.records,
+            arm=run.arm.name,
+            label=config.label,
+        )
+        for run in left
+    ]
+    logs, count = config.output / "logs", min(config.jobs, len(left))
+    say(f"{len(left)} runs, {count} at once, with logs in {logs}")
+    failed = run_jobs(jobs, logs=logs, jobs=count, say=say, work=work, devices=gpus())
+    if failed:
+        raise ClearheadError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
+            f"{logs} says why, and the same command tries them again"
+        )
+    return left
+
+
+def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
+    """Train, measure and record one run of a comparison, whose folder another process holds.
+
+    Raises:
+        ClearheadError, InterruptedRun: as `compare`.
+    """
+    config = one.comparison
+    base, corpus = _opened(config, say)
+    arm = next(arm for arm in config.arms if arm.name == one.arm)
+    job = _Job(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
+    work.start(1)
+    work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+    trained = _trained(job, [Progress(work=work), *make_trackers(config.track)])
+    _write_records(job, trained, [])
+
+
+def _write_records(job: "_Job", trained: "_Trained", locks: list[Lock]) -> None:
+    """Measure a trained model; publish the run's records."""
+    header, *lines = _records(job, trained)
+    text = "".join(map(as_line, lines))
+    for lock in locks:
+        lock.check()  # measuring takes its time
+    write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+
+
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
     if config.base is None:
-        return None, prepare(config.data, progress=say)
+        corpus = prepare(config.data, progress=say)
+        return None, with_mask_token(corpus) if config.objective == "mlm" else corpus
     longest = max(arm.train.sequence_length for arm in config.arms)
     trust = config.trust_remote_code
     base = open_base(config.base, config.data, longest, trust_remote_code=trust)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.records.loading import load
-from clearhead.reproduce.jobs import Job
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm

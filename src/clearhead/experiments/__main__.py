@@ -1,17 +1,17 @@
-"""One job in a process of its own: `python -m clearhead.reproduce`, the job on standard input."""
+"""One job in a process of its own: `python -m clearhead.experiments`, the job on standard input."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import compare
-from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.compare import compare, make_run
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
+from clearhead.experiments.jobs import command, from_json
 from clearhead.measure import Watcher
 from clearhead.progress import Line
-from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
 from clearhead.train import InterruptedRun
 
@@ -28,6 +28,8 @@ def main() -> None:
     try:
         if isinstance(config, CompareConfig):
             compare(config, say=say, work=Line())
+        elif isinstance(config, OneRun):
+            make_run(config, say=say, work=Line())
         elif isinstance(config, FinetuneJob):
             run_finetune(config, say=say, work=Line())
         else:

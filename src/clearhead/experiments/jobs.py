@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from clearhead.experiments.commands import texts, words_of
-from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
 from clearhead.experiments.sweep_configs import EvaluateConfig
 
 # Verb → the configuration that holds its options, and the field that stands before them.
@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "eval": (EvaluateConfig, "models"),
     "finetune": (FinetuneJob, "model"),
 }
+_RUN = "run"  # one of a comparison, which no verb makes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +41,7 @@ class Job:
     @property
     def program(self) -> tuple[str, ...]:
         """The process that reads `to_json` from its standard input."""
-        return (sys.executable, "-m", "clearhead.reproduce")
+        return (sys.executable, "-m", "clearhead.experiments")
 
     def to_json(self) -> str:
         return json.dumps({_verb(self.config): asdict(self.config)}, default=str)
@@ -52,11 +53,16 @@ class Job:
 def from_json(text: str) -> Any:
     """The configuration of `Job.to_json`."""
     ((verb, config),) = json.loads(text).items()
-    return _decoded(VERBS[verb][0], config)
+    return _decoded(OneRun if verb == _RUN else VERBS[verb][0], config)
 
 
 def command(config: Any) -> list[str]:
-    """The command line equivalent to `config`: its fields that differ from their defaults."""
+    """The command line equivalent to `config`: its fields that differ from their defaults.
+
+    Of a run of a comparison it is that of the whole.
+    """
+    if isinstance(config, OneRun):
+        config = config.comparison
     verb = _verb(config)
     positional = VERBS[verb][1]
     options = words_of(config)
@@ -66,7 +72,8 @@ def command(config: Any) -> list[str]:
 
 
 def _verb(config: Any) -> str:
-    return next(verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    verbs = (verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    return next(verbs, _RUN)
 
 
 def _decoded(kind: Any, value: Any) -> Any:
