@@ -43,7 +43,7 @@ def test_runs_side_by_side_have_the_records_of_runs_in_turn(words, tmp_path, cap
     other = changed(words, "--output", str(tmp_path / "b"), "--jobs", "2")
     assert call(*other) == 0
     told = capsys.readouterr()
-    assert f"2 runs, 2 at once, with logs in {tmp_path}/b/logs" in told.err
+    assert f"2 of 2 runs at once, with logs in {tmp_path}/b/logs" in told.err
     assert "learning_rate 1e+30, seed 0: stopped at step 2" in told.err  # a result, no failure
     assert "already done" not in told.err
     assert _records(tmp_path / "b") == _records(tmp_path / "a")
@@ -67,5 +67,5 @@ def test_a_run_that_fails_is_named_and_the_same_command_makes_it(words, tmp_path
     assert call(*words, "--jobs", "2") == 0
     told = capsys.readouterr().err
     assert "learning_rate 0.001, seed 0: already done" in told
-    assert "1 runs, 1 at once" in told
+    assert "1 of 1 runs at once" in told
     assert (blocked / "records.jsonl").exists()

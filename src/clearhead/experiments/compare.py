@@ -168,7 +168,7 @@ def _in_processes(
         for run in left
     ]
     logs, count = config.output / "logs", min(config.jobs, len(left))
-    say(f"{len(left)} runs, {count} at once, with logs in {logs}")
+    say(f"{count} of {len(left)} runs at once, with logs in {logs}")
     failed = run_jobs(jobs, logs=logs, jobs=count, say=say, work=work, devices=gpus())
     if failed:
         raise ClearheadError(
