@@ -195,7 +195,7 @@ def test_same_bytes_in_another_process(folder, configure):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
-def test_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
+def test_a_build_interrupted_before_its_first_mark_leaves_nothing(folder, configure, monkeypatch):
     config = configure(folder)
     monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
     calls = []
@@ -221,7 +221,7 @@ def test_full_disk_is_one_line(folder, configure, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shards.ShardWriter, "write", full)
-    with pytest.raises(ClearheadError, match="No space left on device; nothing unfinished is kept"):
+    with pytest.raises(ClearheadError, match="No space left on device; what is whole is kept"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
 

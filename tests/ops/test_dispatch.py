@@ -87,6 +87,19 @@ def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, capl
     assert torch.allclose(attend(q, q, q, kernel="tiles"), want, atol=1e-5)
 
 
+def test_the_fused_kernels_are_used_where_they_are_named_and_not_refused(monkeypatch, caplog):
+    chosen = dispatch.fused_differential
+    assert chosen(None, None) is None
+    for name in dispatch.FUSED:
+        assert chosen(f"tiles,{name}", None) == name
+    monkeypatch.setenv(dispatch.VARIABLE, dispatch.SINGLE_PASS)
+    assert chosen(None, None) == dispatch.SINGLE_PASS
+    assert chosen("tiles", None) is None
+    with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
+        assert chosen(None, "bfloat16 and float16 only") is None
+    assert caplog.messages[-1].endswith("not differential-single-pass: bfloat16 and float16 only")
+
+
 def test_a_request_says_itself():
     asked = Request(*HOPPER)._replace(width=128, key_mask=True, segments=True, square=False)
     assert str(asked) == (

@@ -55,6 +55,9 @@ REQUESTS = {
     "shards": {"config": {**FSDP, "shard": 3}},
 }  # fmt: skip
 
+# The steps of a run that is stopped as batch 6 is read, for step 7, while step 6 may still run.
+AT_BATCH_6 = (6, 7)
+
 
 def start(folder, size, requests, *launcher):
     """Start the program in `size` processes, or by a launcher that does."""
@@ -143,13 +146,16 @@ def test_the_model_of_a_sharded_run_is_an_ordinary_folder(two):
 
 def test_a_signal_to_one_process_stops_both_and_the_resumed_curve_is_the_unbroken_one(two):
     first, second = two[1]
-    assert first["stopped"]["steps"] == second["stopped"]["steps"] == 7
+    assert first["stopped"]["steps"] == second["stopped"]["steps"]
+    assert first["stopped"]["steps"] in AT_BATCH_6
     assert first["stopped"]["losses"] + first["resumed"]["losses"] == first["dropout"]["losses"]
 
 
 def test_a_run_of_one_process_goes_on_in_two(tiny, two, tmp_path):
     theirs = by_one(tiny, tmp_path / "unbroken", REQUESTS["from-one"])
-    assert two[1][0]["from-one"]["losses"] == pytest.approx(theirs[7:], abs=2e-5)
+    losses = two[1][0]["from-one"]["losses"]
+    assert 12 - len(losses) in AT_BATCH_6
+    assert losses == pytest.approx(theirs[-len(losses) :], abs=2e-5)
 
 
 def test_a_run_of_two_processes_goes_on_in_one(tiny, two, tmp_path):
@@ -321,7 +327,7 @@ def test_four_processes_on_two_copies_and_then_two_have_the_losses_of_one(tiny, 
     (found, *_) = answers(tmp_path, start(tmp_path, 4, [stop]), 4)
     request["config"].pop("shard")
     (then, *_) = answers(tmp_path, start(tmp_path, 2, [{**request, "resume": True}]), 2)
-    assert len(found[0]["losses"]) == 7
+    assert len(found[0]["losses"]) in AT_BATCH_6
     theirs = by_one(tiny, tmp_path / "one", request)
     assert found[0]["losses"] + then[0]["losses"] == pytest.approx(theirs, abs=2e-5)
 

@@ -4,7 +4,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,10 @@ from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import attention_records, measure
-from clearhead.experiments.job_runner import gpus
-from clearhead.experiments.job_runner import run as run_jobs
-from clearhead.experiments.jobs import Job
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
 from clearhead.experiments.run_setup import batches, masked_batches
+from clearhead.experiments.side_by_side import make_at_once
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -128,13 +126,19 @@ def _compare(
         return _intact(job.records).get("diverged")
 
     work.start(len(jobs))
-    spread = _in_processes(jobs, config, say, work) if config.jobs > 1 else []
+    spread = list[_Job]()
+    if config.jobs > 1:
+        spread = [job for job in jobs if not job.records.exists()]
+        for _ in range(len(jobs) - len(spread)):
+            work.skip()
+        make_at_once(config, spread, say, work)
     for job in jobs:
         trained = None
         if job in spread:
-            pass  # counted when its process ended
+            pass  # said when its process ended
         elif world.by_first(job.records.exists):
-            work.skip()
+            if config.jobs == 1:
+                work.skip()
             say(f"{job.called}: already done")
         else:
             work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
@@ -147,35 +151,6 @@ def _compare(
     if all(diverged):
         raise world.told(DivergedError(f"no run stayed finite: {diverged[0]}"))
     return load(config.output / RECORDS)
-
-
-def _in_processes(
-    runs: list["_Job"], config: CompareConfig, say: Callable[[str], None], work: Work
-) -> list["_Job"]:
-    """Make the runs that are still to do, several at a time; returns them."""
-    left = [run for run in runs if not run.records.exists()]
-    for _ in range(len(runs) - len(left)):
-        work.skip()
-    whole = CompareConfig(**{one.name: getattr(config, one.name) for one in fields(CompareConfig)})
-    jobs = [
-        Job(
-            name=run.folder.name,
-            config=OneRun(comparison=whole, arm=run.arm.name, seed=run.seed),
-            records=run.records,
-            arm=run.arm.name,
-            label=config.label,
-        )
-        for run in left
-    ]
-    logs, count = config.output / "logs", min(config.jobs, len(left))
-    say(f"{count} of {len(left)} runs at once, with logs in {logs}")
-    failed = run_jobs(jobs, logs=logs, jobs=count, say=say, work=work, devices=gpus())
-    if failed:
-        raise ClearheadError(
-            f"{len(failed)} of {len(runs)} runs failed ({', '.join(one.name for one in failed)}): "
-            f"{logs} says why, and the same command tries them again"
-        )
-    return left
 
 
 def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
@@ -248,6 +223,7 @@ class _Job:
             "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
+            **({"sizes": list(self.config.sizes)} if self.config.sizes else {}),
             "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
@@ -349,6 +325,19 @@ def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
     if job.seed == job.config.seeds[0]:
         for found in attention_records(model, corpus):
             yield {"kind": "attention", "run": name, **found}
+
+
+def relabelled(records: Path, **names: str) -> Iterator[dict[str, Any]]:
+    """The lines of a file of records under other names, such as an "arm" and a "label".
+
+    The label becomes part of each run's name, so that files can be joined.
+    """
+    for line in jsonl.read(records):
+        line["run"] = f"{names['label']}/{line['run']}"
+        if line["kind"] == "run":
+            line |= names
+            line.pop(SEAL, None)  # of these lines by their own names
+        yield line
 
 
 def _intact(path: Path) -> dict[str, Any]:

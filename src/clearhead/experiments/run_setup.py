@@ -68,6 +68,7 @@ def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -
         sequence_length=settings.sequence_length,
         batch_size=settings.batch_size,
         seed=settings.seed,
+        accumulation=settings.accumulation,
         document_masks=settings.document_masks,
         began=record.get("data"),
     )

@@ -81,9 +81,10 @@ def _run(
             f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
         )
     torch.manual_seed(job.train.seed)
-    made: BatchSource = batches(corpus, job.train, job.output)
-    if share is not None:
-        made = masked_batches(corpus, job.train, job.output, share=share)
+    with world.alike():
+        made: BatchSource = batches(corpus, job.train, job.output)
+        if share is not None:
+            made = masked_batches(corpus, job.train, job.output, share=share)
     return train(
         model.to(best_device()),
         made,

@@ -9,6 +9,7 @@ from clearhead.report.charts import Looks
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
+from clearhead.report.speedup import speedup_section
 from clearhead.report.verdicts import CAPTION
 
 Columns = Iterator[tuple[Heading, Quantity]]
@@ -18,9 +19,11 @@ _FIRST_TOKEN = "First token’s attention"
 def page(records: Records, title: str = "") -> Page:
     """The page of trained or evaluated models, with the sections that the records can fill."""
     trained = not narrative.only_evaluated(records)
+    speedup = speedup_section(records)
 
     def judge(threshold: float) -> list[str]:
-        said = [narrative.lead(records, threshold)]
+        said = [] if speedup is None else [speedup.answer]
+        said += [narrative.lead(records, threshold)]
         said += [narrative.cost(records, threshold)] if trained else [evaluation.verdict(records)]
         return [sentence for sentence in said if sentence]
 
@@ -33,6 +36,7 @@ def page(records: Records, title: str = "") -> Page:
     )
     looks = built.looks
     sections = (
+        speedup,
         _comparison(records) if trained else None,
         _training(records, looks),
         _lengths(records, looks),

@@ -28,6 +28,8 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
+from clearhead.train.penalty import Penalty, penalised
+from clearhead.train.prefetch import MicroBatches, Prefetcher
 from clearhead.train.result import DivergedError, TrainResult
 from clearhead.train.saver import Saver
 from clearhead.train.trainable import choose_parameters
@@ -143,7 +145,14 @@ def _train(
             first_step=progress.step,
             record=record,
         )
+
+        def prepare(step: int) -> MicroBatches:
+            numbers = range(config.starts[step], config.starts[step + 1])
+            return model_spread.micro_batches(batches, numbers)
+
+        steps = range(progress.step, config.steps)
         loop = _Loop(
+            prefetcher=stack.enter_context(Prefetcher(prepare, steps, model.device)),
             run=run,
             locks=locks,
             spread=model_spread,
@@ -155,6 +164,7 @@ def _train(
             identity=identity,
             progress=progress,
             callbacks=[MetricsFile(), *callbacks] if joined.first else [],
+            penalty=stack.enter_context(penalised(model, config.penalty)),
         )
         for callback in loop.callbacks:
             stack.callback(callback.close)
@@ -194,6 +204,7 @@ class _Progress:
 class _Loop:
     """The steps of one process's part of a run."""
 
+    prefetcher: Prefetcher
     run: Run
     locks: Sequence[Lock]
     spread: Spread
@@ -205,6 +216,7 @@ class _Loop:
     identity: dict[str, Any]
     progress: _Progress
     callbacks: Sequence[Callback]
+    penalty: Penalty | None
 
     def __post_init__(self) -> None:
         self.world = self.spread.world
@@ -219,7 +231,7 @@ class _Loop:
         """Do the steps that remain, or those until any process has a signal; save; sum up."""
         config, progress = self.config, self.progress
         stopped = None
-        before = _Mark(progress.step, progress.seconds)
+        before = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
         logged = before
         self.model.train()
         while progress.step < config.steps:
@@ -232,7 +244,7 @@ class _Loop:
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
-                logged = _Mark(progress.step, progress.seconds)
+                logged = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
             self.tell_published()
             if config.save_every and progress.step % config.save_every == 0:
                 self.save(last=progress.step == config.steps)
@@ -264,11 +276,12 @@ class _Loop:
         config, step = self.config, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
-        numbers = range(config.starts[step], config.starts[step + 1])
-        micro_batches = self.spread.micro_batches(self.batches, numbers)
+        micro_batches = self.prefetcher.take()
         self.optimizer.zero_grad(set_to_none=True)
         objective = objective_of(self.batches)
-        total = accumulate(self.model, micro_batches, self.precision, objective, self.spread)
+        total = accumulate(
+            self.model, micro_batches, self.precision, objective, self.spread, self.penalty
+        )
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = whole(get_total_norm([p.grad for p in parameters]))
         # One wait for the device, and before the update: what is not finite never gets in.
@@ -292,6 +305,7 @@ class _Loop:
         config, progress = self.config, self.progress
         pace = (progress.seconds - before.seconds) / (progress.step - before.step)
         tokens = config.tokens_before(progress.step) - config.tokens_before(logged.step)
+        seconds = progress.seconds - logged.seconds
         metrics = StepMetrics(
             step=progress.step,
             tokens=config.tokens_before(progress.step),
@@ -299,7 +313,8 @@ class _Loop:
             loss=progress.loss,
             learning_rate=learning_rate(progress.step - 1, config),
             gradient_norm=norm,
-            tokens_per_second=tokens / (progress.seconds - logged.seconds),
+            tokens_per_second=tokens / seconds,
+            batch_stall=(self.prefetcher.waited - logged.waited) / seconds,
             seconds_left=(config.steps - progress.step) * pace,
         )
         for callback in self.callbacks:
@@ -377,7 +392,8 @@ class _Loop:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A step and the time it was reached."""
+    """A step, the time it was reached, and how much of it was waiting for batches."""
 
     step: int
     seconds: float
+    waited: float
