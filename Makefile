@@ -39,12 +39,13 @@ bench: $(VENV)/.installed
 # On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
 # In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
 # reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
-GPU_TESTS := tests-attention tests-differential tests-rest
-GPU_FIGURES := kernel lengths decoding attention memory blocks encoders training-step
+GPU_TESTS := tests-attention tests-differential tests-single-pass tests-rest
+GPU_FIGURES := kernel lengths decoding attention memory blocks encoders liger training-step
 GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
 	timeout 480 $(PYTHON) -m
 tests-attention := tests/ops/test_gpu.py -k matches_oracle
-tests-differential := tests/ops/test_gpu.py -k differential
+tests-differential := tests/ops/test_gpu.py -k 'differential and two'
+tests-single-pass := tests/ops/test_gpu.py -k 'differential and single'
 tests-rest := --deselect tests/ops/test_gpu.py::test_matches_oracle \
 	--deselect tests/ops/test_gpu.py::test_fused_differential_attention
 gpu: $(GPU_TESTS:%=build/gpu/%) $(GPU_FIGURES:%=build/gpu/%)

@@ -9,7 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import fuses_differential
+from clearhead.ops.dispatch import SINGLE_PASS, fused_differential
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Visibility
@@ -46,7 +46,7 @@ def differential(
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, window, key_mask, segments, scale, as in `attend`.
+        options: causal, window, key_mask, segments, scale, kernel, as in `attend`.
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
@@ -102,11 +102,17 @@ def _at_once(
         mask = visibility.key_mask
         with without_autocast(q):  # as in attend
             return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
-    if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
-        return differential_fused.difference(
-            q, k, v, lam, sink=sink, scale=scale, visibility=visibility
-        )
-    return None
+    named: Any = options.get("kernel")
+    kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
+    if kernel is None:
+        return None
+    return differential_fused.difference(
+        *(q, k, v, lam),
+        sink=sink,
+        scale=scale,
+        visibility=visibility,
+        single_pass=kernel == SINGLE_PASS,
+    )
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

@@ -23,6 +23,11 @@ from clearhead.report.pivots import (
 )
 
 CLOSE = 0.01  # of full precision's perplexity
+CAPTION = (
+    "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over the "
+    "windows read, where records have them. A cost below zero, or with zero in its interval, is "
+    "noise."
+)
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
 KINDS = {
@@ -65,11 +70,7 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
-    caption = (
-        "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over "
-        "the windows read, where records have them. A cost below zero, or with zero in its "
-        "interval, is noise."
-    )
+    caption = CAPTION
     if any(run.measure("accuracy") is not None for run in records.runs):
         caption += (
             " Accuracy is the share of multiple-choice questions answered right, by the "

@@ -49,6 +49,12 @@ def add(
         parameter.requires_grad_(".lora_" in name)
 
 
+def weights(model: "PreTrainedModel") -> dict[str, Tensor]:
+    """Weights that a checkpoint holds: those of the adapters alone, where there are any."""
+    held = model.state_dict()
+    return {name: held[name] for name in held if ".lora_" in name or not present(model)}
+
+
 def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
     """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
     if not present(model):
