@@ -13,8 +13,9 @@ import numpy as np
 
 from clearhead.data import journal, shards
 from clearhead.data import tokenizer as tokenizers
+from clearhead.data.batches import is_order_of
 from clearhead.data.config import DataConfig
-from clearhead.data.corpus import SPLITS, Corpus
+from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of
 from clearhead.data.scan import CorpusScan, forget, sample, scan
 from clearhead.data.sources import Source, find
 from clearhead.errors import ClearheadError
@@ -43,6 +44,7 @@ def prepare(
     tokenizer: Any = None,
     progress: Progress | None = None,
     closed: bool = True,
+    began: str | None = None,
 ) -> Corpus:
     """Return the tokens of a corpus, made now or reused.
 
@@ -57,9 +59,11 @@ def prepare(
         tokenizer: one that is loaded, instead of the one that `config` names.
         progress: gets a line of text now and then.
         closed: whether a tokenizer without an end token is refused; else documents have no END.
+        began: the fingerprint of the batches of a run that is to go on.
 
     Raises:
-        ClearheadError: for every way in which the text, the tokenizer or the cache is unfit.
+        ClearheadError: for every way in which the text, the tokenizer or the cache is unfit; for a
+            text that is not the one with which a run `began`, before it is tokenised.
     """
     say = progress or _silent
     if tokenizer is None and config.tokenizer is not None:
@@ -71,6 +75,13 @@ def prepare(
     sources = find(config, say)
     found = scan(sources, config.validation, config.cache_folder, say)
     content = _content(found, identity)
+    weights = [source.weight for source in sources]
+    if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
+        names = ", ".join(source.spec for source in sources)
+        raise ClearheadError(
+            f"data {names}: the text or the tokenizer changed since the run began: put back what "
+            "it was, or start another run, for which tokens are made of what it is now"
+        )
     target = config.cache_folder / "corpora" / content[:32]
     while True:
         try:
@@ -307,6 +318,7 @@ def _open(
                     "documents": known.documents,
                     "bytes": known.size,
                     "skipped": known.skipped,
+                    **({"revision": source.revision} if source.revision is not None else {}),
                     **counts,
                 }
                 for source, known, counts in zip(

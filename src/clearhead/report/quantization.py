@@ -137,8 +137,9 @@ def families(records: Records) -> dict[str, dict[int, str]]:
     for run in records.runs:
         for one in run.select("perplexity"):
             family, bits = one.details.get("family"), one.details.get("bits")
-            if family and bits:
-                found.setdefault(family, {})[int(bits)] = one.dimensions["scheme"]
+            scheme = one.dimensions.get("scheme")
+            if family and bits and scheme:
+                found.setdefault(family, {})[bits] = scheme
                 measured |= {family} if one.value is not None else set()
     return {
         family: dict(sorted(bits.items(), reverse=True))
@@ -301,7 +302,9 @@ def remarks_on(run: Run) -> list[str]:
 def _questions(run: Run) -> str:
     """Questions asked, and the accuracy of guessing."""
     asked, file = run.header.get("questions") or 0, run.header.get("choices")
-    return f"{asked:,} questions of {file}, chance {style.percent(run.header['chance'])}"
+    chance = run.header.get("chance")
+    by_guessing = "" if chance is None else f", chance {style.percent(chance)}"
+    return f"{asked:,} questions of {file}{by_guessing}"
 
 
 def _curves(records: Records, looks: Looks) -> Section | None:
