@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from clearhead.experiments.configs import CompareConfig
-from clearhead.report import load
+from clearhead.report import load, page_of
 from clearhead.reproduce import runner
+from clearhead.reproduce.claims import Contrast
 from clearhead.reproduce.jobs import Job
 from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.stages import collect
@@ -176,6 +178,80 @@ def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
     assert seen[:4] == ["0", "MIG-a", "0", "MIG-a"]  # two on each
     told = [line for line in said if "on GPU" in line]
     assert told == [f"one/{number}: on GPU {device}" for number, device in enumerate(seen)]
+
+
+def test_a_run_waits_for_the_conversion_it_starts_from_and_its_questions_for_the_run(tmp_path):
+    done = tmp_path / "done"
+
+    def command(name: str, script: str, model: str) -> Job:
+        return Script(
+            name=name,
+            config=f"{script} && echo {name} >> {done}",
+            records=tmp_path / name / "records.jsonl",
+            model=tmp_path / model if model else None,
+            arm="",
+            label="",
+        )
+
+    commands = [
+        command("question", f"test -d {tmp_path}/run/final", "run/final"),
+        command("run", f"mkdir -p {tmp_path}/run/final; sleep 0.5", "converted"),
+        command("converted", f"mkdir -p {tmp_path}/converted; sleep 0.5", ""),
+    ]
+    assert run(commands, logs=tmp_path / "logs", jobs=3, say=str) == []
+    assert done.read_text().split() == ["converted", "run", "question"]
+
+
+def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp_path):
+    train = {"sequence_length": 8}
+    head = {"kind": "run", "run": "t/seed0", "preset": "t", "seed": 0, "train": train}
+    share = {"kind": "measure", "metric": "kurtosis", "tokens": "rest"}
+    cost = {"kind": "measure", "run": "final", "metric": "perplexity", "cell": "c"}
+    closing = {"kind": "cell", "cell": "c", "task": "x", "at": {}, "options": {}, "made": {}}
+    files = {
+        "run": [head, {**share, "run": "t/seed0", "value": 9.0}],
+        "inside": [
+            {"kind": "run", "run": "final", "study": "diagnosis"},
+            {**share, "run": "final", "value": 5.0, "cell": "c"},
+            {**share, "run": "final", "value": 6.0, "cell": "c", "layer": 3},
+            {"kind": "curve", "run": "final", "x": [], "y": [], "cell": "c"},
+            {**closing, "run": "final", "lines": 3},
+        ],
+        "bits": [
+            {"kind": "run", "run": "final", "study": "quantization"},
+            {**cost, "value": 20.0, "items": [19.0, 21.0]},
+            {**cost, "value": 30.0, "scheme": "w8a8-coarse", "items": [29.0, 31.0]},
+            {**closing, "run": "final", "lines": 2},
+        ],
+    }
+    jobs = []
+    for name, lines in files.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        jobs.append(Job(name=name, config=None, records=path, arm="dense", label="r", seed=3))
+    untrained = [replace(job, arm="as it is") for job in jobs[1:]]
+    records = load(collect([*jobs, *untrained], tmp_path / "records.jsonl"))
+    assert records.arms() == ["dense", "as it is"]
+    for arm in records.arms():
+        (run,) = records.of(arm)
+        assert (run.seed, run.study, run.label) == (3, "comparison", "r")
+        assert run.value("kurtosis", tokens="rest") == 5.0  # of the question, asked on its own text
+        assert not run.select("kurtosis", layer=3)
+        assert run.value("perplexity", scheme="w8a8-coarse") == 30.0
+    assert records.of("dense")[0].sequence_length == 8  # the training's header says more
+    added = Contrast(
+        arm=("dense",),
+        than=("as it is",),
+        metric="added_perplexity",
+        claimed="lower",
+        words="",
+        at={"scheme": "w8a8-coarse"},
+    )
+    (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
+    assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
+    (outcome,) = added.judge("a", records)
+    assert outcome.arm.mean == 10.0
+    assert outcome.difference.mean == 0.0
 
 
 def test_records_are_joined_under_their_arm_and_label(tmp_path):

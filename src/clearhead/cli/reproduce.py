@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +10,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.configs import Base, FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
@@ -47,13 +46,18 @@ class Command:
     are, the least used."""
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()
     """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
     for."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
     data: tuple[Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own."""
+    """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
+    the hub, where it has some)."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
@@ -168,12 +172,12 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
         if command.output is not None and len(studies) > 1:
             output = command.output / study.name
         trials = [
-            replace(one, output=output, table=_changed(one.table, command, study))
+            _based(replace(one, output=output, table=_changed(one.table, command, study)), command)
             for one in study.trials(command.scale)
         ]
-        names.update(dict.fromkeys(one.arm.name for one in trials))
+        names.update(dict.fromkeys(one.name for one in trials))
         patterns = command.only or arms or (ALL,)
-        chosen = [one for one in trials if any(fnmatchcase(one.arm.name, p) for p in patterns)]
+        chosen = [one for one in trials if any(fnmatchcase(one.name, p) for p in patterns)]
         if chosen:
             found.append((study.name, chosen, output))
     for pattern in command.only:
@@ -182,8 +186,20 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     return found
 
 
+def _based(trial: "Trial", command: Command) -> "Trial":
+    """The trial from the command's model, where there is one."""
+    if command.base is None:
+        return trial
+    if trial.config.base is None:
+        raise ClearheadError(f"--from has no effect on {trial.name}, which begins anew")
+    config = replace(trial.config, base=command.base)
+    return replace(trial, base=None, table=replace(trial.table, config=config))
+
+
 def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     """The table with the seeds and texts of the command in place of its own."""
+    from clearhead.reproduce.trials import WHOLE
+
     config = replace(table.config, track=command.track)
     questions = {
         name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
@@ -191,15 +207,22 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     }
     if command.seeds:
         config = replace(config, seeds=command.seeds)
+    if command.tokens is not None:
+        config = replace(config, train=replace(config.train, tokens=command.tokens))
+        table = replace(table, sweep_tokens=min(table.sweep_tokens, command.tokens))
     if command.data:
         config = replace(config, data=replace(config.data, data=command.data))
     if command.test_data:
-        asked = {n: q for n, q in questions.items() if isinstance(q, EvaluateSettings)}
+        asked = {n: q for n, q in questions.items() if not isinstance(q, FinetuneJob)}
         if not asked:
             raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
-        for name, question in asked.items():
+        hub = {n: q for n, q in asked.items() if any(s.startswith("hf:") for s in q.data.data)}
+        for name, question in (hub or asked).items():
             text = replace(question.data, data=command.test_data)
-            questions[name] = replace(question, data=text, split="all")
+            if isinstance(question, EvaluateSettings):
+                questions[name] = replace(question, data=text, split="all")
+            else:
+                questions[name] = replace(question, data=replace(text, validation=WHOLE))
     return replace(table, config=config, questions=questions)
 
 
@@ -207,13 +230,12 @@ def _print(trials: "Sequence[Trial]", output: Path) -> None:
     from clearhead.reproduce import stages
 
     rates = stages.rates(trials, output)
-    runs = stages.runs(trials, rates)
     known = {
+        "models to start from": stages.preparations(trials),
         "rates": stages.sweeps(trials),
-        "runs": runs,
-        "evaluations": chain.from_iterable(runs.values()),
+        "runs and evaluations": stages.runs(trials, rates),
     }
     for name, jobs in known.items():
         write("\n".join([f"# {name}", *map(str, jobs)]))
-    if later := [one.key for one in trials if one.key not in rates]:
+    if later := [one.key for one in trials if one.rates and one.key not in rates]:
         write(f"# not known yet, for want of a rate: {', '.join(later)}")

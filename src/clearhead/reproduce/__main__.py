@@ -7,8 +7,13 @@ from typing import Any
 from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import compare
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.converting import run_conversion
+from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
+from clearhead.experiments.quantization import run_quantization
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.reproduce.forks import serve
@@ -31,6 +36,12 @@ def perform(job: str) -> None:
             compare(config, say=say, work=Line())
         elif isinstance(config, FinetuneJob):
             run_finetune(config, say=say, work=Line())
+        elif isinstance(config, ConvertConfig):
+            run_conversion(config, say)
+        elif isinstance(config, DiagnoseConfig):
+            run_diagnosis(config, watcher=_Log(), say=say)
+        elif isinstance(config, QuantizeConfig):
+            run_quantization(config, watcher=_Log(), say=say)
         else:
             run_evaluation(config, watcher=_Log(), say=say)
     except InterruptedRun as stop:

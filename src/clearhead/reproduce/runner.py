@@ -127,7 +127,7 @@ def run(
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
     """The first job whose model no waiting or running job has still to write."""
-    writers = [one.records.parent for one in (*waiting, *running) if one.model is None]
+    writers = [one.records.parent for one in (*waiting, *running)]
     for job in waiting:
         model = job.model
         if model is None or not any(model.is_relative_to(folder) for folder in writers):
