@@ -79,10 +79,12 @@ def _table(scale: str, label: str) -> Table:
         data=DataConfig(data=("synthetic:backcopy:documents=20000",), vocabulary=512),
         label=label,
     )
-    opening = DiagnoseConfig(
-        models=(TRAINED,), length=64, at="documents", extrapolate=1, data=config.data
-    )
-    questions = {"opening": opening}
+    text = DataConfig(data=config.data.data)  # tokenised by the model's own vocabulary
+    questions = {
+        "opening": DiagnoseConfig(
+            models=(TRAINED,), length=64, at="documents", extrapolate=1, data=text
+        )
+    }
     return Table(config=config, sweep_tokens=TOKENS[scale] // 4, questions=questions)
 
 
