@@ -26,6 +26,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "quantize": ("quantize", "quantize"),
     "passkey": ("evaluation", "passkey"),
     "sliding": ("evaluation", "sliding_windows"),
+    "tokens": ("tokens", "tokens"),
     "start": ("start", "start"),
     "demo": ("demo", "demo"),
     "view": ("view", "view"),
