@@ -19,6 +19,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "memory": ("attention", "memory"),
     "lengths": ("kernels", "lengths"),
     "decoding": ("kernels", "decoding"),
+    "liger": ("liger", "liger"),
     "blocks": ("blocks", "blocks"),
     "encoders": ("encoders", "encoders"),
     "orthoadam": ("optimizer", "orthoadam"),

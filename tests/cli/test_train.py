@@ -227,6 +227,7 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     stopping(3)
     assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
     assert _call("train", "--resume", str(cut)) == 0
+    assert "Writing model shards" not in capsys.readouterr().err
     assert _weights(cut) == _weights(whole)
     record = _record(whole)
     assert record["description"]["from"]["name"] == str(llama)
@@ -239,6 +240,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     frozen = {key for key in started if key in found and torch.equal(found[key], started[key])}
     if "--train.only" in more:
         assert frozen == {key for key in started if "attn" not in key}
+    if "--train.lora" in more:
+        for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
+            said = _refusal(capsys, "generate", str(alone), "key")
+            assert f"open {whole / 'final'}, where they are merged" in said
     # The model of the run is one for every verb, and for another run.
     assert _call("generate", str(whole), "key", "--tokens", "2") == 0
     again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
@@ -265,6 +270,9 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
     stopping(3)
     words = ["train", "--from", str(llama), *going_on, "--train.lora", "2", "--output", str(run)]
     assert _call(*words) == 128 + signal.SIGTERM
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    said = _refusal(capsys, "generate", str(checkpoint), "key")
+    assert "holds adapters alone, no model: finish the run (clearhead train --resume" in said
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)

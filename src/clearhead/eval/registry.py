@@ -28,5 +28,6 @@ TASKS: Mapping[str, type[Task]] = {
     "lm_eval": HarnessTask,
     "hallucination": HallucinationTask,
 }
-# Their texts are as long as they are: --lengths would have no effect.
+"""Tasks of `clearhead eval` by name."""
 WITHOUT_LENGTH = ("choices", "lm_eval")
+"""Tasks whose texts have a length of their own: `--lengths` would have no effect."""

@@ -186,6 +186,7 @@ class _Job:
             "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
+            **({"sizes": list(self.config.sizes)} if self.config.sizes else {}),
             "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
@@ -287,6 +288,19 @@ def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
     if job.seed == job.config.seeds[0]:
         for found in attention_records(model, corpus):
             yield {"kind": "attention", "run": name, **found}
+
+
+def relabelled(records: Path, **names: str) -> Iterator[dict[str, Any]]:
+    """The lines of a file of records under other names, such as an "arm" and a "label".
+
+    The label becomes part of each run's name, so that files can be joined.
+    """
+    for line in jsonl.read(records):
+        line["run"] = f"{names['label']}/{line['run']}"
+        if line["kind"] == "run":
+            line |= names
+            line.pop(SEAL, None)  # of these lines by their own names
+        yield line
 
 
 def _intact(path: Path) -> dict[str, Any]:

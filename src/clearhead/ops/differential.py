@@ -9,7 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import fuses_differential
+from clearhead.ops.dispatch import SINGLE_PASS, fused_differential
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Visibility
@@ -36,7 +36,9 @@ def differential(
     2g+1. Head i reads kv-pair i // (H/G), the semantics of the authors' flash files.
 
     Args:
-        q_BHTD, k_BGSD, v_BGSD: H and G even.
+        q_BHTD: queries, H even.
+        k_BGSD: keys, G even.
+        v_BGSD: values.
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
         norm_eps: added to the mean square; None leaves the norm out.
@@ -44,7 +46,7 @@ def differential(
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, window, key_mask, segments, scale, as in `attend`.
+        options: causal, window, key_mask, segments, scale, kernel, as in `attend`.
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
@@ -100,11 +102,17 @@ def _at_once(
         mask = visibility.key_mask
         with without_autocast(q):  # as in attend
             return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
-    if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
-        return differential_fused.difference(
-            q, k, v, lam, sink=sink, scale=scale, visibility=visibility
-        )
-    return None
+    named: Any = options.get("kernel")
+    kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
+    if kernel is None:
+        return None
+    return differential_fused.difference(
+        *(q, k, v, lam),
+        sink=sink,
+        scale=scale,
+        visibility=visibility,
+        single_pass=kernel == SINGLE_PASS,
+    )
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:
@@ -133,7 +141,9 @@ def differential_v2(
     straddle two groups make training unstable, so such groupings are refused.
 
     Args:
-        q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
+        q_BHTD: queries, twice as many as heads; H / G even.
+        k_BGSD: keys.
+        v_BGSD: values.
         lam: λ, float32 [B, H/2, T, 1].
         attend: what computes the maps, with `ops.attend`'s signature.
         options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.

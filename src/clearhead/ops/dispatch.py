@@ -30,8 +30,9 @@ from clearhead.ops.requests import Request, arguments_of, request
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
-# Not chosen by itself until it is timed (docs/performance.md).
-FUSED = "differential-fused"
+# Not chosen by themselves until they are timed (docs/performance.md).
+SINGLE_PASS = "differential-single-pass"
+FUSED = ("differential-fused", SINGLE_PASS)
 _log = logging.getLogger(__name__)
 
 
@@ -76,9 +77,15 @@ KERNELS: Mapping[str, Kernel] = {
         cuda_efficient.refuses,
     ),
     "tiles": Kernel(None, "everything", tiles, lambda request: None),
-    FUSED: Kernel(
+    "differential-fused": Kernel(
         "cuda",
-        "differential attention V1 in one pass, where it is named",
+        "differential attention V1 at once, where it is named",
+        differential_fused,
+        lambda request: "differential attention only",
+    ),
+    SINGLE_PASS: Kernel(
+        "cuda",
+        "the same; gradients in one pass, whose last bits vary",
         differential_fused,
         lambda request: "differential attention only",
     ),
@@ -135,9 +142,9 @@ def resolve(
     Args:
         failure: tests a kernel on its GPU; None trusts every one.
     """
-    order = [name for name in _named(names) if name != FUSED]
+    order = [name for name in _named(names) if name not in FUSED]
     refusals: dict[str, str] = {}
-    for name in order or [name for name in KERNELS if name != FUSED]:
+    for name in order or [name for name in KERNELS if name not in FUSED]:
         kernel = KERNELS[name]
         if kernel.device not in (None, asked.device):
             if order:
@@ -153,18 +160,18 @@ def resolve(
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
 
 
-def fuses_differential(refusal: str | None) -> bool:
-    """True where the environment names the fused kernel of V1, and nothing refuses it."""
-    return _fuses(refusal)
+def fused_differential(names: str | None, refusal: str | None) -> str | None:
+    """The fused kernel of V1 that the argument or the environment names, if nothing refuses it."""
+    return _fused(names, refusal)
 
 
 @torch.compiler.assume_constant_result
-def _fuses(refusal: str | None) -> bool:
-    if FUSED not in _named(os.environ.get(VARIABLE) or ""):
-        return False
-    if refusal is not None:
-        _log.info("differential attention: not %s: %s", FUSED, refusal)
-    return refusal is None
+def _fused(names: str | None, refusal: str | None) -> str | None:
+    named = [x for x in _named(names or os.environ.get(VARIABLE) or "") if x in FUSED]
+    if named and refusal is not None:
+        _log.info("differential attention: not %s: %s", named[0], refusal)
+        return None
+    return named[0] if named else None
 
 
 def _named(names: str) -> list[str]:

@@ -110,5 +110,12 @@ EXPERIMENTS = {
             "together.together",
             UNPUBLISHED,
         ),
+        Experiment(
+            "retrofit",
+            "ours",
+            "Which repair of a trained model makes few bits cheap, and does it take a repair?",
+            "retrofit.retrofit",
+            UNPUBLISHED,
+        ),
     )
 }

@@ -1,4 +1,4 @@
-"""One job in a process of its own: `python -m clearhead.reproduce`, the job on standard input."""
+"""Jobs, each in a process of its own: `python -m clearhead.reproduce`, what `forks` starts."""
 
 import sys
 from collections.abc import Mapping
@@ -7,10 +7,16 @@ from typing import Any
 from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import compare
 from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.converting import run_conversion
+from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
+from clearhead.experiments.quantization import run_quantization
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
+from clearhead.reproduce.forks import serve
 from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
 from clearhead.train import InterruptedRun
@@ -21,15 +27,21 @@ class _Log(Watcher):
         say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
 
 
-def main() -> None:
-    """Run the job; exits with 0, or what its interruption asks for, or 1 and one line."""
-    config = from_json(sys.stdin.read())
+def perform(job: str) -> None:
+    """Run a job; exits with 0, or what its interruption asks for, or 1 and one line."""
+    config = from_json(job)
     sys.argv = command(config)  # what records say that they were made by
     try:
         if isinstance(config, CompareConfig):
             compare(config, say=say, work=Line())
         elif isinstance(config, FinetuneJob):
             run_finetune(config, say=say, work=Line())
+        elif isinstance(config, ConvertConfig):
+            run_conversion(config, say)
+        elif isinstance(config, DiagnoseConfig):
+            run_diagnosis(config, watcher=_Log(), say=say)
+        elif isinstance(config, QuantizeConfig):
+            run_quantization(config, watcher=_Log(), say=say)
         else:
             run_evaluation(config, watcher=_Log(), say=say)
     except InterruptedRun as stop:
@@ -38,4 +50,4 @@ def main() -> None:
         raise SystemExit(f"clearhead: {error}") from error
 
 
-main()
+serve(perform)

@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,10 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
+from clearhead.train.penalty import Penalty, penalised
 from clearhead.train.prefetch import MicroBatches, Prefetcher
 from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.saver import Saver
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
@@ -111,11 +113,12 @@ def _train(
         optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
         locks = list[Lock]()  # of the first process
+        restarted = joined.restarted()
 
         def opened() -> tuple[dict[str, Any] | None, Path | None]:
             """The record and folder of the checkpoint to go on from, in a folder that is held."""
             locks.append(stack.enter_context(hold_folder(output)))
-            if resume or (world.restarted() and run_dir.holds_run(output)):
+            if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
                 saved = run_dir.reopen(output, record, origin, config.steps)
                 return saved, None if saved is None else checkpoint.newest(output)
@@ -161,13 +164,14 @@ def _train(
             identity=identity,
             progress=progress,
             callbacks=[MetricsFile(), *callbacks] if joined.first else [],
+            penalty=stack.enter_context(penalised(model, config.penalty)),
         )
         for callback in loop.callbacks:
             stack.callback(callback.close)
             callback.start(run)
         stack.enter_context(compiled(model, config.compile))
         stop = stack.enter_context(StopSignals())
-        with joined.watched(config.timeout) as alive:
+        with joined.watched(config.timeout) as alive, loop.saver:
             result = loop.run_steps(stop, alive)
         for callback in loop.callbacks:
             callback.end(result)
@@ -212,11 +216,13 @@ class _Loop:
     identity: dict[str, Any]
     progress: _Progress
     callbacks: Sequence[Callback]
+    penalty: Penalty | None
 
     def __post_init__(self) -> None:
         self.world = self.spread.world
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.saved_step = self.progress.step
+        self.saver = Saver(self.world)
         self.memory = PeakMemory(self.model.device)
         # Parts of a model that change with training beside its weights; buffers hold what they are.
         self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
@@ -239,13 +245,16 @@ class _Loop:
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
                 logged = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
+            self.tell_published()
             if config.save_every and progress.step % config.save_every == 0:
-                self.save()
+                self.save(last=progress.step == config.steps)
             received = int(max(self.world.gather(stop.received or 0)))
             if received:
                 stopped = signal.Signals(received)
                 break
-        self.save()
+        self.save(last=True)
+        self.saver.finish()
+        self.tell_published()
         self.model.eval()
         finished = progress.step == config.steps
         if finished:
@@ -270,7 +279,9 @@ class _Loop:
         micro_batches = self.prefetcher.take()
         self.optimizer.zero_grad(set_to_none=True)
         objective = objective_of(self.batches)
-        total = accumulate(self.model, micro_batches, self.precision, objective, self.spread)
+        total = accumulate(
+            self.model, micro_batches, self.precision, objective, self.spread, self.penalty
+        )
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = whole(get_total_norm([p.grad for p in parameters]))
         # One wait for the device, and before the update: what is not finite never gets in.
@@ -309,18 +320,21 @@ class _Loop:
         for callback in self.callbacks:
             callback.step(metrics)
 
-    def save(self) -> None:
-        """Publish a checkpoint, unless this step has one."""
+    def save(self, *, last: bool) -> None:
+        """Begin a checkpoint, unless this step has one; with the `last` no step goes on beside."""
         progress = self.progress
         if progress.step == self.saved_step:
             return
+        self.saver.finish()
+        self.tell_published()
         finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
         if not all(self.world.gather(finite)):
             raise self.diverged(progress.step, "some weights are no longer finite")
         self.world.by_first(self.check_locks)
-        path = checkpoint.save(
+        checkpoint.save(
             self.run.output,
-            world=self.world,
+            saver=self.saver,
+            last=last,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
@@ -335,8 +349,12 @@ class _Loop:
             keep=self.config.keep,
         )
         self.saved_step = progress.step
-        for callback in self.callbacks:
-            callback.checkpoint(path)
+
+    def tell_published(self) -> None:
+        """Tell the callbacks about a checkpoint that is whole now."""
+        if path := self.saver.published():
+            for callback in self.callbacks:
+                callback.checkpoint(path)
 
     def save_final(self) -> None:
         """Publish the folder that marks the run as finished."""
@@ -353,6 +371,8 @@ class _Loop:
 
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
+        with suppress(ClearheadError):  # a full disk is not what stopped the run
+            self.saver.finish()
         last = checkpoint.newest(self.run.output)
         finite = "no step before it was finite"
         if math.isfinite(self.progress.loss):
