@@ -26,6 +26,8 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "diagnose": ("diagnosis", "diagnosis"),
     "quantize": ("quantize", "quantize"),
     "passkey": ("evaluation", "passkey"),
+    "processes": ("scale", "processes"),
+    "saving": ("scale", "saving"),
     "sliding": ("evaluation", "sliding_windows"),
     "tokens": ("tokens", "tokens"),
     "start": ("start", "start"),
