@@ -40,7 +40,7 @@ bench: $(VENV)/.installed
 # In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
 # reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
 GPU_TESTS := tests-attention tests-differential tests-single-pass tests-rest
-GPU_FIGURES := kernel lengths decoding attention memory blocks encoders training-step
+GPU_FIGURES := kernel lengths decoding attention memory blocks encoders liger training-step
 GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
 	timeout 480 $(PYTHON) -m
 tests-attention := tests/ops/test_gpu.py -k matches_oracle

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.data import preparation, prepare, shards, tokenizer
+from clearhead.data import prepare, shards, tokenisation, tokenizer
+from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -103,6 +104,40 @@ def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
     assert second.fingerprint != first.fingerprint
     fresh = prepare(configure(folder, cache=folder.parent / "fresh"))
     assert second.fingerprint == fresh.fingerprint
+
+
+def test_text_that_changed_under_its_tokens_is_said(folder, configure, encoded):
+    _aged(folder)
+    config, said = configure(folder), []
+    first = prepare(config)
+    text = (folder / "00.txt").read_text()
+    (folder / "00.txt").write_text(text.replace("alpha", "alphb", 1))
+    prepare(config, progress=said.append)
+    told = f"{folder}: the text changed since it was tokenised; tokens are made anew"
+    assert said.count(told) == 1
+    (folder / "00.txt").write_text(text)
+    os.utime(folder / "00.txt", (1e9, 1e9))
+    assert prepare(config).fingerprint == first.fingerprint
+    os.utime(folder / "00.txt", (2e9, 2e9))
+    said.clear()
+    prepare(config, progress=said.append)
+    assert told not in said, "touched, and the same"
+
+
+@pytest.mark.parametrize("form", [lambda f: f, lambda f: f"{f}, 0.25 hidden"])
+def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
+    folder, configure, encoded, form
+):
+    config = configure(folder)
+    first = prepare(config)
+    began = form(first.fingerprint)
+    prepare(config, began=began)
+    prepare(config, began=form(fingerprint_of(first.fingerprint, "feistel")))
+    path = folder / "00.txt"
+    path.write_text(path.read_text().replace("alpha", "alphb", 1))
+    with pytest.raises(ClearheadError, match=r"texts: the text or the tokenizer changed since the"):
+        prepare(config, began=began)
+    assert sum(encoded) == 30
 
 
 def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
@@ -197,7 +232,7 @@ def test_same_bytes_in_another_process(folder, configure):
 
 def test_a_build_interrupted_before_its_first_mark_leaves_nothing(folder, configure, monkeypatch):
     config = configure(folder)
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
     calls = []
 
     def fails(self, texts, original=tokenizer.Encoder.encode):

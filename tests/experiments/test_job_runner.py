@@ -17,7 +17,7 @@ from clearhead.experiments import job_runner as runner
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.job_runner import Stopped
 from clearhead.experiments.jobs import Job
-from clearhead.report import load
+from clearhead.report import load, page_of
 from clearhead.reproduce.claims import Contrast
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import Table
@@ -252,6 +252,8 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
         words="",
         at={"scheme": "w8a8-coarse"},
     )
+    (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
+    assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
     (outcome,) = added.judge("a", records)
     assert outcome.arm.mean == 10.0
     assert outcome.difference.mean == 0.0

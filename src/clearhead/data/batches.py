@@ -5,8 +5,6 @@ entering an epoch of a small pool, of its permutation); resuming a run needs onl
 step.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.corpus import Corpus, TokenStream, fingerprint_of
 from clearhead.data.orders import Feistel, permutation
 from clearhead.errors import ClearheadError
 
@@ -96,8 +94,7 @@ class Batches:
         self._computes = largest >= COMPUTED and not before
         self.fingerprint = corpus.fingerprint
         if self._computes:
-            told = json.dumps([corpus.fingerprint, "feistel"]).encode()
-            self.fingerprint = hashlib.sha256(told).hexdigest()
+            self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
         self._kept: dict[str, np.ndarray] = {}
 
     @property

@@ -75,6 +75,16 @@ class TokenStream:
         return f"the tokens of data {self.spec!r}"
 
 
+def fingerprint_of(*parts: Any) -> str:
+    """The hash of JSON values."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def is_order_of(began: str, corpus: str) -> bool:
+    """True if batches of the fingerprint `began` are of the corpus of that fingerprint."""
+    return began.partition(",")[0] in (corpus, fingerprint_of(corpus, "feistel"))
+
+
 class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
 
@@ -99,7 +109,7 @@ class Corpus:
         weights = [stream.weight for stream in streams["train"]]
         # Weights choose what is read of the tokens, not the tokens: they are no part of `content`,
         # by which a build is reused, but a run resumed with other weights is another run.
-        self.fingerprint = hashlib.sha256(json.dumps([content, weights]).encode()).hexdigest()
+        self.fingerprint = fingerprint_of(content, weights)
         self._streams = streams
         self._description = description
 

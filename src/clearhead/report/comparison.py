@@ -4,8 +4,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from clearhead.records.runs import Records
-from clearhead.report import evaluation, figures, heatmaps, made, milestones, narrative, style
+from clearhead.report import (
+    evaluation,
+    figures,
+    heatmaps,
+    made,
+    milestones,
+    narrative,
+    quantization,
+    style,
+)
 from clearhead.report.charts import Looks
+from clearhead.report.costs import add_costs
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
@@ -41,6 +51,7 @@ def page(records: Records, title: str = "") -> Page:
         _training(records, looks),
         _lengths(records, looks),
         *evaluation.sections(records, looks),
+        _few_bits(records),
         _internals(records),
         _equal_loss(records, looks),
         _attention(records),
@@ -127,6 +138,15 @@ def _outside(records: Records) -> Columns:
         Heading(group=group, title="peak memory", note="MiB"),
         Quantity(read=at("peak_memory_bytes"), scale=2.0**-20, one_device=True),
     )
+
+
+def _few_bits(records: Records) -> Section | None:
+    for run in records.runs:
+        add_costs(run)
+    if not quantization.schemes(records):
+        return None
+    costs = tables(records, quantization.results)
+    return section("bits", "What few bits cost", "", quantization.CAPTION, costs)
 
 
 def _classification(records: Records) -> Columns:

@@ -92,29 +92,31 @@ class Trial:
     def key(self) -> str:
         return f"{self.config.label}/{self.name}"
 
-    @property
-    def _first(self) -> str | None:
-        """The trained model before any conversion; None where the arm begins anew."""
-        if self.base is None:
-            return self.config.base
-        base = replace(self.base, output=self.output / "base")
-        return str(base._model(base.config.seeds[0]))
-
-    @property
-    def _started(self) -> str | None:
-        """The model that is trained on."""
-        job = self._converted()
-        return self._first if job is None else str(job.config.output)
-
     def preparations(self) -> Iterator[Job]:
-        """What makes the model to start from."""
-        if self.base is not None:
-            base = replace(self.base, output=self.output / "base")
+        """The training and the conversion that make the model to start from, where there are."""
+        if (base := self._base()) is not None:
             yield base.training(base.rates[0], base.config.seeds[0])
-        if (job := self._converted()) is not None:
+        if (job := self._conversion()) is not None:
             yield job
 
-    def _converted(self) -> Job | None:
+    def _base(self) -> "Trial | None":
+        return self.base and replace(self.base, output=self.output / "base")
+
+    def _source(self) -> str | None:
+        """The trained model before any conversion; None where the arm begins anew."""
+        base = self._base()
+        return self.config.base if base is None else str(base._model(base.config.seeds[0]))
+
+    def _start(self) -> str | None:
+        """The trained model, converted where it is to be."""
+        job = self._conversion()
+        return self._source() if job is None else str(job.config.output)
+
+    @property
+    def _prepared(self) -> bool:
+        return self.base is not None or self.conversion is not None
+
+    def _conversion(self) -> Job | None:
         conversion = self.conversion
         if conversion is None:
             return None
@@ -123,10 +125,11 @@ class Trial:
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
             conversion = replace(conversion, calibrate=self.config.data.data[0])
+        source = self._source() or ""
         return Job(
             name=f"models/{output.name}",
-            config=replace(conversion, model=self._first or "", output=output),
-            model=None if self.base is None else Path(self._first or ""),
+            config=replace(conversion, model=source, output=output),
+            model=None if self.base is None else Path(source),
             records=output / "conversion.json",
             arm=self.name,
             label=self.config.label,
@@ -170,7 +173,7 @@ class Trial:
         """The questions to the model that `training` leaves."""
         run = f"{self._place}-seed{seed}"
         model = str(self._model(seed))
-        made = bool(self.rates) or self.base is not None or self.conversion is not None
+        made = bool(self.rates) or self._prepared
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
             on, asked = "", question
@@ -197,7 +200,7 @@ class Trial:
     def _model(self, seed: int) -> Path:
         """The folder of the model that is measured."""
         if not self.rates:
-            return Path(self._started or "")
+            return Path(self._start() or "")
         run = self.output / "runs" / f"{self._place}-seed{seed}"
         return run / f"{self.arm.folder}-seed{seed}" / "final"
 
@@ -208,22 +211,21 @@ class Trial:
     def _run(self, name: str, config: CompareConfig, rate: float, seed: int) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
         output = self.output / name
-        made = self.base is not None or self.conversion is not None
-        started = self._started
+        start = self._start()
         return Job(
             name=name,
             config=replace(
                 config,
                 seeds=(seed,),
                 output=output,
-                base=started,
+                base=start,
                 train=replace(config.train, learning_rate=rate),
             ),
             records=output / RECORDS,
             arm=self.name,
             label=config.label,
             seed=seed,
-            model=Path(started) if made and started else None,
+            model=Path(start) if self._prepared and start else None,
         )
 
 

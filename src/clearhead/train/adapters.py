@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clearhead.errors import require
+from clearhead.models.loading import without_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +86,8 @@ def merge(model: "PreTrainedModel", folder: Path | None = None) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if folder is not None:
-        model.save_pretrained(folder)
+        with without_bars():
+            model.save_pretrained(folder)
     layers: dict[str, Any] = dict(model.named_modules())
     for name, layer in layers.items():
         if isinstance(layer, BaseTunerLayer):
