@@ -23,8 +23,6 @@ LORA_RATES = {"tiny": (1e-3,), "small": (3e-4, 1e-3, 3e-3)}
 # Adapters of this rank at all linear layers of SmolLM2-135M have 10.07 M parameters;
 # differential-v2 adds 10.11 M to it, the gate 9.95 M.
 RANK = 33
-# At the start it adds 0.07 to 0.1 to the loss of SmolLM2-135M with a prefix.
-PENALTY = 0.1
 PREFIX = {"prefix": "\\n"}
 SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-tensor")
 
@@ -60,9 +58,6 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield arm("softmax1 annealed", *rates, preset="softmax1", annealed_start=True)
     yield arm("differential-v2", *rates, preset="differential-v2")
     yield arm("gated", *rates, preset="gated")
-    # A penalty on the outliers that are left, where they enter a matrix.
-    for name, by in (("prefix rotated", both), ("key-value", keys)):
-        yield converted(f"{name} penalised", *rates, by=by, **{"train.penalty": PENALTY})
     yield converted("prefix rotated orthoadam", *rates, by=both, **{"train.optimizer": "orthoadam"})
     yield arm("mirror", *rates, preset="sink", **mirror)
     yield converted("sink calibrated trained", *rates, by=sink)

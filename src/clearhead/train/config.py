@@ -226,9 +226,6 @@ class TrainConfig(Processes, Recipe, Windows):  # the last base's fields come fi
     that `only` and `freeze` leave, and of all else; 0 trains the weights themselves."""
     lora_alpha: Positive | None = None
     """Scale of the adapters, times their rank; twice the rank where not given."""
-    penalty: NotNegative = 0.0
-    """Weight of a penalty on inputs of linear layers beyond 8 times the root mean square of their
-    text's, which make few bits dear; 0 computes nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,13 +240,6 @@ class TrainConfig(Processes, Recipe, Windows):  # the last base's fields come fi
         self._check_schedule()
         if self.lora_alpha is not None and not self.lora:
             raise ClearheadError("lora_alpha has no effect without lora, a rank: leave it out")
-        if self.penalty and (
-            "blocks" in (self.compile, self.checkpointing) or self.parallel == "fsdp"
-        ):
-            raise ClearheadError(
-                "penalty reads every layer's inputs once a step: leave compile and checkpointing "
-                "at none, and parallel at ddp"
-            )
         if self.ramp and self.accumulation == 1:
             raise ClearheadError(
                 f"ramp is {self.ramp}, but accumulation is 1, so that nothing can grow: raise "

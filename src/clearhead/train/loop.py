@@ -28,7 +28,6 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
-from clearhead.train.penalty import Penalty, penalised
 from clearhead.train.prefetch import MicroBatches, Prefetcher
 from clearhead.train.result import DivergedError, TrainResult
 from clearhead.train.saver import Saver
@@ -164,7 +163,6 @@ def _train(
             identity=identity,
             progress=progress,
             callbacks=[MetricsFile(), *callbacks] if joined.first else [],
-            penalty=stack.enter_context(penalised(model, config.penalty)),
         )
         for callback in loop.callbacks:
             stack.callback(callback.close)
@@ -216,7 +214,6 @@ class _Loop:
     identity: dict[str, Any]
     progress: _Progress
     callbacks: Sequence[Callback]
-    penalty: Penalty | None
 
     def __post_init__(self) -> None:
         self.world = self.spread.world
@@ -279,9 +276,7 @@ class _Loop:
         micro_batches = self.prefetcher.take()
         self.optimizer.zero_grad(set_to_none=True)
         objective = objective_of(self.batches)
-        total = accumulate(
-            self.model, micro_batches, self.precision, objective, self.spread, self.penalty
-        )
+        total = accumulate(self.model, micro_batches, self.precision, objective, self.spread)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = whole(get_total_norm([p.grad for p in parameters]))
         # One wait for the device, and before the update: what is not finite never gets in.
@@ -327,7 +322,10 @@ class _Loop:
             return
         self.saver.finish()
         self.tell_published()
-        finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
+        parts = (local(parameter) for parameter in self.model.parameters())
+        # An eleventh of what isfinite() takes; not a number is propagated.
+        ends = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
+        finite = all(bool(two.isfinite().all()) for two in ends)
         if not all(self.world.gather(finite)):
             raise self.diverged(progress.step, "some weights are no longer finite")
         self.world.by_first(self.check_locks)

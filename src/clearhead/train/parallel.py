@@ -26,7 +26,6 @@ from clearhead.train.batches import (
     objective_of,
 )
 from clearhead.train.config import TrainConfig
-from clearhead.train.penalty import Penalty
 from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ def accumulate(
     mode: precision.Resolved,
     objective: str = NEXT_TOKEN,
     over: Spread | None = None,
-    penalty: Penalty | None = None,
 ) -> torch.Tensor:
     """Add the gradients of one step's micro-batches to the parameters; return the step's loss.
 
@@ -108,8 +106,7 @@ def accumulate(
     The loss is that of one batch holding them all: the sum over label tokens, divided by their
     number. Each model's mean is weighted by its share of the labels, which differ where masks
     leave some out; this asks nothing of the model beyond a mean loss, whereas an argument such as
-    `num_items_in_batch` is swallowed unread by some. A penalty adds gradients, its mean over texts,
-    and is no part of the loss returned.
+    `num_items_in_batch` is swallowed unread by some.
 
     Raises:
         ClearheadError: where no micro-batch has a label.
@@ -123,7 +120,6 @@ def accumulate(
     device = model.device
     extra = {"use_cache": False} if "use_cache" in forward_parameters(model) else {}
     total = torch.zeros((), device=device)
-    texts = size * sum(len(batch["input_ids"]) for batch in micro_batches)
     for number, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
         if count == 0 and size == 1:
             continue  # its mean would be 0 / 0
@@ -134,8 +130,7 @@ def accumulate(
         with over.unsynced(last=number == len(counts)):
             with precision.autocast(mode, device):
                 loss = over.forward(**inputs, **extra).loss * (count / labels)
-            whole_loss = loss if penalty is None else loss + penalty.take() / texts
-            (whole_loss * size).backward()  # gradients are averaged over processes
+            (loss * size if size > 1 else loss).backward()  # gradients are averaged over processes
         total += loss.detach()
     return total
 
