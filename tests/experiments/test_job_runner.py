@@ -17,6 +17,7 @@ from clearhead.experiments import job_runner as runner
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.job_runner import Stopped
 from clearhead.experiments.jobs import Job
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import Contrast
 from clearhead.reproduce.stages import collect
@@ -229,11 +230,12 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
             {**closing, "run": "final", "lines": 2},
         ],
     }
+    asked = DiagnoseConfig(models=("final",))
     jobs = []
     for name, lines in files.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        jobs.append(Job(name=name, config=None, records=path, arm="dense", label="r", seed=3))
+        jobs.append(Job(name=name, config=asked, records=path, arm="dense", label="r", seed=3))
     untrained = [replace(job, arm="as it is") for job in jobs[1:]]
     records = load(collect([*jobs, *untrained], tmp_path / "records.jsonl"))
     assert records.arms() == ["dense", "as it is"]
