@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli import main
+from clearhead.experiments.forks import Template
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
-from clearhead.reproduce.forks import Template
 from clearhead.reproduce.stages import reproduce
 
 SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")

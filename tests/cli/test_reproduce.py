@@ -14,14 +14,15 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
+from clearhead.experiments import forks
 from clearhead.experiments.configs import CompareConfig, continued_recipe
+from clearhead.experiments.forks import Template
+from clearhead.experiments.jobs import from_json
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
-from clearhead.reproduce import EXPERIMENTS, forks
+from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import claims
-from clearhead.reproduce.forks import Template
-from clearhead.reproduce.jobs import from_json
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
 from clearhead.train import TrainConfig

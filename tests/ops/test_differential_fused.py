@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.ops import differential_fused, dispatch, oracles
+from clearhead.ops import differential, differential_fused, dispatch, oracles, self_test
 from clearhead.ops.visibility import Visibility
 from tests.ops.launches import Launches
 
@@ -156,6 +156,16 @@ def test_an_expanded_gradient_and_the_same_result_every_time():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.parametrize("single_pass", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"window": True, "shared": 2}, {"segments": True}])
+def test_the_test_on_the_device_passes_the_kernels_and_catches_a_wrong_one(single_pass, changes):
+    asked = dispatch._PLAIN._replace(depth=16, width=16, **changes)
+    run = partial(differential_fused.difference, single_pass=single_pass)
+    assert self_test.differential_failure(run, asked) is None
+    wrong = lambda *inputs, **options: run(*inputs, **options) * 1.01  # noqa: E731
+    assert "o is off by" in self_test.differential_failure(wrong, asked)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The kernels that are started, by name, and do nothing."""
@@ -201,6 +211,25 @@ def test_a_pass_starts_few_kernels(kernel, started):
     assert row in PAGE.read_text("utf-8")
 
 
+@pytest.mark.parametrize("kernel", dispatch.FUSED)
+def test_compiled_in_one_graph(kernel, monkeypatch):
+    """The choice, and the test on the device, are no part of it."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(differential_fused, "refuses", lambda *request: None)
+    q, lam = torch.randn(1, 4, 23, 16, requires_grad=True), torch.tensor(0.3, requires_grad=True)
+
+    def run(q: Tensor, lam: Tensor) -> Tensor:
+        norm = {"norm_weight": None, "norm_eps": 1e-6, "gain": 0.5}
+        return differential(q, q.sin(), q.cos(), lam, kernel=kernel, **norm)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    runs = []
+    for job in (compiled, run):
+        o = job(q, lam)
+        runs.append((o, *torch.autograd.grad(o.square().sum(), (q, lam))))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*runs, strict=True))
+
+
 def test_the_operators_keep_pytorch_s_contract():
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
     lam = torch.tensor(0.2, requires_grad=True)
@@ -236,7 +265,9 @@ def test_a_model_learns_the_same_from_the_kernels(changes, monkeypatch):
     for name in dispatch.FUSED:
         monkeypatch.setenv(dispatch.VARIABLE, name)
         got = run()
-        assert [call["single_pass"] for call in calls] == [name == dispatch.SINGLE_PASS] * 2
+        # A layer each, and once before them the test on the device.
+        assert len(calls) in (2, 3)
+        assert {call["single_pass"] for call in calls} == {name == dispatch.SINGLE_PASS}
         calls.clear()
         for a, b in zip(got, want, strict=True):
             assert (a - b).norm() <= 1e-4 * max(b.norm(), 1e-2)

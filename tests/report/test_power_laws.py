@@ -43,6 +43,19 @@ def test_one_diverging_seed_of_three_moves_the_law_little() -> None:
     assert fit(baseline, variant).speedup(FAR) == pytest.approx(_true_speedup(FAR), rel=0.15)
 
 
+def test_sizes_that_are_no_power_law_widen_the_interval_and_are_told() -> None:
+    baseline, variant = _losses(0, 1e-3), _losses(1, 1e-3)
+    straight = fit(baseline, variant, draws=200)
+    baseline[1] = (baseline[1][0], baseline[1][1] * 1.1)
+    bent = fit(baseline, variant, draws=200)
+    assert straight.misfit < 0.003
+    assert bent.misfit > 0.03
+    widths = [
+        high - low for low, high in (one.interval_of_speedup(FAR) for one in (straight, bent))
+    ]
+    assert widths[1] > 3 * widths[0]
+
+
 @pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)

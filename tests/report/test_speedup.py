@@ -108,6 +108,17 @@ def test_over_a_ladder_the_fit_says_what_no_run_reached(ladder: Path) -> None:
     assert (last, "FLOPs", "in the run") not in found
 
 
+def test_a_ladder_that_is_no_power_law_says_so(ladder: Path) -> None:
+    lines = ladder.read_text().replace('"value": 2.4', '"value": 4.4')
+    ladder.write_text(lines)
+    section = speedup_section(load(ladder))
+    assert section is not None
+    assert "misses a size’s mean loss by up to" in section.blocks[1].texts[0]
+    text = cells(ladder)["projected to 10 × the largest cost", "FLOPs", "by the fit"].text
+    assert "over 100" in text or "under 0.01" in text
+    assert len(text) < 40
+
+
 def test_page_and_terminal_show_it_first(ladder: Path) -> None:
     page = page_of(load(ladder))
     assert page.sections[0].name == "speed-up"

@@ -1,6 +1,5 @@
 import json
 from threading import Event
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,16 +65,17 @@ def test_the_folder_is_an_ordinary_model_without_pickles(trained, tmp_path):
 def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for(trained, tmp_path):
     expected = save(tmp_path / "whole", trained)
     model, optimizer = trained
-    saver, go_on = Saver(ALONE), Event()
+    go_on = Event()
 
-    def write_later(write, *, beside):
-        assert beside
-        saver.start(lambda: go_on.wait(10) and write(), beside=True)
+    class Late(Saver):
+        def start(self, write, *, beside):
+            assert beside
+            super().start(lambda: go_on.wait(10) and write(), beside=True)
 
+    saver = Late(ALONE)
     checkpoint.save(
         tmp_path, model=model, tokenizer=None, optimizer=optimizer, keep=2, last=False,
-        record={"step": 2, "model": {"id2label": {10: "b", 9: "a"}}},
-        saver=SimpleNamespace(world=ALONE, start=write_later),
+        record={"step": 2, "model": {"id2label": {10: "b", 9: "a"}}}, saver=saver,
     )  # fmt: skip
     optimizer.step()
     torch.rand(3)

@@ -240,8 +240,8 @@ def _time(seconds: float) -> str:
 def _recipes() -> Iterator[str]:
     from shlex import join
 
+    from clearhead.experiments.jobs import command
     from clearhead.models import plan, preset
-    from clearhead.reproduce.jobs import command
     from clearhead.reproduce.recipes import RUNS
 
     for name, published in RUNS.items():

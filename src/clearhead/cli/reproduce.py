@@ -89,10 +89,10 @@ def run(words: list[str]) -> int:
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
+    from clearhead.experiments.forks import Template
+    from clearhead.experiments.job_runner import Stopped
     from clearhead.progress import Line
     from clearhead.reproduce import stages
-    from clearhead.reproduce.forks import Template
-    from clearhead.reproduce.runner import Stopped
     from clearhead.train import make_trackers
 
     make_trackers(command.track)  # refuses one that is not installed

@@ -122,6 +122,9 @@ class CompareConfig(OpensModels):
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
+    jobs: Count = 1
+    """Runs at once, each in a process with its share of the CPU's threads and on one GPU of those
+    there are, the least used."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
@@ -185,6 +188,15 @@ class CompareConfig(OpensModels):
         """Documents of a validation window: "apart" if all training does so, else "together"."""
         apart = all(arm.train.document_masks for arm in self.arms)
         return "apart" if apart else "together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRun:
+    """One run of a comparison, for a process of its own."""
+
+    comparison: CompareConfig
+    arm: str
+    seed: int
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:

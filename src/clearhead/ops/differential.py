@@ -9,9 +9,10 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import differential_fused, lone
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import SINGLE_PASS, fused_differential
+from clearhead.ops.dispatch import SINGLE_PASS, fused_differential, is_proved
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import arguments_of
 from clearhead.ops.visibility import Visibility
 
 
@@ -104,7 +105,7 @@ def _at_once(
             return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
     named: Any = options.get("kernel")
     kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
-    if kernel is None:
+    if kernel is None or not is_proved(kernel, *arguments_of(q, k, v, visibility)):
         return None
     return differential_fused.difference(
         *(q, k, v, lam),

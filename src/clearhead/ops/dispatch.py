@@ -8,7 +8,7 @@ test on the device (`clearhead.ops.self_test`) is taken: once for each kind of r
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -160,18 +160,29 @@ def resolve(
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
 
 
+@torch.compiler.assume_constant_result
 def fused_differential(names: str | None, refusal: str | None) -> str | None:
     """The fused kernel of V1 that the argument or the environment names, if nothing refuses it."""
-    return _fused(names, refusal)
+    named = [x for x in _named(names or os.environ.get(VARIABLE) or "") if x in FUSED]
+    return None if not named or _refused(named[0], refusal) else named[0]
 
 
 @torch.compiler.assume_constant_result
-def _fused(names: str | None, refusal: str | None) -> str | None:
-    named = [x for x in _named(names or os.environ.get(VARIABLE) or "") if x in FUSED]
-    if named and refusal is not None:
-        _log.info("differential attention: not %s: %s", named[0], refusal)
-        return None
-    return named[0] if named else None
+def is_proved(kernel: str, *arguments: object) -> bool:
+    """True where a fused kernel of V1 passes its test on the device of these `arguments_of`."""
+    return _is_proved(kernel, *arguments)
+
+
+@cache
+def _is_proved(kernel: str, *arguments: Any) -> bool:
+    run = partial(differential_fused.difference, single_pass=kernel == SINGLE_PASS)
+    return not _refused(kernel, self_test.differential_failure(run, request(*arguments)))
+
+
+def _refused(kernel: str, reason: str | None) -> bool:
+    if reason is not None:
+        _log.info("differential attention: not %s: %s", kernel, reason)
+    return reason is not None
 
 
 def _named(names: str) -> list[str]:

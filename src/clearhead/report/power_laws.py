@@ -6,6 +6,7 @@ each, three or four sizes leave E and α nearly free to trade off against each o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,13 @@ class PowerLaws:
         draws: the same, a row for each draw of the seeds' spread; no rows where no size has two
             seeds of an arm.
         unit: geometric mean of the costs.
+        misfit: the most by which a size's mean log loss lies off its law.
     """
 
     parameters: Array
     draws: Array
     unit: float
+    misfit: float
 
     @property
     def floor(self) -> float:
@@ -55,11 +58,11 @@ class PowerLaws:
 
     def speedup(self, cost: float) -> float:
         """The cost at which the baseline has the loss that the variant has at `cost`, over it."""
-        return float(np.exp(_log_speedup(self.parameters, np.log(cost / self.unit))))
+        return float(_exp(_log_speedup(self.parameters, np.log(cost / self.unit))))
 
     def interval_of_speedup(self, cost: float) -> tuple[float, float] | None:
         """Its 95 % interval; None without draws."""
-        return _interval(np.exp(_log_speedup(self.draws, np.log(cost / self.unit))))
+        return _interval(_exp(_log_speedup(self.draws, np.log(cost / self.unit))))
 
 
 def fit(
@@ -72,9 +75,10 @@ def fit(
     """Fit the laws of two arms to (cost, losses of its seeds) at each of three or more sizes.
 
     Least squares of the log loss with Huber's weights, by Levenberg and Marquardt from several
-    starts. Draws are the fitted laws with noise of the seeds' spread, pooled over sizes and arms,
-    whose own uncertainty is drawn too (so that intervals have Student's tails); each is fitted
-    again.
+    starts. Draws are the fitted laws with noise of two kinds, and are fitted again: the seeds'
+    spread, pooled over sizes and arms, whose own uncertainty is drawn too (so that intervals have
+    Student's tails); and for all seeds of a size together, how much further the sizes lie off the
+    laws than that spread explains.
     """
     points = [
         (cost, loss, float(arm), index)
@@ -88,23 +92,39 @@ def fit(
     found_SP = _levenberg(_starts(x_N, loss, arm), x_N, arm, y_N[None])
     objectives = _objective(_residuals(found_SP, x_N, arm, y_N[None])).sum(-1)
     best = found_SP[np.argmin(objectives)]
-    groups = [y_N[(arm == a) & (size == s)] for a, s in {(one[2], one[3]) for one in points}]
-    degrees = sum(len(one) - 1 for one in groups)
+    offset_N = _residuals(best[None], x_N, arm, y_N[None])[0]
+    group_N = arm * len(points) + size
+    members = [group_N == one for one in np.unique(group_N)]
+    offsets = [float(offset_N[one].mean()) for one in members]
+    misfit = max(map(abs, offsets))
+    degrees = len(points) - len(members)
     if not degrees:
-        return PowerLaws(parameters=best, draws=np.empty((0, 5)), unit=unit)
-    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in groups)
+        return PowerLaws(parameters=best, draws=np.empty((0, 5)), unit=unit, misfit=misfit)
+    squares = sum(float(((y_N[one] - y_N[one].mean()) ** 2).sum()) for one in members)
     random = np.random.default_rng(seed)
     deviation_B1 = np.sqrt(squares / random.chisquare(degrees, (draws, 1)))
     noise_BN = deviation_B1 * random.standard_normal((draws, len(y_N)))
+    explained = squares / degrees * fmean(1 / one.sum() for one in members)
+    free = max(1, len(members) - len(best))
+    unexplained = max(0.0, sum(one**2 for one in offsets) / free - explained)
+    for one in members:
+        noise_BN[:, one] += np.sqrt(unexplained) * random.standard_normal((draws, 1))
     drawn_BN = _losses(best[None], x_N, arm) + noise_BN
     starts_BP = np.broadcast_to(best, (draws, 5))
-    return PowerLaws(parameters=best, draws=_levenberg(starts_BP, x_N, arm, drawn_BN), unit=unit)
+    found_BP = _levenberg(starts_BP, x_N, arm, drawn_BN)
+    return PowerLaws(parameters=best, draws=found_BP, unit=unit, misfit=misfit)
 
 
 def _log_speedup(parameters: Array, x: Any) -> Array:
     """log of C_baseline / C, from E + A_b C_b^−α_b = E + A_v C^−α_v; x is log C."""
     _, a_b, k_b, a_v, k_v = np.moveaxis(parameters, -1, 0)
     result: Array = (a_b - a_v + np.exp(k_v) * x) / np.exp(k_b) - x
+    return result
+
+
+def _exp(logs: Array) -> Array:
+    """The exponential, within what numbers can say."""
+    result: Array = np.exp(np.clip(logs, -100, 100))
     return result
 
 

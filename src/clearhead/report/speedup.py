@@ -22,6 +22,7 @@ from clearhead.report.power_laws import PowerLaws, fit
 from clearhead.report.statistics import Difference, compare
 
 SIZES = 3  # with fewer no power law is fitted
+LEAST, MOST = 0.01, 100  # ratios told apart
 PROJECTED = 10  # times the largest cost
 CAPTION = (
     "How many times the baseline’s cost is the arm’s, at the arm’s loss: above 1 the arm saves. "
@@ -195,6 +196,13 @@ def _as_ratio(log: Difference) -> Difference:
     return Difference(mean=math.expm1(log.mean), interval=interval, p=log.p)
 
 
+def _ratio(value: float) -> str:
+    """A ratio to three digits, within what is worth telling apart."""
+    if not LEAST < value < MOST:
+        return f"over {MOST}" if value > 1 else f"under {LEAST}"
+    return style.number(value)
+
+
 Ladder = tuple[str, ...]
 Sizes = tuple[tuple[float, tuple[float, ...]], ...]
 
@@ -210,9 +218,9 @@ class _Law:
     def entry(self, cost: float) -> Entry:
         """The speed-up at a cost of the arm's."""
         ratio, interval = self.laws.speedup(cost), self.laws.interval_of_speedup(cost)
-        text = f"{style.number(ratio)} ×"
+        text = f"{_ratio(ratio)} ×"
         if interval is not None:
-            text += f" {style.interval(*interval)}"
+            text += f" [{', '.join(map(_ratio, interval))}]"
         far = max(cost, ratio * cost) > self.largest * (1 + 1e-9)
         return Entry(text=text, note="extrapolated" if far else "")
 
@@ -227,7 +235,8 @@ class _Law:
                 alphas[-1] += f" {style.interval(*interval)}"
         return (
             f"{self.name}: E {style.number(self.laws.floor)} nats, α of the arm {alphas[1]}, of "
-            f"the baseline {alphas[0]}."
+            f"the baseline {alphas[0]}; the law misses a size’s mean loss by up to "
+            f"{style.percent(math.expm1(self.laws.misfit))}."
         )
 
 

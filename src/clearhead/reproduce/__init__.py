@@ -104,6 +104,13 @@ EXPERIMENTS = {
             UNPUBLISHED,
         ),
         Experiment(
+            "ladder",
+            "ours",
+            "At which size are puzzles of several steps solved, and which mechanisms help?",
+            "puzzles.ladder",
+            UNPUBLISHED,
+        ),
+        Experiment(
             "together",
             "ours",
             "Do the repairs add up?",

@@ -18,6 +18,7 @@ FAMILIES = {
     "sas": "Simplified blocks, arXiv 2311.01906",
     "softmax1": "Softmax-1 and OrthoAdam, arXiv 2410.17174",
     "together": "The repairs together (ours)",
+    "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
 CAPTION = (
@@ -94,6 +95,8 @@ def _in_words(one: Outcome) -> str:
     words = f"{one.contrast.words}: {_mean(one.arm)} against {_mean(one.than)}"
     if one.difference.interval is None:
         return f"{words}, one seed"
+    if not one.applies:
+        words += f", where the claim needs at least {style.number(one.contrast.needs, 3)}"
     low, high = (style.number(bound, 3) for bound in one.difference.interval)
     return f"{words} ({low} to {high}; {one.source})"
 

@@ -105,9 +105,9 @@ def _little(question: Measurement, length: int) -> Question:
     return replace(
         question,
         **changes,
-        lengths=tuple(dict.fromkeys((question.lengths[0], question.lengths[-1]))),
-        tokens=2 * question.lengths[-1],
+        lengths=question.lengths[:1] + question.lengths[1:][-1:],
+        tokens=2 * max(question.lengths, default=question.tokens),
         factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
-        data=_text(question.data),
+        data=text,
     )

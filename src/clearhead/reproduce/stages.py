@@ -8,13 +8,13 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import SEAL
 from clearhead.experiments.configs import RECORDS
+from clearhead.experiments.job_runner import Start, gpus, run
+from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS
-from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import Start, gpus, run
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
@@ -153,6 +153,8 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 if line["kind"] != "measure" or not line.keys().isdisjoint(("layer", "head")):
                     continue
                 del line["cell"]  # of which this is a part
+                if job.config.at != "anywhere":  # where training measures too
+                    line["at"] = job.config.at
             lines.append(jsonl.encode(line))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")

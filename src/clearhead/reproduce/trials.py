@@ -12,9 +12,9 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
 from clearhead.records.loading import load
-from clearhead.reproduce.jobs import Job
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm

@@ -16,16 +16,15 @@ import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
-from clearhead.train import adapters, memory, optimizer_state, sharded_checkpoint
+from clearhead.train import adapters, optimizer_state, sharded_checkpoint
 from clearhead.train.parallel import is_sharded, plain_class
 from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE, World
@@ -90,12 +89,9 @@ def save(
         else:
             weights = adapters.weights(model)
             tensors |= adapters.buffers(model)
-        beside = not last and memory.has_room_for((*weights.values(), *tensors.values()))
+        beside = not last and saver.has_room_for((*weights.values(), *tensors.values()))
         if beside:
-            stager = DefaultStager(StagingOptions(False, False, False, False))
-            copied = cast("dict[str, Any]", stager.stage({"weights": weights, "rest": tensors}))
-            weights, tensors = copied["weights"], copied["rest"]
-            stager.close()
+            weights, tensors = saver.copies(weights), saver.copies(tensors)
         publishing = stack.pop_all()
 
     def write() -> Path:

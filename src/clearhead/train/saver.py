@@ -1,11 +1,16 @@
 """Checkpoints written beside the training, by a thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from clearhead.errors import ClearheadError
+from clearhead.train import memory
 from clearhead.train.world import World
 
 # For the parts of other processes, where one of them was lost.
@@ -24,6 +29,17 @@ class Saver:
         self._thread: Thread | None = None
         self._path: Path | None = None
         self._error: Exception | None = None
+        self._stager: DefaultStager | None = None
+
+    def has_room_for(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """True if copies of the tensors fit into free memory, or were made before."""
+        return self._stager is not None or memory.has_room_for(tensors)
+
+    def copies(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Copies in host memory, which the next ones of these tensors take again."""
+        if self._stager is None:
+            self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        return cast("dict[str, Any]", self._stager.stage(tensors))
 
     def start(self, write: Callable[[], Path], *, beside: bool) -> None:
         """Call `write`, which returns what it published, in a thread or here."""

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import os
 import re
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -274,6 +275,8 @@ def _start(limit: timedelta, *, alone: bool) -> dist.Store:
         torch.cuda.set_device(local)
     rank, size, host, port = (os.environ[name] for name in _NAMES)
     try:
+        if rank != "0":
+            _reach(host, int(port), limit.total_seconds())
         shared, own, of = next(dist.rendezvous("env://", timeout=limit))
         store = _store_of_start(shared, own, of, limit.total_seconds())
         named = dist.PrefixStore("group", store)
@@ -285,6 +288,23 @@ def _start(limit: timedelta, *, alone: bool) -> dist.Store:
             "that address"
         ) from error
     return store
+
+
+def _reach(host: str, port: int, seconds: float) -> None:
+    """Wait until the first process listens; PyTorch's own client prints its stack while it waits.
+
+    Raises:
+        RuntimeError: where it does not within `seconds`, with the system's reason.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.1, end - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end - 0.1:
+                raise RuntimeError(error.strerror or str(error)) from error
+            time.sleep(0.1)
 
 
 def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.reproduce.jobs import Job
+from clearhead.experiments.jobs import Job
 
 _POLL_SECONDS = 0.1
 
@@ -80,7 +80,7 @@ class Template:
         """
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "clearhead.reproduce"],
+                [sys.executable, "-m", "clearhead.experiments"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,

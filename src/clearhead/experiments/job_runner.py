@@ -9,10 +9,10 @@ from typing import Protocol
 
 import torch
 
+from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
-from clearhead.reproduce.jobs import Job
 from clearhead.train.interrupt import StopSignals
 
 _POLL_SECONDS = 0.2
@@ -159,9 +159,9 @@ def _mark(job: Job, logs: Path) -> Path:
 
 
 def _is_finished(job: Job, logs: Path) -> bool:
-    """True if this job finished, with these settings."""
+    """True if this job finished, with these settings, and its records are there."""
     mark = _mark(job, logs)
-    return mark.exists() and mark.read_text("utf-8") == f"{job}\n"
+    return mark.exists() and mark.read_text("utf-8") == f"{job}\n" and job.records.exists()
 
 
 def _diverged(records: Path) -> bool:

@@ -12,9 +12,9 @@ import pytest
 from clearhead.data import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.forks import Fork, Template
+from clearhead.experiments.jobs import Job
 from clearhead.records.loading import load
-from clearhead.reproduce.forks import Fork, Template
-from clearhead.reproduce.jobs import Job
 from clearhead.train import TrainConfig
 
 

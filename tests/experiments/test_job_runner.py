@@ -1,4 +1,4 @@
-"""The runner of the papers' experiments by itself, on jobs that take no time."""
+"""Jobs in processes, several at a time, that take no time."""
 
 import dataclasses
 import json
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.experiments import job_runner as runner
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.job_runner import Stopped
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
-from clearhead.reproduce import runner
 from clearhead.reproduce.claims import Contrast
-from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import Stopped
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import Table
 
@@ -57,7 +58,8 @@ def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
 
 def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     said: list[str] = []
-    commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
+    ran = f"touch {tmp_path}/1.jsonl; echo %s >> {tmp_path}/ran"
+    commands = _scripts(tmp_path, "echo no room; exit 3", ran % "x", "exit 4")
     failed = run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
     assert [command.name for command in failed] == ["one/0", "one/2"]
     assert said[0] == f"one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
@@ -65,9 +67,12 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     failed = run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert len(failed) == 2
     assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
-    changed = _scripts(tmp_path, "true", f"echo y >> {tmp_path}/ran", "true")
+    changed = _scripts(tmp_path, "true", ran % "y", "true")
     assert run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
     assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
+    changed[1].records.unlink()
+    assert run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
+    assert (tmp_path / "ran").read_text() == "x\ny\ny\n"  # or without its records
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
@@ -77,7 +82,8 @@ def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     def command(name: str, script: str, model: str = "") -> Job:
         return Script(
             name=name,
-            config=f"{script} && echo {name} >> {done}",
+            config=f"mkdir -p {tmp_path}/{name} && {script} && echo {name} >> {done} && "
+            f"touch {tmp_path}/{name}/records.jsonl",
             records=tmp_path / name / "records.jsonl",
             model=tmp_path / model if model else None,
             arm="",
@@ -228,7 +234,8 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
     for name, lines in files.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        jobs.append(Job(name=name, config=None, records=path, arm="dense", label="r", seed=3))
+        config = DiagnoseConfig(models=("m",)) if name == "inside" else None
+        jobs.append(Job(name=name, config=config, records=path, arm="dense", label="r", seed=3))
     untrained = [replace(job, arm="as it is") for job in jobs[1:]]
     records = load(collect([*jobs, *untrained], tmp_path / "records.jsonl"))
     assert records.arms() == ["dense", "as it is"]

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from clearhead.experiments.commands import texts, words_of
-from clearhead.experiments.configs import CompareConfig, FinetuneJob, continued_recipe
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun, continued_recipe
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 
@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[type, tuple[str, ...]]] = {
     "finetune": (FinetuneJob, ("model",)),
     "quantize": (QuantizeConfig, ("models",)),
 }
+_RUN = "run"  # one of a comparison, which no verb makes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,11 +52,16 @@ class Job:
 def from_json(text: str) -> Any:
     """The configuration of `Job.to_json`."""
     ((verb, config),) = json.loads(text).items()
-    return _decoded(VERBS[verb][0], config)
+    return _decoded(OneRun if verb == _RUN else VERBS[verb][0], config)
 
 
 def command(config: Any) -> list[str]:
-    """The command line equivalent to `config`: its fields that differ from their defaults."""
+    """The command line equivalent to `config`: its fields that differ from their defaults.
+
+    Of a run of a comparison it is that of the whole.
+    """
+    if isinstance(config, OneRun):
+        config = config.comparison
     verb = _verb(config)
     usual = None
     if isinstance(config, CompareConfig) and config.base is not None:
@@ -69,7 +75,8 @@ def command(config: Any) -> list[str]:
 
 
 def _verb(config: Any) -> str:
-    return next(verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    verbs = (verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    return next(verbs, _RUN)
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -1,23 +1,23 @@
-"""Jobs, each in a process of its own: `python -m clearhead.reproduce`, what `forks` starts."""
+"""Jobs, each in a process of its own: `python -m clearhead.experiments`, what `forks` starts."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import compare
-from clearhead.experiments.configs import CompareConfig, FinetuneJob
+from clearhead.experiments.compare import compare, make_run
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.converting import run_conversion
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
+from clearhead.experiments.forks import serve
+from clearhead.experiments.jobs import command, from_json
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
-from clearhead.reproduce.forks import serve
-from clearhead.reproduce.jobs import command, from_json
 from clearhead.terminal import say
 from clearhead.train import InterruptedRun
 
@@ -34,6 +34,8 @@ def perform(job: str) -> None:
     try:
         if isinstance(config, CompareConfig):
             compare(config, say=say, work=Line())
+        elif isinstance(config, OneRun):
+            make_run(config, say=say, work=Line())
         elif isinstance(config, FinetuneJob):
             run_finetune(config, say=say, work=Line())
         elif isinstance(config, ConvertConfig):
