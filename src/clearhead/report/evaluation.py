@@ -4,6 +4,7 @@ A number is the mean over seeds, and in tables and curves over depths; ± is one
 over seeds.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,8 +21,7 @@ from clearhead.report.statistics import summarize
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
-CHANCE = "chance"
-SOLVED = 0.9  # accuracy
+CHANCE, SOLVED = "chance", 0.9  # a metric; the accuracy of a task that is solved
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
     "means over depths and seeds, the best model’s in bold. Under a number stands its difference "
@@ -99,17 +99,10 @@ def table(
 
     alone = len(records.arms()) == 1 and by_depth
     chances = grid(records, task, CHANCE, by_depth=by_depth) if metric == "accuracy" else {}
-    rows = [
-        (
-            Heading(
-                title=row.setting if alone else row.name,
-                note=_chance(chances.get(row, {})),
-                arm=None if alone else row.arm,
-            ),
-            row,
-        )
-        for row in cells
-    ]
+    rows = []
+    for row in cells:
+        name, arm = (row.setting, None) if alone else (row.name, row.arm)
+        rows.append((Heading(title=name, note=_chance(chances.get(row, {})), arm=arm), row))
     columns = [(Heading(title=f"{length:,}" if length else ""), length) for length in lengths]
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
@@ -217,25 +210,24 @@ def _chance(by_length: Mapping[int, dict[int, list[Measure]]]) -> str:
 
 
 def solved(records: Records, task: str) -> str:
-    """The sizes, in parameters, at which the baseline solves a task, over several sets of records;
-    "" for one set, or a task whose chance is not known."""
-    found: dict[str, list[tuple[float, bool]]] = {}
-    for label in records.labels():
-        labelled = records.labelled(label)
+    """The sizes at which the baseline solves a task, over several sets of records; "" for one set,
+    or a task whose chance is not known."""
+    found: dict[str, list[float]] = {}  # infinite where it is not solved
+    for labelled in map(records.labelled, records.labels()):
         arm = labelled.arms()[0]
+        size = labelled.of(arm)[0].header.get("parameters", math.nan)
         known = grid(labelled, task, CHANCE)
-        sizes = [run.header.get("parameters") for run in labelled.of(arm)]
         for row, by_length in grid(labelled, task, "accuracy").items():
-            if row.arm == arm and row in known and None not in sizes:
+            if row.arm == arm and row in known:
                 right = [_mean(by_seed) for by_seed in by_length.values() if by_seed]
-                place = (float(sizes[0] or 0), bool(right) and min(right) >= SOLVED)
-                found.setdefault(row.name, []).append(place)
+                done = min(right, default=0.0) >= SOLVED
+                found.setdefault(row.name, []).append(size if done else math.inf)
     if len(records.labels()) < 2 or not found:
         return ""
-    words = []
-    for name, places in found.items():
-        first = min((size for size, done in places if done), default=None)
-        words.append(f"{name} {f'from {style.count(first)} parameters' if first else 'at no size'}")
+    words = [
+        f"{name} {f'from {style.count(least)} parameters' if least < math.inf else 'at no size'}"
+        for name, least in ((name, min(sizes)) for name, sizes in found.items())
+    ]
     return f"Solved ({style.percent(SOLVED)} right): {narrative.enumerate_words(words)}."
 
 
