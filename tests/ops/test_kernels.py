@@ -6,8 +6,10 @@ What the interpreter takes (`test_shaped.py`) a compiler may not: `make kernels`
 import inspect
 import re
 import subprocess
+import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +76,7 @@ LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries"])
-def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp_path):
+def test_fused_differential_attention_spills_no_register(gpu, width, kernel):
     """And the documentation's table has what these compilers make of it."""
     from clearhead.ops import differential_kernels
 
@@ -99,21 +101,9 @@ def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp
         for at, name in enumerate(names)
         if name.endswith("_ptr") or name in strides
     }
-    source = triton.compiler.ASTSource(
-        function, {name: type_of(name) for name in names}, constants, even
-    )
-    target = triton.backends.compiler.GPUTarget(*GPUS[gpu])
+    signature = {name: type_of(name) for name in names}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    built = triton.compile(source, target, options)
-    if GPUS[gpu][0] == "cuda":
-        cubin = tmp_path / "kernel.cubin"
-        cubin.write_bytes(built.asm["cubin"])
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found = FOUND.search(told)
-        registers, spilt = map(int, found.groups())
-    else:
-        registers, spilt = (int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    built, registers, spilt = resources(function, signature, constants, even, gpu, options)
     assert built.metadata.shared <= LENT[gpu] * 1024
     if width == 64:
         assert spilt == 0
@@ -126,3 +116,19 @@ def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp
 def _type(name: str, held: str) -> str:
     """Tensors are those whose name ends in a shape."""
     return f"*{held}" if name.rpartition("_")[2].isupper() else "i32"
+
+
+def resources(
+    function: Any, signature: dict, constants: dict, even: dict, gpu: str, options: dict
+) -> tuple[Any, int, int]:
+    """A kernel as a GPU's compiler makes it, its registers, and bytes of them that it spills."""
+    source = triton.compiler.ASTSource(function, signature, constants, even)
+    built = triton.compile(source, triton.backends.compiler.GPUTarget(*GPUS[gpu]), options)
+    if GPUS[gpu][0] != "cuda":
+        return built, *(int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(built.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return built, *map(int, FOUND.search(told).groups())

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import differential_fused, lone
+from clearhead.ops import differential_fused
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import fuses_differential
+from clearhead.ops.dispatch import KERNELS, fuses_differential, select_kernel
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
 
 
@@ -44,7 +45,7 @@ def differential(
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
         attend: what computes the maps, with `ops.attend`'s signature.
-        options: causal, window, key_mask, segments, scale, as in `attend`.
+        options: causal, window, key_mask, segments, scale, kernel, as in `attend`.
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
@@ -96,10 +97,16 @@ def _at_once(
     check(q, k, v, sink, visibility)
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if lone.serves_differential(q, visibility, k.shape[2]):
-        mask = visibility.key_mask
-        with without_autocast(q):  # as in attend
-            return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
+    if q.shape[2] == 1:
+        if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
+            k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
+        settled = visibility.settled(1, k.shape[2])
+        kernel: Any = options.get("kernel")
+        if name := select_kernel(q, k, v, settled, kernel, DIFFERENTIAL):
+            with without_autocast(q):  # as in attend
+                return KERNELS[name].run.difference(
+                    q, k, v, lam, sink=sink, scale=scale, visibility=settled
+                )
     if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
         return differential_fused.difference(
             q, k, v, lam, sink=sink, scale=scale, visibility=visibility

@@ -12,12 +12,13 @@ from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
+_ALONE = "T = 1 without documents and windows only"
 
 
 def refuses(request: Request) -> str | None:
     """The reason why this does not compute the request, or more slowly than another."""
     if not request.lone or request.segments or request.window:
-        return "T = 1 without documents and windows only"
+        return _ALONE
     return None if request.dtype in HALF else "flash is as fast in float32"
 
 
@@ -31,14 +32,14 @@ def forward(
     return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
 
 
-def serves_differential(q_BHTD: Tensor, visibility: Visibility, keys: int) -> bool:
-    """True for one query of V1 that sees all keys, but for padding."""
-    if q_BHTD.shape[2] != 1 or visibility.segments is not None:
-        return False
-    return visibility.settled(1, keys).window is None
+def refuses_differential(request: Request) -> str | None:
+    """The reason why `difference` does not compute the request."""
+    if not request.lone or request.segments or request.window:
+        return _ALONE
+    return None
 
 
-def differential(
+def difference(
     q_BH1D: Tensor,
     k_BGSD: Tensor,
     v_BGSD: Tensor,
@@ -46,7 +47,7 @@ def differential(
     *,
     sink: float | Tensor | None,
     scale: float,
-    key_mask: Tensor | None,
+    visibility: Visibility,
 ) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
 
@@ -58,7 +59,7 @@ def differential(
     # second: (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
     by_map = (groups // 2, shared, 2)
     q = q_BH1D.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
-    score_BGRS = _scores(q, k_BGSD, scale, key_mask)
+    score_BGRS = _scores(q, k_BGSD, scale, visibility.key_mask)
     lse_BGR = _log_sum_exp(score_BGRS)
     if isinstance(sink, float | int):
         lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
