@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ops
+from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.ops import dispatch, oracles
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.visibility import Visibility
@@ -115,3 +115,17 @@ def test_a_graph_follows_its_inputs(kind):
     mask[0, :200] = False
     graph.replay()
     assert torch.equal(o, run())
+
+
+@pytest.mark.parametrize("name", ["transformer", "softmax1", "differential", "coca"])
+def test_a_static_cache_generates_the_same_compiled(name):
+    """As transformers compiles a step by itself on a GPU; shapes that the table's kernels take."""
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"intermediate_size": 64, "vocab_size": 97, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(preset(name, **shape)).to("cuda").eval()
+    ids = torch.randint(0, 97, (2, 12), device="cuda")
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    options["attention_mask"] = torch.ones_like(ids)
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), want)

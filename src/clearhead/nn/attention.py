@@ -248,8 +248,11 @@ class Attention(nn.Module):
                     f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
-        v = v[:, :, :keys].unflatten(-1, (self.value_heads // self.groups, -1))
-        return k[:, :, :keys], v.transpose(2, 3).flatten(1, 2)
+        v = v[:, :, :keys]
+        if self.value_heads != self.groups or torch.compiler.is_compiling():
+            # A compiler learns by it that there are as many values as keys.
+            v = v.unflatten(-1, (self.value_heads // self.groups, -1)).transpose(2, 3).flatten(1, 2)
+        return k[:, :, :keys], v
 
 
 def _last(table: Any, keys: int) -> Any:
@@ -266,7 +269,7 @@ def _part(table: Any, keys: slice) -> Any:
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:
-    return x_BTN.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x_BTN.view(*x_BTN.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _together(groups: tuple[QueryGroup, ...], outputs: list[Tensor], queries: int) -> Tensor:
