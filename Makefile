@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test attack kernels lint bench gpu clean
+.PHONY: demo test attack kernels lint docs bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -29,18 +29,24 @@ kernels: $(VENV)/triton
 lint: $(VENV)/.installed
 	$(BIN)/pre-commit run --all-files
 
+# The site: pages for users and the API's, from docstrings; a warning is an error (--quiet would lose it).
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo build/site/index.html
+
 bench: $(VENV)/.installed
 	$(BIN)/clearhead bench --output results/bench.jsonl
 
 # On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
 # In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
 # reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
-GPU_TESTS := tests-attention tests-differential tests-decoding tests-rest
-GPU_FIGURES := kernel lengths decoding attention memory blocks encoders training-step
+GPU_TESTS := tests-attention tests-differential tests-single-pass tests-decoding tests-rest
+GPU_FIGURES := kernel lengths decoding attention memory blocks encoders liger training-step
 GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
 	timeout 480 $(PYTHON) -m
 tests-attention := tests/ops/test_gpu.py -k matches_oracle
-tests-differential := tests/ops/test_gpu.py -k differential
+tests-differential := tests/ops/test_gpu.py -k 'differential and two'
+tests-single-pass := tests/ops/test_gpu.py -k 'differential and single'
 tests-decoding := tests/ops/test_gpu_decoding.py
 tests-rest := --ignore tests/ops/test_gpu_decoding.py --deselect tests/ops/test_gpu.py::test_matches_oracle \
 	--deselect tests/ops/test_gpu.py::test_fused_differential_attention
@@ -62,6 +68,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 $(VENV)/triton: $(VENV)/.installed

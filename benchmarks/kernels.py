@@ -1,7 +1,7 @@
 """Attention's kernels by length, and steps of decoding: figures of a GPU, or of a CPU."""
 
-import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from clearhead import ops
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
-from clearhead.ops.dispatch import FUSED, VARIABLE
+from clearhead.ops.dispatch import FUSED
 from clearhead.ops.visibility import Visibility
 
 # Tokens of a batch, lengths, widths of a head, and channels of all heads.
@@ -28,7 +28,7 @@ MODEL: dict[str, Any] = {
 PEER = "PyTorch softmax"
 # Of the peer's time, by width where that matters: what issue and documentation promise on an H200.
 BOUNDS = {"softmax": 1.05, "softmax-1": 1.1, "sink": 1.1, "documents": 1.11, "padding": 1.25}
-BOUNDS |= {"V1": 2.1, "V1, fused": 1.6, "V2": 2.1}
+BOUNDS |= {"V1": 2.1, "V2": 2.1, "V1, differential-fused": 1.6, "V1, differential-single-pass": 1.3}
 # The same of a step's attention; CoCA's half keys count from 16 K.
 STEPS = {"softmax": 1.05, "V1": 1 / 0.95, "CoCA": 1 / 1.2}
 
@@ -55,7 +55,6 @@ def decoding(rounds: int) -> Iterator[Ratio]:
     """A step's attention over a cache, then a model's whole step against transformers' Llama."""
     batches, caches = CACHES[best_device().type]
     lam = torch.tensor(0.3, device=best_device())
-    options: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
     for batch in batches:
         for length in caches:
             q = _drawn(batch, 16, 1, 64)
@@ -64,7 +63,7 @@ def decoding(rounds: int) -> Iterator[Ratio]:
             sides = {
                 PEER: _step(nn.functional.scaled_dot_product_attention, q, k, v),
                 "softmax": _step(ops.attend, q, k, v),
-                "V1": _step(ops.differential, q, k, v, lam, **options),
+                "V1": _step(_differential, q, k, v, lam=lam),
                 "CoCA": _step(ops.attend_unrotated, q, t, v, **collinear),
             }
             seconds = take_turns(sides, rounds)
@@ -153,19 +152,7 @@ def _variants(batch: int, heads: int, length: int) -> dict[str, Callable[..., Te
     mask = at >= length // 8
     sink = torch.zeros(heads, device=best_device(), requires_grad=True)
     lam = torch.tensor(0.3, device=best_device(), requires_grad=True)
-    norm: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
     by_token = torch.rand(batch, heads, length, 1, device=best_device())
-
-    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = FUSED
-        try:
-            return ops.differential(q, k, v, lam, **norm)
-        finally:
-            if before is None:
-                del os.environ[VARIABLE]
-            else:
-                os.environ[VARIABLE] = before
 
     variants: dict[str, Callable[..., Tensor]] = {
         "softmax": lambda q, k, v: ops.attend(q, k, v),
@@ -173,10 +160,16 @@ def _variants(batch: int, heads: int, length: int) -> dict[str, Callable[..., Te
         "sink": lambda q, k, v: ops.attend(q, k, v, sink=sink),
         "documents": lambda q, k, v: ops.attend(q, k, v, segments=segments),
         "padding": lambda q, k, v: ops.attend(q, k, v, key_mask=mask),
-        "V1": lambda q, k, v: ops.differential(q, k, v, lam, **norm),
+        "V1": partial(_differential, lam=lam),
         "V2": lambda q, k, v: ops.differential_v2(torch.cat([q, q], 1), k, v, by_token),
     }
-    return variants | ({"V1, fused": fused} if torch.cuda.is_available() else {})
+    for name in FUSED if torch.cuda.is_available() else ():
+        variants[f"V1, {name}"] = partial(_differential, lam=lam, kernel=name)
+    return variants
+
+
+def _differential(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return ops.differential(q, k, v, norm_weight=None, norm_eps=None, gain=1.0, **options)
 
 
 def _pass(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], None]:

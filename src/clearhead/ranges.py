@@ -1,10 +1,11 @@
 """Ranges of numbers: declared on the fields of settings, checked in one place."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from clearhead.errors import ClearheadError
 
@@ -32,7 +33,12 @@ Betas = Annotated[
     Range("two numbers from 0 to below 1, such as 0.9 0.95", lambda x: 0 <= x < 1),
 ]
 
-_WANTED = {int: "a whole number of at most 18 digits", float: "a finite number", bool: "a bool"}
+_WANTED = {
+    int: "a whole number of at most 18 digits",
+    float: "a finite number",
+    bool: "a bool",
+    str: "a text",
+}
 
 
 def check(settings: Any, place: str = "") -> None:
@@ -66,6 +72,33 @@ def check_distinct(settings: Any, *names: str) -> None:
             raise ClearheadError(f"{name} must be one or more, each once; found {found}")
 
 
+def check_keys(values: Mapping[str, Any], shape: type, place: str = "") -> None:
+    """Refuse values of other types than a TypedDict declares; keys that it lacks may be anything.
+
+    Raises:
+        ClearheadError: naming the key, what was found and what it should be.
+    """
+    hints = _typed(shape)
+    for name in shape.__required_keys__:  # type: ignore[attr-defined]
+        if name not in values:
+            raise ClearheadError(f"lacks {name!r}")
+    for name in hints.keys() & values.keys():
+        value = values[name]
+        kinds = (hints[name], *get_args(hints[name]))
+        inner = next(filter(is_typeddict, kinds), None)
+        if inner is not None and isinstance(value, dict):
+            check_keys(value, inner, f"{place}{name}.")
+        elif not _fits(value, hints[name], None):
+            several = "a list, each " * any(get_origin(kind) is tuple for kind in kinds)
+            wanted = f"{several}{_wanted(hints[name])}"
+            raise ClearheadError(f"{place}{name} is {_short(value)}, not {wanted}")
+
+
+@cache
+def _typed(shape: type) -> dict[str, Any]:
+    return get_type_hints(shape, include_extras=True)
+
+
 def _hints(settings: Any) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}
@@ -86,7 +119,11 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
             _fits(one, each, within) for one, each in zip(value, kinds, strict=True)
         )
     if kind is dict:
-        return all(_fits(one, kinds[1], within) for one in value.values())
+        return isinstance(value, dict) and all(
+            _fits(one, kinds[1], within) for one in value.values()
+        )
+    if is_typeddict(hint):
+        return isinstance(value, dict)
     if hint in (bool, str, NoneType):
         return isinstance(value, hint)
     if hint not in (int, float):
@@ -103,7 +140,9 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 
 def _wanted(hint: Any) -> str:
-    """The words of the first range in a hint, or of its kind of number."""
+    """The words of the first range in a hint, or of its type."""
+    if get_origin(hint) is dict or is_typeddict(hint):
+        return "an object"
     for one in getattr(hint, "__metadata__", ()):
         if isinstance(one, Range):
             return one.words

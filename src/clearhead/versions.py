@@ -3,6 +3,7 @@
 import platform
 
 __version__ = "0.1.0"
+"""The version of clearhead."""
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "triton")
 

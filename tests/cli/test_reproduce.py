@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,15 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
-from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments import forks
+from clearhead.experiments.configs import CompareConfig, continued_recipe
+from clearhead.experiments.forks import Template
+from clearhead.experiments.jobs import from_json
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
-from clearhead.reproduce import EXPERIMENTS, runner
+from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import claims
-from clearhead.reproduce.jobs import from_json
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
 from clearhead.train import TrainConfig
@@ -45,16 +46,17 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     name, scale, tmp_path, capsys
 ):
     trials = _trials(name, scale, tmp_path)
-    chosen = {one.key: written(one.rates[-1]) for one in trials}
+    chosen = {one.key: written(one.rates[-1]) for one in trials if one.rates}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
     words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
     assert _call(name, *words) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = [shlex.split(line) for line in lines if not line.startswith("#")]
-    jobs = [job for one in trials for job in one.sweep().values()]
+    jobs = [*{job.name: job for one in trials for job in one.preparations()}.values()]
+    jobs += [job for one in trials for job in one.sweep().values()]
     for one in trials:
         for seed in one.config.seeds:
-            jobs += [one.training(one.rates[-1], seed), *one.evaluations(seed)]
+            jobs += one.jobs(one.rates[-1] if one.rates else None, seed)
     assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
     assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
     models = {job.model for job in jobs}
@@ -64,12 +66,13 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
         assert program == "clearhead"
         module = importlib.import_module(VERBS[verb][0])
         kind = getattr(module, "Command", EvaluateConfig)
-        read = parse(kind, options, verb=verb, description="")
+        usual = kind(train=continued_recipe()) if "--from" in options else None
+        read = parse(kind, options, verb=verb, description="", default=usual)
         for field in dataclasses.fields(job.config):
             assert getattr(read, field.name) == getattr(job.config, field.name), field.name
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
             (arm,) = job.config.arms
-            assert job.arm == arm.name
+            assert job.arm in {one.name for one in trials} | {arm.name}
             final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
             assert models == {None} or "rates" in final.parts or final in models
     assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
@@ -124,6 +127,46 @@ def test_own_text_takes_the_place_of_both(tmp_path, capsys):
             assert "--data.data c.txt" in line
 
 
+def test_another_model_and_budget_take_the_place_of_the_experiments_own(tmp_path, capsys):
+    words = ["--from", "my-model", "--data", "a.txt", "--test-data", "b.txt", "--tokens", "4096"]
+    out = str(tmp_path / "out")
+    assert _call("retrofit", *words, "--output", out, "--dry-run") == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    commands = [words for words in lines if words[0] == "clearhead"]
+    converted = [words for words in commands if words[1] == "convert"]
+    assert {words[2] for words in converted} == {"my-model"}
+    assert all("a.txt" in words for words in converted if "--calibrate" in words)
+    for words in (one for one in commands if one[1] == "compare"):
+        start = words[words.index("--from") + 1]
+        assert start == "my-model" or start in {one[3] for one in converted}
+        assert words[words.index("--train.tokens") + 1] == "4096"
+    asked = [words for words in commands if words[1] in ("quantize", "diagnose")]
+    assert all("b.txt" in words and "0.999" in words for words in asked)
+    assert sum("my-model" in words for words in asked) == 2  # the model as it is
+    assert not any("b.txt" in words for words in commands if words[1] == "eval")  # of code
+
+
+def test_a_model_to_start_from_is_refused_where_arms_begin_anew(capsys):
+    assert _call("blocks", "--from", "my-model", "--dry-run") == 2
+    assert "--from has no effect on transformer, which begins anew" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    arms = ["as it is", "prefix rotated trained"]
+    assert _call("retrofit", "--scale", "smoke", "--output", str(out), "--only", *arms) == 0
+    records = load(out / "records.jsonl")
+    assert set(records.arms()) == set(arms)
+    for run in records.runs:
+        assert run.select("perplexity", scheme="w8a8-coarse")
+        assert run.value("perplexity", task="perplexity", scaling="none", length=128)
+        assert run.value("maximum_activation", tokens="rest")
+    assert records.of(arms[1])[0].header["from"]["name"].startswith(str(out / "models"))
+    assert not records.of(arms[0])[0].steps
+
+
 # The whole of it
 
 
@@ -157,14 +200,15 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeypatch):
     started = []
 
-    class Killing(subprocess.Popen):
-        def __init__(self, words, **options):
-            super().__init__(words, **options)
-            started.append(words)
+    class Killing(Template):
+        def start(self, *order):
+            process = super().start(*order)
+            started.append(process)
             if len(started) == 1:
-                self.kill()
+                process.kill()
+            return process
 
-    monkeypatch.setattr(runner.subprocess, "Popen", Killing)
+    monkeypatch.setattr(forks, "Template", Killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert _call(*words) == 1
     told = capsys.readouterr().err

@@ -22,10 +22,10 @@ from transformers import (
 
 from clearhead.cli import main
 from clearhead.cli.train import Command, _parse, _usual
-from clearhead.data import Batches
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
+from clearhead.train import MetricsFile, StepMetrics
 
 SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
 VOLATILE = ("date", "threads", "device")
@@ -54,19 +54,19 @@ def _record(run: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """stopping(n) sends SIGTERM, once, while the batch of step n is read."""
+    """stopping(n) sends SIGTERM, once, as soon as n steps are done."""
 
     def at(step: int) -> None:
         sent: list[int] = []
-        real = Batches.batch
+        real = MetricsFile.step
 
-        def batch(self: Any, number: int) -> Any:
-            if number == step and not sent:
-                sent.append(number)
+        def told(self: Any, metrics: StepMetrics) -> None:
+            real(self, metrics)
+            if metrics.step == step and not sent:
+                sent.append(step)
                 os.kill(os.getpid(), signal.SIGTERM)
-            return real(self, number)
 
-        monkeypatch.setattr(Batches, "batch", batch)
+        monkeypatch.setattr(MetricsFile, "step", told)
 
     return at
 
@@ -154,7 +154,7 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ["train", "gated", "--set", *SHAPE, *going_on, "--data.vocabulary", "300"]
     assert _call(*words, "--output", str(whole)) == 0
-    stopping(2)
+    stopping(3)
     assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
     assert f"go on by --resume {cut}" in capsys.readouterr().err
     assert f"go on with it by --resume {cut}" in _refusal(capsys, *words, "--output", str(cut))
@@ -224,9 +224,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     words = ["train", *more, "--from", str(llama), *going_on]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert _call(*words, "--output", str(whole)) == 0
-    stopping(2)
+    stopping(3)
     assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
     assert _call("train", "--resume", str(cut)) == 0
+    assert "Writing model shards" not in capsys.readouterr().err
     assert _weights(cut) == _weights(whole)
     record = _record(whole)
     assert record["description"]["from"]["name"] == str(llama)
@@ -239,6 +240,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     frozen = {key for key in started if key in found and torch.equal(found[key], started[key])}
     if "--train.only" in more:
         assert frozen == {key for key in started if "attn" not in key}
+    if "--train.lora" in more:
+        for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
+            said = _refusal(capsys, "generate", str(alone), "key")
+            assert f"open {whole / 'final'}, where they are merged" in said
     # The model of the run is one for every verb, and for another run.
     assert _call("generate", str(whole), "key", "--tokens", "2") == 0
     again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
@@ -262,9 +267,12 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
 ):
     pytest.importorskip("peft")
     run = tmp_path / "run"
-    stopping(2)
+    stopping(3)
     words = ["train", "--from", str(llama), *going_on, "--train.lora", "2", "--output", str(run)]
     assert _call(*words) == 128 + signal.SIGTERM
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    said = _refusal(capsys, "generate", str(checkpoint), "key")
+    assert "holds adapters alone, no model: finish the run (clearhead train --resume" in said
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)

@@ -178,6 +178,7 @@ def test_every_verb_has_help(verb, capsys):
         ),
         (["bench", "--rounds", "0"], "rounds is 0: give a whole number of at least 1"),
         (["plan", "transfomer"], "did you mean transformer?"),
+        (["plan", "smollm2"], "unknown preset or folder 'smollm2'"),
         (["plan", "--set", "head_dim=15"], "is odd"),
         (["plan", "--set", "num_attention_heads=5"], "does not divide hidden_size=192"),
     ],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from clearhead.data import preparation, prepare, shards, tokenizer
+from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -105,6 +106,40 @@ def test_an_edited_file_of_the_same_size_is_read_again(folder, configure, when):
     assert second.fingerprint == fresh.fingerprint
 
 
+def test_text_that_changed_under_its_tokens_is_said(folder, configure, encoded):
+    _aged(folder)
+    config, said = configure(folder), []
+    first = prepare(config)
+    text = (folder / "00.txt").read_text()
+    (folder / "00.txt").write_text(text.replace("alpha", "alphb", 1))
+    prepare(config, progress=said.append)
+    told = f"{folder}: the text changed since it was tokenised; tokens are made anew"
+    assert said.count(told) == 1
+    (folder / "00.txt").write_text(text)
+    os.utime(folder / "00.txt", (1e9, 1e9))
+    assert prepare(config).fingerprint == first.fingerprint
+    os.utime(folder / "00.txt", (2e9, 2e9))
+    said.clear()
+    prepare(config, progress=said.append)
+    assert told not in said, "touched, and the same"
+
+
+@pytest.mark.parametrize("form", [lambda f: f, lambda f: f"{f}, 0.25 hidden"])
+def test_a_run_is_not_gone_on_with_on_changed_text_which_is_not_tokenised(
+    folder, configure, encoded, form
+):
+    config = configure(folder)
+    first = prepare(config)
+    began = form(first.fingerprint)
+    prepare(config, began=began)
+    prepare(config, began=form(fingerprint_of(first.fingerprint, "feistel")))
+    path = folder / "00.txt"
+    path.write_text(path.read_text().replace("alpha", "alphb", 1))
+    with pytest.raises(ClearheadError, match=r"texts: the text or the tokenizer changed since the"):
+        prepare(config, began=began)
+    assert sum(encoded) == 30
+
+
 def test_a_file_that_is_replaced_added_or_taken_away_is_noticed(folder, configure, lines):
     _aged(folder)
     seen = [prepare(configure(folder)).fingerprint]
@@ -195,7 +230,7 @@ def test_same_bytes_in_another_process(folder, configure):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
-def test_interrupted_build_leaves_nothing(folder, configure, monkeypatch):
+def test_a_build_interrupted_before_its_first_mark_leaves_nothing(folder, configure, monkeypatch):
     config = configure(folder)
     monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
     calls = []
@@ -221,7 +256,7 @@ def test_full_disk_is_one_line(folder, configure, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shards.ShardWriter, "write", full)
-    with pytest.raises(ClearheadError, match="No space left on device; nothing unfinished is kept"):
+    with pytest.raises(ClearheadError, match="No space left on device; what is whole is kept"):
         prepare(config)
     assert list((config.cache / "corpora").iterdir()) == []
 

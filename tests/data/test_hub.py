@@ -1,11 +1,14 @@
 """Hub data without a network: a stand-in for the stream, and a local folder through datasets."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
-from clearhead.data import prepare
+from clearhead.data import preparation, prepare
 from clearhead.data.hub import parse_hub
+from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
 
 
@@ -16,44 +19,132 @@ def test_spec():
         parse_hub("hf:")
 
 
-def test_downloaded_once_up_to_the_limit(configure, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    asked, given = [], []
+class Hub:
+    """One data set of 1,000 rows; keeps what was asked of it and how many rows it gave."""
 
-    def load_dataset(*arguments, **options):
-        asked.append((*arguments, options["split"]))
-        assert options["streaming"]
+    def __init__(self, lines):
+        self.asked, self.given, self.revision, self.fails_at = [], 0, "a1b2", None
+        self.lines = lines
+
+    def dataset_info(self, name):
+        self.asked.append(("revision of", name))
+        return SimpleNamespace(sha=self.revision)
+
+    def load_dataset(self, *arguments, split, streaming, revision):
+        assert streaming
+        self.asked.append((*arguments, split, revision))
+        return self.rows()
+
+    def rows(self):
         for number in range(1000):
-            given.append(number)
-            yield {"body": f"{number:010}"}
+            if number == self.fails_at:
+                raise ConnectionError("the line\nwent down")
+            self.given += 1
+            yield {"body": f"{number:06} {self.lines(number, 2)}"}
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config = configure("hf:org/name:small#test", text_field="body", limit=200)
+    def leave(self):
+        """There is no network any more."""
+        self.fails_at = 0
+        self.dataset_info = self.load_dataset = None
+
+
+@pytest.fixture
+def tokenizer(lines, tmp_path):
+    """The folder of a tokenizer."""
+    train([lines(seed) for seed in range(20)], 280).save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+@pytest.fixture
+def hub(monkeypatch, lines):
+    datasets = pytest.importorskip("datasets")
+    import huggingface_hub
+
+    hub = Hub(lines)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: hub.load_dataset(*a, **o))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "dataset_info", lambda self, name: hub.dataset_info(name)
+    )
+    return hub
+
+
+def test_it_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
+    configure, hub, tokenizer
+):
+    options = {"text_field": "body", "limit": 2000, "tokenizer": tokenizer}
+    config = configure("hf:org/name:small#test", **options)
     corpus = prepare(config)
-    again = prepare(config)
-    assert asked == [("org/name", "small", "test")]
-    assert len(given) == 20
-    assert corpus.describe()["documents"] == 20
-    assert again.fingerprint == corpus.fingerprint
+    passes = [("org/name", "small", "test", "a1b2")] * 2  # scanned, then tokenised
+    assert hub.asked == [("revision of", "org/name"), *passes]
+    assert hub.given == 2 * corpus.describe()["documents"] < 100
+    assert corpus.describe()["sources"][0]["revision"] == "a1b2"
+    kept = [path for path in config.cache.rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"000001 " in path.read_bytes()]
+    hub.revision = "c3d4"
+    prepare(configure("hf:org/name:small#test", **options | {"limit": 1000}))
+    assert hub.asked[3:] == passes
 
 
-def test_interrupted_download_leaves_nothing(configure, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+def test_what_is_tokenised_needs_no_network(configure, hub):
+    config = configure("hf:org/name", text_field="body", limit=20_000)
+    corpus = prepare(config)
+    hub.leave()
+    said = []
+    assert prepare(config, progress=said.append).fingerprint == corpus.fingerprint
+    assert "unchanged since it was read" in said[0]
+    with pytest.raises(ClearheadError):
+        prepare(configure("hf:org/name", text_field="body", limit=10_000))
 
-    def load_dataset(*arguments, **options):
-        yield {"text": "first"}
-        raise ConnectionError("the line\nwent down")
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config = configure("hf:org/name")
-    with pytest.raises(ClearheadError, match="cannot be had from the hub: the line went down"):
+def test_it_has_the_tokens_of_the_same_text_in_a_file(configure, hub, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in hub.rows()))
+    files, streamed = (
+        prepare(configure(source, text_field="body")) for source in (path, "hf:org/name")
+    )
+    assert files.fingerprint == streamed.fingerprint
+
+
+def test_a_stream_that_breaks_is_gone_on_with(configure, hub, monkeypatch, tokenizer, tmp_path):
+    monkeypatch.setattr(preparation, "_MARK_BYTES", 20_000)
+    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
+    options = {"text_field": "body", "tokenizer": tokenizer}
+    config = configure("hf:org/name", **options)
+    hub.fails_at = 500
+    message = "'hf:org/name' cannot be had from the hub: the line went down"
+    with pytest.raises(ClearheadError, match=message):
+        prepare(config)  # while it is scanned
+    hub.fails_at, rows = None, hub.rows
+
+    def breaks_in_the_second_pass():
+        if len(hub.asked) == 4:
+            hub.fails_at = 800
+        return rows()
+
+    hub.rows = breaks_in_the_second_pass
+    with pytest.raises(ClearheadError, match=message):
         prepare(config)
-    assert list((config.cache / "hub").iterdir()) == []
+    hub.fails_at, said = None, []
+    corpus = prepare(config, progress=said.append)
+    assert any("going on with an interrupted build" in line for line in said)
+    whole = prepare(configure("hf:org/name", cache=tmp_path / "whole", **options))
+    for split in ("train", "validation"):
+        (one,), (other,) = corpus.split(split), whole.split(split)
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.starts.tolist() == other.starts.tolist()
 
 
-def test_missing_field_names_the_fields(configure, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: [{"body": "x", "label": 1}])
+def test_a_hub_that_does_not_answer_is_one_line(configure, hub):
+    def dataset_info(name):
+        raise OSError(f"no route\nto {name}")
+
+    hub.dataset_info = dataset_info
+    with pytest.raises(ClearheadError, match="cannot be had from the hub: no route to org/name"):
+        prepare(configure("hf:org/name"))
+
+
+def test_missing_field_names_the_fields(configure, hub):
+    hub.rows = lambda: iter([{"body": "x", "label": 1}])
     with pytest.raises(ClearheadError, match="row 1: no field 'text', it has 'body', 'label'"):
         prepare(configure("hf:org/name"))
 
@@ -62,9 +153,20 @@ def test_the_real_library_streams_a_folder(configure, tmp_path):
     pytest.importorskip("datasets")
     root = tmp_path / "set"
     root.mkdir()
-    (root / "train.jsonl").write_text(
-        "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(20))
-    )
-    assert prepare(configure(f"hf:{root}")).describe()["documents"] == 20
+    path = root / "train.jsonl"
+
+    def write(count):
+        rows = (json.dumps({"text": f"row {number}"}) + "\n" for number in range(count))
+        path.write_text("".join(rows))
+        os.utime(path, (1e9, 1e9))
+
+    write(20)
+    config = configure(f"hf:{root}")
+    said = []
+    assert prepare(config).describe()["documents"] == 20
+    assert "revision" not in prepare(config, progress=said.append).describe()["sources"][0]
+    assert "unchanged since it was read" in said[0]
+    write(21)
+    assert prepare(config).describe()["documents"] == 21
     with pytest.raises(ClearheadError, match=r"cannot be had from the hub: .*nosplit"):
         prepare(configure(f"hf:{root}#nosplit"))

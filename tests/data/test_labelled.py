@@ -208,7 +208,7 @@ def test_hub_rows_are_downloaded_once_with_their_classes_by_name(monkeypatch, tm
             yield {"sentence1": "x", "sentence2": "y", "label": 1}
             yield {"sentence1": "x", "sentence2": "y", "label": -1}
 
-    def load_dataset(name, config, *, split, streaming):
+    def load_dataset(name, config, *, split, streaming, revision):
         asked.append((name, config, split))
         return Stream()
 

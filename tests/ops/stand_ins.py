@@ -30,14 +30,17 @@ def cuda_kernels() -> Iterator[None]:
 
 def _attend(q, k, v, *, causal, scale, before=None, after=None, bias=None):
     """One text: [T, H, D], [S, G, D], [S, G, V] → [T, H, V], log-sum-exp [H, T]; no key: ∞."""
+    dtype, (q, k, v) = q.dtype, (x.double() for x in (q, k, v))
     score = _scores(q, k, causal, scale, before, after, bias)
     lse = score.logsumexp(-1)
     weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse)[..., None])
     value = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    return torch.einsum("hts,shv->thv", weight, value), lse.where(lse != -torch.inf, torch.inf)
+    lse = lse.where(lse != -torch.inf, torch.inf).to(torch.promote_types(dtype, torch.float32))
+    return torch.einsum("hts,shv->thv", weight, value).to(dtype), lse
 
 
 def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=None, bias=None):
+    dtype, (grad, q, k, v, o) = q.dtype, (x.double() for x in (grad, q, k, v, o))
     shared, groups = q.shape[1] // k.shape[1], k.shape[1]
     weight = torch.exp(_scores(q, k, causal, scale, before, after, bias) - lse[..., None])
     value, key = (x.repeat_interleave(shared, 1) for x in (v, k))
@@ -45,12 +48,13 @@ def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=N
     dscore = weight * (torch.einsum("thv,shv->hts", grad, value) - row) * scale
     dq = torch.einsum("hts,shd->thd", dscore, key)
     dk, dv = torch.einsum("hts,thd->shd", dscore, q), torch.einsum("hts,thv->shv", weight, grad)
-    return dq, *(x.unflatten(1, (groups, shared)).sum(2) for x in (dk, dv))
+    dk, dv = (x.unflatten(1, (groups, shared)).sum(2) for x in (dk, dv))
+    return tuple(x.to(dtype) for x in (dq, dk, dv))
 
 
 def _scores(q, k, causal, scale, before, after, bias):
     score = torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
-    score = score * scale + (0 if bias is None else bias)
+    score = score * scale + (0 if bias is None else bias.double())
     own = torch.arange(len(q))[:, None] + len(k) - len(q)
     key = torch.arange(len(k))[None]
     hidden = (key > own) if causal else torch.zeros(len(q), len(k), dtype=torch.bool)
@@ -144,7 +148,7 @@ def _efficient_attention_forward(
         ]
         outputs, lses = zip(*found, strict=True)
         o, longest = torch.cat(outputs)[None], max_q
-    lse = q.new_full((len(lses), q.shape[2], -(-longest // 32) * 32), torch.inf)
+    lse = lses[0].new_full((len(lses), q.shape[2], -(-longest // 32) * 32), torch.inf)
     for row, part in zip(lse, lses, strict=True):
         row[:, : part.shape[1]] = part
     return o, lse, q.new_empty(()), q.new_empty(()), longest, longest

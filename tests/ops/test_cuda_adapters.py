@@ -168,8 +168,24 @@ def test_masks_are_read_once_for_all_layers_and_again_when_written_to():
     assert packing(mask, None, 9).ends_k.tolist() == [0, 6, 10]
 
 
+def test_little_padding_is_read_as_it_lies_and_much_is_left_out():
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, :3] = mask[1, 10:] = False
+    texts = packing(mask, None, 12)
+    assert (texts.of_queries, texts.of_keys) == (None, None)
+    assert texts.ends_q.tolist() == [0, 3, 12, 22, 24]
+    mask[0, :9] = False
+    texts = packing(mask, None, 12)
+    assert texts.ends_k.tolist() == [0, 3, 13]
+    assert [x.tolist() for x in texts.of_keys] == [[0] * 3 + [1] * 10, [9, 10, 11, *range(10)]]
+    mask[0] = torch.arange(12) != 5  # a hole: its text's tokens are no neighbours
+    texts = packing(mask, None, 12)
+    assert texts.ends_k.tolist() == [0, 11, 21]
+    assert not texts.gapless
+
+
 def test_documents_without_padding_move_no_token():
-    segments = torch.tensor([[0, 0, 0, 1, 1], [4, 4, 4, 4, 4]])
+    segments = torch.tensor([[1, 1, 1, 0, 0], [4, 4, 4, 4, 4]])
     texts = packing(None, segments, 5)
     assert (texts.of_queries, texts.of_keys) == (None, None)
     assert texts.ends_q.tolist() == [0, 3, 5, 10]

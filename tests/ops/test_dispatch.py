@@ -1,6 +1,7 @@
 """The dispatch table of attention: what is chosen, why, by whose word, and what it must prove."""
 
 import logging
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import attend, differential, dispatch, oracles, self_test, tiles
-from clearhead.ops.requests import Request
+from clearhead.ops.requests import HALF, Request
 
 CPU = dispatch._PLAIN
 HOPPER = CPU._replace(device="cuda", ordinal=0, capability=(9, 0), dtype=torch.bfloat16)
@@ -30,13 +31,21 @@ def test_the_documentation_has_the_table_of_the_code():
     assert dispatch.markdown() in page
 
 
-def test_no_request_on_cuda_in_half_precision_or_float32_needs_tiles():
-    """But a window that looks both ways in float32."""
-    for changes in dispatch._REQUESTS.values():
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            assert dispatch.resolve(HOPPER._replace(dtype=dtype, **changes)).name != "tiles"
-    both_ways = {"dtype": torch.float32, "window": True, "causal": False}
-    assert dispatch.resolve(HOPPER._replace(**both_ways)).name == "tiles"
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_goes_by_tiles_on_cuda(capability, dtype):
+    """Every kind of request there is, not only those that the documentation prints."""
+    names = ("causal", "window", "key_mask", "segments", "learning")
+    shapes = [{"square": True}, {"square": False}, {"square": False, "lone": True}]
+    for values in product([False, True], repeat=len(names)):
+        for shape, depth, width in product(shapes, [64, 320], [64, 128, 320]):
+            asked = HOPPER._replace(dtype=dtype, capability=capability, depth=depth, width=width)
+            asked = asked._replace(**dict(zip(names, values, strict=True)), **shape)
+            two_sided = asked.window and not asked.causal  # of no model: `attend` alone has it
+            flash = dtype in HALF and capability >= (8, 0) and max(depth, width) <= 256
+            bfloat16 = dtype == torch.bfloat16 and capability < (8, 0)
+            tiles = dtype == torch.float64 or bfloat16 or (two_sided and not flash)
+            assert (dispatch.resolve(asked).name == "tiles") == tiles, asked
 
 
 def test_a_kernel_that_fails_its_test_on_the_device_is_passed_over_and_the_reason_kept():
@@ -120,6 +129,19 @@ def test_unrotated_keys_have_no_kernel_on_a_cpu_and_one_on_a_gpu():
     refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
     assert refused == ("", {"split-decode": "o is off"})
     assert dispatch.resolve(asked._replace(learning=True)).refusals["split-decode"]
+
+
+def test_the_fused_kernels_are_used_where_they_are_named_and_not_refused(monkeypatch, caplog):
+    chosen = dispatch.fused_differential
+    assert chosen(None, None) is None
+    for name in dispatch.FUSED:
+        assert chosen(f"tiles,{name}", None) == name
+    monkeypatch.setenv(dispatch.VARIABLE, dispatch.SINGLE_PASS)
+    assert chosen(None, None) == dispatch.SINGLE_PASS
+    assert chosen("tiles", None) is None
+    with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
+        assert chosen(None, "bfloat16 and float16 only") is None
+    assert caplog.messages[-1].endswith("not differential-single-pass: bfloat16 and float16 only")
 
 
 def test_a_request_says_itself():

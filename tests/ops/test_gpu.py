@@ -30,7 +30,11 @@ pytestmark = [
 BOUND = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-CUDA = [name for name, kernel in dispatch.KERNELS.items() if kernel.device == "cuda"]
+CUDA = [
+    name
+    for name, kernel in dispatch.KERNELS.items()
+    if kernel.device == "cuda" and name not in dispatch.FUSED
+]
 
 
 def _tokens(length: int, padding: str) -> torch.Tensor | None:
@@ -243,7 +247,10 @@ def test_means(causal, compiled, fading):
 )
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("sink", [None, "learned"])
-def test_fused_differential_attention(dtype, width, queries, keys, heads, groups, masks, sink):
+@pytest.mark.parametrize("single_pass", [False, True], ids=["two kernels", "single pass"])
+def test_fused_differential_attention(
+    dtype, width, queries, keys, heads, groups, masks, sink, single_pass
+):
     torch.manual_seed(0)
     shapes = [(2, heads, queries, width), (2, groups, keys, width), (2, groups, keys, width)]
     inputs = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
@@ -257,9 +264,8 @@ def test_fused_differential_attention(dtype, width, queries, keys, heads, groups
         segments = torch.arange(keys, device="cuda") * 4 // keys % 3
         options["segments"] = segments.expand(2, -1)
     sinks = [x[4] if sink == "learned" else None for x in (inputs, exact)]
-    got = differential_fused.difference(
-        *inputs[:4], sink=sinks[0], scale=width**-0.5, visibility=Visibility(**options)
-    )
+    run = {"scale": width**-0.5, "visibility": Visibility(**options), "single_pass": single_pass}
+    got = differential_fused.difference(*inputs[:4], sink=sinks[0], **run)
     plain = {"norm_weight": None, "norm_eps": None, "gain": 1.0, "sink": sinks[1]}
     want = oracles.differential(*exact[:4], **plain, **options)
     grad = torch.randn_like(want).to(dtype)

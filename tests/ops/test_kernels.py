@@ -61,7 +61,8 @@ def test_compiles(gpu, kernel, x, o):
 
 FOUND = re.compile(r"REG:(\d+) STACK:(\d+)")
 AMD = (re.compile(r"\.vgpr_count:\s+(\d+)"), re.compile(r"\.vgpr_spill_count:\s+(\d+)"))
-TYPES = {"idq": "*i32", "idk": "*i32", "sink": "*fp32", "lam": "*fp32", "lse": "*fp32"}
+TYPES = {"idq": "*i32", "idk": "*i32"}
+TYPES |= dict.fromkeys(("sink", "lam", "lse", "row", "sum"), "*fp32")
 LAUNCHES = {
     "A100": differential_fused.AMPERE,
     "L4": differential_fused.AMPERE,
@@ -75,24 +76,46 @@ LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries"])
+@pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries", "single_pass"])
 def test_fused_differential_attention_spills_no_register(gpu, width, kernel):
     """And the documentation's table has what these compilers make of it."""
+    adds = kernel == "single_pass"
+    tiles = getattr(LAUNCHES[gpu][width], kernel)
+    constants = {"D": width, "SPLIT": tiles.split, "CAUSAL": True, "IDS": False, "ADDS": adds}
+    constants |= {"M": tiles.rows, "N": tiles.keys}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    function = "backward_keys" if adds else kernel
+    registers, spilt, shared = _build(gpu, function, constants, options)
+    if width == 64:
+        assert spilt == 0
+    row = f"| {kernel} | {width} | {gpu} | {tiles.rows} × {tiles.keys}, {tiles.warps}, "
+    row += f"{tiles.stages} | {registers} | {spilt} | {shared // 1024} KB |"
+    print(row)
+    assert row in PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_sums_before_a_backward_pass_spill_no_register(gpu, adds):
+    for width in (64, 128):
+        constants = {"D": width, "ADDS": adds, "M": differential_fused.ROWS}
+        assert _build(gpu, "backward_rows", constants, {})[1] == 0
+
+
+def _build(gpu, kernel, constants, options):
+    """Registers, and bytes spilt and shared, of a kernel of differential attention in bfloat16."""
     from clearhead.ops import differential_kernels
 
     function = getattr(differential_kernels, kernel)
-    shape = LAUNCHES[gpu][width]
-    tiles = getattr(shape, kernel)
-    constants = {"D": width, "SPLIT": shape.split, "CAUSAL": True, "IDS": False, "SINK": True}
-    constants |= {"M": tiles.rows, "N": tiles.keys}
     names = list(inspect.signature(function.fn).parameters)
-    constants = {name: value for name, value in constants.items() if name in names}
+    constants = {name: x for name, x in (constants | {"SINK": True}).items() if name in names}
 
     def type_of(name: str) -> str:
         if name in constants:
             return "constexpr"
         if name.endswith("_ptr"):
-            return TYPES.get(name.removesuffix("_ptr"), "*fp32" if name == "row_ptr" else "*bf16")
+            exact = constants.get("ADDS") and name == "dq_ptr"
+            return "*fp32" if exact else TYPES.get(name.removesuffix("_ptr"), "*bf16")
         return "fp32" if name == "scale" else "i32"
 
     strides = [first + second for first in "qkv" for second in "bhts"]
@@ -102,15 +125,9 @@ def test_fused_differential_attention_spills_no_register(gpu, width, kernel):
         if name.endswith("_ptr") or name in strides
     }
     signature = {name: type_of(name) for name in names}
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     built, registers, spilt = resources(function, signature, constants, even, gpu, options)
     assert built.metadata.shared <= LENT[gpu] * 1024
-    if width == 64:
-        assert spilt == 0
-    row = f"| {kernel} | {width} | {gpu} | {tiles.rows} × {tiles.keys}, {tiles.warps}, "
-    row += f"{tiles.stages} | {registers} | {spilt} | {built.metadata.shared // 1024} KB |"
-    print(row)
-    assert row in PAGE.read_text("utf-8")
+    return registers, spilt, built.metadata.shared
 
 
 def _type(name: str, held: str) -> str:

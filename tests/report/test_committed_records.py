@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,22 +12,54 @@ from clearhead.report import page_of
 from clearhead.report.pivots import Pivot
 
 RESULTS = Path(__file__).parents[2] / "results"
-HEADERS = ("run", "diagnosis", "quantization", "bench", "learning-rate")
+# What the header of a record names beside the commit and the command: the configuration, by kind.
+CONFIGURATION = {
+    "run": ("train", "model", "versions"),
+    "diagnosis": ("architecture", "data", "length", "windows", "versions"),
+    "quantization": ("class", "data", "length", "tokens", "versions"),
+    "bench": ("name", "device", "versions"),
+    "learning-rate": ("preset", "size", "data", "learning_rate", "steps", "tokens"),
+}
+FILES = sorted(RESULTS.glob("*.jsonl"))
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
-def test_every_header_names_commit_command_and_configuration(path: Path) -> None:
+def _read(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
-        headers = [line for line in map(json.loads, file) if line["kind"] in HEADERS]
-    assert headers
+        return [json.loads(line) for line in file]
+
+
+def _faults(lines: list[dict[str, Any]]) -> set[str]:
+    """What the headers of a file lack, and the runs that have no header."""
+    headers = [line for line in lines if line["kind"] in CONFIGURATION]
+    known = {header.get("run") for header in headers}
+    found = {f"header of {line['run']}" for line in lines if line.get("run") not in known}
     for header in headers:
-        assert re.fullmatch(r"[0-9a-f]{40}", header["commit"])
-        assert "clearhead" in header["command"] or "__main__.py" in header["command"]
-        if header["kind"] == "run" and "study" not in header:
-            assert header["train"]
-            assert header["model"]
-            assert header["versions"]
-        assert set(header.get("inferred", ())) <= set(header)
+        if not re.fullmatch(r"[0-9a-f]{40}", header.get("commit", "")):
+            found.add("commit")
+        if not re.search(r"clearhead|__main__\.py", header.get("command", "")):
+            found.add("command")
+        kind = header.get("study", header["kind"])
+        found |= {name for name in CONFIGURATION[kind] if header.get(name) in (None, "", {})}
+        found |= {f"inferred {one}" for one in header.get("inferred", ()) if one not in header}
+    return found if headers else found | {"header"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_header_names_commit_command_and_configuration(path: Path) -> None:
+    assert not _faults(_read(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_record_that_lacks_one_of_them_is_found(path: Path) -> None:
+    lines = _read(path)
+    (place, header) = next((n, one) for n, one in enumerate(lines) if one["kind"] in CONFIGURATION)
+    kind = header.get("study", header["kind"])
+    for name in ("commit", "command", *CONFIGURATION[kind]):
+        less = {key: value for key, value in header.items() if key not in (name, "inferred")}
+        assert _faults([*lines[:place], less, *lines[place + 1 :]]) == {name}
+    if "run" in header:
+        alone = [one for one in lines if one["kind"] not in CONFIGURATION]
+        assert {f"header of {header['run']}", "header"} <= _faults(alone)
 
 
 # Of other formats: times of kernels, and a sweep that no run's file holds.

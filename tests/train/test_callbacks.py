@@ -30,7 +30,7 @@ def run(tmp_path):
 def metrics(step):
     return StepMetrics(
         step=step, tokens=10 * step, seconds=0.5 * step, loss=4.0 / step, learning_rate=1e-3,
-        gradient_norm=0.25, tokens_per_second=1234.5, seconds_left=3700.0,
+        gradient_norm=0.25, tokens_per_second=1234.5, batch_stall=0.0, seconds_left=3700.0,
     )  # fmt: skip
 
 

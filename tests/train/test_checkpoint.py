@@ -1,4 +1,5 @@
 import json
+from threading import Event
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ from transformers import AutoModelForCausalLM
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import checkpoint
+from clearhead.train.saver import Saver
+from clearhead.train.world import ALONE
 
 
 @pytest.fixture
@@ -20,12 +23,16 @@ def trained(tiny):
     return model, optimizer
 
 
-def save(output, trained, step=2, keep=2):
+def save(output, trained, step=2, keep=2, last=True):
     model, optimizer = trained
     record = {"step": step, "model": {"id2label": {10: "b", 9: "a"}}}
-    return checkpoint.save(
-        output, model=model, tokenizer=None, optimizer=optimizer, record=record, keep=keep
-    )
+    saver = Saver(ALONE)
+    checkpoint.save(
+        output, model=model, tokenizer=None, optimizer=optimizer, record=record, keep=keep,
+        saver=saver, last=last,
+    )  # fmt: skip
+    saver.finish()
+    return saver.published()
 
 
 def test_weights_optimizer_and_random_state_come_back(tiny, trained, tmp_path):
@@ -53,6 +60,32 @@ def test_the_folder_is_an_ordinary_model_without_pickles(trained, tmp_path):
     assert torch.equal(again.eval()(tokens).logits, trained[0].eval()(tokens).logits)
     suffixes = {file.suffix for file in path.iterdir()}
     assert suffixes == {".json", ".safetensors"}
+
+
+def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for(trained, tmp_path):
+    expected = save(tmp_path / "whole", trained)
+    model, optimizer = trained
+    go_on = Event()
+
+    class Late(Saver):
+        def start(self, write, *, beside):
+            assert beside
+            super().start(lambda: go_on.wait(10) and write(), beside=True)
+
+    saver = Late(ALONE)
+    checkpoint.save(
+        tmp_path, model=model, tokenizer=None, optimizer=optimizer, keep=2, last=False,
+        record={"step": 2, "model": {"id2label": {10: "b", 9: "a"}}}, saver=saver,
+    )  # fmt: skip
+    optimizer.step()
+    torch.rand(3)
+    assert checkpoint.newest(tmp_path) is None
+    go_on.set()
+    saver.finish()
+    path = saver.published()
+    assert {file.name for file in path.iterdir()} == {file.name for file in expected.iterdir()}
+    for file in path.iterdir():
+        assert file.read_bytes() == (expected / file.name).read_bytes()
 
 
 def test_the_newest_stay(trained, tmp_path):
@@ -97,11 +130,12 @@ def test_trainer_json_vouches_for_itself(trained, tmp_path, damage):
         checkpoint.verify(path.parent)
 
 
+@pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("size", [100, 50_000, 120_000])  # configuration, weights, optimizer
-def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size):
+def test_a_full_disk_leaves_the_checkpoint_before(trained, tmp_path, room, size, last):
     before = save(tmp_path, trained, 2)
     with room(size), pytest.raises(ClearheadError, match="File too large") as caught:
-        save(tmp_path, trained, 4, keep=1)
+        save(tmp_path, trained, 4, keep=1, last=last)
     assert f"{before}, is whole" in str(caught.value)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
     checkpoint.verify(before)

@@ -114,7 +114,7 @@ def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert set(lines[0]) == {
         "kind", "run", "step", "tokens", "seconds", "loss", "learning_rate", "gradient_norm",
-        "tokens_per_second",
+        "tokens_per_second", "batch_stall",
     }  # fmt: skip
     assert (lines[0]["kind"], lines[0]["run"], lines[0]["tokens"]) == ("step", "llama/seed0", 224)
 

@@ -8,12 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM
 
 from clearhead.cli import main
@@ -21,7 +24,7 @@ from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, checkpoint, train
 from clearhead.train.parallel import Spread, _dealt
-from clearhead.train.world import World
+from clearhead.train.world import World, _store_of_start
 
 PROGRAM = Path(__file__).with_name("spread.py")
 _spec = importlib.util.spec_from_file_location("tests_train_spread", PROGRAM)
@@ -51,6 +54,9 @@ REQUESTS = {
     "indivisible": {"config": {"batch_size": 3}},
     "shards": {"config": {**FSDP, "shard": 3}},
 }  # fmt: skip
+
+# The steps of a run that is stopped as batch 6 is read, for step 7, while step 6 may still run.
+AT_BATCH_6 = (6, 7)
 
 
 def start(folder, size, requests, *launcher):
@@ -140,13 +146,16 @@ def test_the_model_of_a_sharded_run_is_an_ordinary_folder(two):
 
 def test_a_signal_to_one_process_stops_both_and_the_resumed_curve_is_the_unbroken_one(two):
     first, second = two[1]
-    assert first["stopped"]["steps"] == second["stopped"]["steps"] == 7
+    assert first["stopped"]["steps"] == second["stopped"]["steps"]
+    assert first["stopped"]["steps"] in AT_BATCH_6
     assert first["stopped"]["losses"] + first["resumed"]["losses"] == first["dropout"]["losses"]
 
 
 def test_a_run_of_one_process_goes_on_in_two(tiny, two, tmp_path):
     theirs = by_one(tiny, tmp_path / "unbroken", REQUESTS["from-one"])
-    assert two[1][0]["from-one"]["losses"] == pytest.approx(theirs[7:], abs=2e-5)
+    losses = two[1][0]["from-one"]["losses"]
+    assert 12 - len(losses) in AT_BATCH_6
+    assert losses == pytest.approx(theirs[-len(losses) :], abs=2e-5)
 
 
 def test_a_run_of_two_processes_goes_on_in_one(tiny, two, tmp_path):
@@ -247,7 +256,7 @@ def test_other_ways_of_spreading_are_refused_with_the_reason(parallel):
         TrainConfig(shard=2)
 
 
-def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkeypatch):
+def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkeypatch, capfd):
     def run():
         config = replace(tiny.make_config(tokens=32), timeout=1.0)
         train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run")
@@ -261,9 +270,40 @@ def test_processes_that_do_not_meet_say_where_in_one_line(tiny, tmp_path, monkey
         closed.bind(("127.0.0.1", 0))
         port = str(closed.getsockname()[1])
         monkeypatch.setenv("MASTER_PORT", port)
-        with pytest.raises(ClearheadError, match=f"1 of 2 .* at 127.0.0.1:{port} within 1 s"):
+        place = f"1 of 2 .* at 127.0.0.1:{port} within 1 s"
+        with pytest.raises(ClearheadError, match=f"{place} .Connection refused.: start all 2"):
             run()
     assert not (tmp_path / "run").exists()
+    assert capfd.readouterr().err == ""  # no stack of PyTorch's
+
+
+def _met(store, size):
+    """What each of `size` processes holds that come now, the first before the others."""
+
+    def come(rank):
+        time.sleep(0.2 * rank)
+        own = _store_of_start(store, rank, size, seconds=10)
+        own.set(str(rank), f"address of {rank}")
+        return own
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(come, range(size)))
+
+
+def test_processes_that_start_again_never_meet_those_that_ended():
+    store = HashStore()  # as torchrun keeps one through its restarts
+    before = _met(store, 3)
+    assert all(one.get("2") == b"address of 2" for one in before)
+    for size in (3, 2):
+        now = _met(store, size)
+        now[0].set(f"said to {size}", "")
+        assert all(one.check([f"said to {size}"]) for one in now)
+        assert not any(one.check([f"said to {size}"]) for one in before)
+        before = now
+    with pytest.raises(RuntimeError, match=r"^process 1 did not come$"):
+        _store_of_start(store, 0, 2, seconds=0.1)
+    with pytest.raises(RuntimeError, match=r"^process 0 did not come$"):
+        _store_of_start(store, 1, 2, seconds=0.1)
 
 
 def test_one_process_trains_under_fsdp_without_torchrun(tiny, tmp_path):
@@ -287,13 +327,11 @@ def test_four_processes_on_two_copies_and_then_two_have_the_losses_of_one(tiny, 
     (found, *_) = answers(tmp_path, start(tmp_path, 4, [stop]), 4)
     request["config"].pop("shard")
     (then, *_) = answers(tmp_path, start(tmp_path, 2, [{**request, "resume": True}]), 2)
-    assert len(found[0]["losses"]) == 7
+    assert len(found[0]["losses"]) in AT_BATCH_6
     theirs = by_one(tiny, tmp_path / "one", request)
     assert found[0]["losses"] + then[0]["losses"] == pytest.approx(theirs, abs=2e-5)
 
 
-# After a restart gloo's processes sometimes do not meet within 60 s: not understood.
-@pytest.mark.skipif("CLEARHEAD_RESTARTS" not in os.environ, reason="set CLEARHEAD_RESTARTS=1")
 @pytest.mark.slow
 def test_after_a_kill_torchrun_goes_on_and_the_curve_is_the_unbroken_one(tmp_path):
     request = {"config": FSDP, "events": {"1": {"6": "kill"}}, "output": "run"}

@@ -10,6 +10,8 @@ import resource
 import shutil
 import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +89,12 @@ def make_masked_model():
     return ClearheadForMaskedLM(preset("bert", vocab_size=VOCABULARY, dropout=0.1, **shape))
 
 
+def settle(output):
+    """Wait until no checkpoint is being written, so that a kill always finds the same ones."""
+    while any(Path(output).glob("checkpoints/.writing-*")):
+        time.sleep(0.01)
+
+
 class SignalAt(Callback):
     """Sends this process a signal once a step is done, and so often."""
 
@@ -95,8 +103,12 @@ class SignalAt(Callback):
         self.number = number
         self.times = times
 
+    def start(self, run):
+        self.output = run.output
+
     def step(self, metrics):
         if metrics.step == self.at:
+            settle(self.output)
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
 
@@ -112,6 +124,8 @@ class GoneAt(Callback):
         self.output = run.output
 
     def step(self, metrics):
+        if metrics.step == self.at:
+            settle(self.output)
         if metrics.step == self.at and self.how == "deleted":
             shutil.rmtree(self.output)
         elif metrics.step == self.at:
@@ -142,15 +156,44 @@ def kill_at(output, number):
     sys.addaudithook(watch)
 
 
+class HoldSave(Callback):
+    """Publishes no checkpoint before a step is done; notes the steps at which they are told."""
+
+    def __init__(self, step):
+        self.at = step
+        self.done = threading.Event()
+        self.told = []
+        sys.addaudithook(self.hold)
+
+    def hold(self, event, arguments):
+        if event == "os.rename" and Path(arguments[1]).name.startswith("step-"):
+            assert self.done.wait(30)
+
+    def step(self, metrics):
+        self.last = metrics.step
+        if metrics.step == self.at:
+            self.done.set()
+            settle(self.output)
+
+    def start(self, run):
+        self.output = run.output
+
+    def checkpoint(self, path):
+        self.told.append(f"{path.name} at {self.last}")
+        print("told", *self.told)
+
+
 class KilledIn(Batches):
     """Dies while a batch is being read: in the middle of a step."""
 
-    def __init__(self, number):
+    def __init__(self, number, output):
         super().__init__()
         self.number = number
+        self.output = output
 
     def batch(self, step):
         if step == self.number:
+            settle(self.output)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().batch(step)
 
@@ -159,19 +202,21 @@ def run(request):
     """Train as asked, in this process."""
     ask = SimpleNamespace(
         **{"signal": None, "kill_in_batch": None, "kill_in_save": False, "file_limit": None}
-        | {"masked": False, "gone": None, "kill_at": None}
+        | {"masked": False, "gone": None, "kill_at": None, "hold_save": None}
         | request
     )
     callbacks = [Progress()]
     batches = Batches()
     if ask.signal:
         callbacks.append(SignalAt(*ask.signal))
+    if ask.hold_save:
+        callbacks.append(HoldSave(ask.hold_save))
     if ask.gone:
         callbacks.append(GoneAt(*ask.gone))
     if ask.kill_at is not None:
         kill_at(ask.output, ask.kill_at)
     if ask.kill_in_batch is not None:
-        batches = KilledIn(ask.kill_in_batch)
+        batches = KilledIn(ask.kill_in_batch, ask.output)
     if ask.kill_in_save:
         sys.addaudithook(kill_before_publishing)
     if ask.file_limit:

@@ -22,8 +22,8 @@ class Command:
     """Figures to measure."""
 
     names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
-    """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, blocks, encoders,
-    orthoadam, diagnose, quantize, passkey, sliding, start, demo, view."""
+    """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, liger, blocks,
+    encoders, orthoadam, diagnose, quantize, passkey, sliding, start, demo, view."""
     rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None

@@ -34,13 +34,17 @@ def run(words: list[str]) -> int:
         "page.",
         examples=(
             "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
+            "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
             "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
+            "transformer sas-p --sizes 64 128 192 --seeds 0 1 2 --train.tokens 300000",
             "transformer gated sink --from ./SmolLM2-135M --data.data my/texts",
         ),
         presets=True,
     )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
+    from clearhead.experiments.job_runner import Stopped
+    from clearhead.experiments.ladder import ladder
     from clearhead.progress import Line
     from clearhead.records.loading import load
     from clearhead.train import InterruptedRun
@@ -50,8 +54,8 @@ def run(words: list[str]) -> int:
     with joined(command.train.timeout) as world:
         try:
             with Line() if world.first else nullcontext() as work:
-                compare(command, say=say, work=work)
-        except InterruptedRun as stop:
+                (ladder if command.sizes else compare)(command, say=say, work=work)
+        except (InterruptedRun, Stopped) as stop:
             say("stopped and saved: the same command goes on from here")
             return stop.code
     if not world.first:

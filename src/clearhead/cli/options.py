@@ -24,6 +24,7 @@ from typing import (
 import tyro
 
 from clearhead.errors import ClearheadError
+from clearhead.experiments.commands import overrides, pairs, value_of
 from clearhead.ranges import check
 
 T = TypeVar("T")
@@ -217,28 +218,6 @@ def _check_once(words: Sequence[str]) -> None:
         seen.add(name)
 
 
-def pairs(words: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE words as {KEY: VALUE}.
-
-    Raises:
-        ClearheadError: for another form, and for a key given twice.
-    """
-    found: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key or not value:
-            raise ClearheadError(f"{word!r} is not KEY=VALUE: for example maps=differential")
-        if key in found:
-            raise ClearheadError(f"{key} is given twice: {found[key]} and {value}")
-        found[key] = value
-    return found
-
-
-def overrides(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words for a configuration; a value is JSON, or else plain text."""
-    return {key: _value(text) for key, text in pairs(words).items()}
-
-
 def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """KEY=VALUE,VALUE… words; each value is JSON, or else plain text."""
     found: dict[str, tuple[Any, ...]] = {}
@@ -246,15 +225,8 @@ def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         try:
             found[key] = tuple(json.loads(f"[{text}]"))  # whose own commas separate nothing
         except (ValueError, RecursionError):
-            found[key] = tuple(map(_value, text.split(",")))
+            found[key] = tuple(map(value_of, text.split(",")))
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any:

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Model, Name, Pair, Size
 from clearhead.ranges import Count, Length, NotNegative, Range
 from clearhead.terminal import console, write
@@ -134,7 +134,6 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
 
     changes = overrides(command.set)
     if command.recipe:
-        from clearhead.errors import choose
         from clearhead.reproduce.recipes import RUNS
 
         published = RUNS[choose("recipe", command.recipe, RUNS)].config
@@ -144,7 +143,7 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
     for name in command.models:
         path = Path(name)
         if name in PRESETS or not (path.exists() or "/" in name):
-            config = preset(name, command.size, **changes)
+            config = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
             yield f"{name}, size {command.size}", config, TrainConfig()
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
@@ -241,8 +240,8 @@ def _time(seconds: float) -> str:
 def _recipes() -> Iterator[str]:
     from shlex import join
 
+    from clearhead.experiments.jobs import command
     from clearhead.models import plan, preset
-    from clearhead.reproduce.jobs import command
     from clearhead.reproduce.recipes import RUNS
 
     for name, published in RUNS.items():

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +10,7 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.configs import Base, FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
@@ -47,13 +46,18 @@ class Command:
     are, the least used."""
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
     only: tuple[Pattern, ...] = ()
     """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
     for."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
     data: tuple[Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own."""
+    """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
+    the hub, where it has some)."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
@@ -74,33 +78,45 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
-    failed, sources = 0, {}
-    for name, trials, output in _chosen(command):
-        if command.dry_run:
+    chosen = _chosen(command)
+    if command.dry_run:
+        for _, trials, output in chosen:
             _print(trials, output)
-            continue
-        from clearhead.cli.publishing import publish
-        from clearhead.progress import Line
-        from clearhead.reproduce import stages
-        from clearhead.reproduce.runner import Stopped
-        from clearhead.train import make_trackers
+        return 0
+    return _run(command, chosen)
 
-        make_trackers(command.track)  # refuses one that is not installed
-        try:
-            with Line(unit="job") as work:
-                records, wrong = stages.reproduce(
-                    trials, output, jobs=command.jobs, say=say, work=work
-                )
-        except Stopped as stop:
-            say("stopped: the same command goes on from here")
-            return stop.code
-        failed += wrong
-        sources[name] = records
-        title = f"clearhead reproduce {name}, {command.scale}"
-        publish([records], output / "report.html", title=title)
-    if sources:
-        folder = command.output or Path("runs")
-        _publish_book(sources, folder / "claims.html")
+
+def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
+    """Run the experiments, and write a page of each and the book."""
+    from clearhead.cli.publishing import publish
+    from clearhead.experiments.forks import Template
+    from clearhead.experiments.job_runner import Stopped
+    from clearhead.progress import Line
+    from clearhead.reproduce import stages
+    from clearhead.train import make_trackers
+
+    make_trackers(command.track)  # refuses one that is not installed
+    failed, sources = 0, {}
+    with Template(command.jobs) as template:
+        for name, trials, output in chosen:
+            try:
+                with Line(unit="job") as work:
+                    records, wrong = stages.reproduce(
+                        trials,
+                        output,
+                        jobs=command.jobs,
+                        start=template.start,
+                        say=say,
+                        work=work,
+                    )
+            except Stopped as stop:
+                say("stopped: the same command goes on from here")
+                return stop.code
+            failed += wrong
+            sources[name] = records
+            title = f"clearhead reproduce {name}, {command.scale}"
+            publish([records], output / "report.html", title=title)
+    _publish_book(sources, (command.output or Path("runs")) / "claims.html")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
     return 1 if failed else 0
@@ -156,12 +172,12 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
         if command.output is not None and len(studies) > 1:
             output = command.output / study.name
         trials = [
-            replace(one, output=output, table=_changed(one.table, command, study))
+            _based(replace(one, output=output, table=_changed(one.table, command, study)), command)
             for one in study.trials(command.scale)
         ]
-        names.update(dict.fromkeys(one.arm.name for one in trials))
+        names.update(dict.fromkeys(one.name for one in trials))
         patterns = command.only or arms or (ALL,)
-        chosen = [one for one in trials if any(fnmatchcase(one.arm.name, p) for p in patterns)]
+        chosen = [one for one in trials if any(fnmatchcase(one.name, p) for p in patterns)]
         if chosen:
             found.append((study.name, chosen, output))
     for pattern in command.only:
@@ -170,8 +186,20 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     return found
 
 
+def _based(trial: "Trial", command: Command) -> "Trial":
+    """The trial from the command's model, where there is one."""
+    if command.base is None:
+        return trial
+    if trial.config.base is None:
+        raise ClearheadError(f"--from has no effect on {trial.name}, which begins anew")
+    config = replace(trial.config, base=command.base)
+    return replace(trial, base=None, table=replace(trial.table, config=config))
+
+
 def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     """The table with the seeds and texts of the command in place of its own."""
+    from clearhead.reproduce.trials import WHOLE
+
     config = replace(table.config, track=command.track)
     questions = {
         name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
@@ -179,15 +207,22 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     }
     if command.seeds:
         config = replace(config, seeds=command.seeds)
+    if command.tokens is not None:
+        config = replace(config, train=replace(config.train, tokens=command.tokens))
+        table = replace(table, sweep_tokens=min(table.sweep_tokens, command.tokens))
     if command.data:
         config = replace(config, data=replace(config.data, data=command.data))
     if command.test_data:
-        asked = {n: q for n, q in questions.items() if isinstance(q, EvaluateSettings)}
+        asked = {n: q for n, q in questions.items() if not isinstance(q, FinetuneJob)}
         if not asked:
             raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
-        for name, question in asked.items():
+        hub = {n: q for n, q in asked.items() if any(s.startswith("hf:") for s in q.data.data)}
+        for name, question in (hub or asked).items():
             text = replace(question.data, data=command.test_data)
-            questions[name] = replace(question, data=text, split="all")
+            if isinstance(question, EvaluateSettings):
+                questions[name] = replace(question, data=text, split="all")
+            else:
+                questions[name] = replace(question, data=replace(text, validation=WHOLE))
     return replace(table, config=config, questions=questions)
 
 
@@ -195,13 +230,12 @@ def _print(trials: "Sequence[Trial]", output: Path) -> None:
     from clearhead.reproduce import stages
 
     rates = stages.rates(trials, output)
-    runs = stages.runs(trials, rates)
     known = {
+        "models to start from": stages.preparations(trials),
         "rates": stages.sweeps(trials),
-        "runs": runs,
-        "evaluations": chain.from_iterable(runs.values()),
+        "runs and evaluations": stages.runs(trials, rates),
     }
     for name, jobs in known.items():
         write("\n".join([f"# {name}", *map(str, jobs)]))
-    if later := [one.key for one in trials if one.key not in rates]:
+    if later := [one.key for one in trials if one.rates and one.key not in rates]:
         write(f"# not known yet, for want of a rate: {', '.join(later)}")

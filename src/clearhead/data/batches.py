@@ -5,8 +5,6 @@ entering an epoch of a small pool, of its permutation); resuming a run needs onl
 step.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.corpus import Corpus, TokenStream
+from clearhead.data.corpus import Corpus, TokenStream, fingerprint_of
 from clearhead.data.orders import Feistel, permutation
 from clearhead.errors import ClearheadError
 
@@ -48,13 +46,14 @@ class Batches:
         sequence_length: T, tokens a window, at least 2.
         batch_size: B, windows a batch.
         seed: of the order, any integer.
+        accumulation: batches a step, so that no step reads a window twice.
         document_masks: whether batches tell documents apart (see `batch`).
         began: the fingerprint that a run recorded which is to go on. It may be from before orders
             were computed: then they are written out, as they were.
 
     Raises:
-        ClearheadError: fewer windows than one batch, a weighted source without a window or with a
-            weight below 1 in 1000, or a length or size that is too small.
+        ClearheadError: fewer windows than one step takes, a weighted source without a window or
+            with a weight below 1 in 1000, or a length or size that is too small.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class Batches:
         sequence_length: int,
         batch_size: int,
         seed: int,
+        accumulation: int = 1,
         document_masks: bool = False,
         began: str | None = None,
     ) -> None:
@@ -80,12 +80,13 @@ class Batches:
         self._streams = corpus.split(split)
         self._windows = [self._count(stream) for stream in self._streams]
         total = sum(self._windows)
-        if total < batch_size:
+        if total < accumulation * batch_size:
             tokens = sum(map(len, self._streams))
             raise ClearheadError(
                 f"the {split} split holds {tokens:,} tokens, {total} windows of {sequence_length}, "
-                f"but a batch takes {batch_size} windows ({self.tokens_per_batch:,} tokens); "
-                "give more data, or a smaller batch_size or sequence_length"
+                f"but a step takes {accumulation} x {batch_size} windows "
+                f"({accumulation * self.tokens_per_batch:,} tokens): give more data, or a smaller "
+                "accumulation, batch_size or sequence_length"
             )
         self._pools, self._quotas = self._make_pools(split)
         largest = max(self._size(pool) for pool in self._pools)
@@ -93,8 +94,7 @@ class Batches:
         self._computes = largest >= COMPUTED and not before
         self.fingerprint = corpus.fingerprint
         if self._computes:
-            told = json.dumps([corpus.fingerprint, "feistel"]).encode()
-            self.fingerprint = hashlib.sha256(told).hexdigest()
+            self.fingerprint = fingerprint_of(corpus.fingerprint, "feistel")
         self._kept: dict[str, np.ndarray] = {}
 
     @property
@@ -120,13 +120,11 @@ class Batches:
         first = step * self.batch_size
         places = [self._place(number) for number in range(first, first + self.batch_size)]
         length = self.sequence_length
-        ids_BT = np.stack(
-            [self._streams[stream].tokens[start : start + length] for stream, start in places]
-        ).astype(np.int64)
+        ids_BT = np.stack([self._streams[one].window(start, length) for one, start in places])
         input_ids = torch.from_numpy(ids_BT)
         if not self.document_masks:
             return {"input_ids": input_ids, "labels": input_ids.clone()}
-        opens_BT = np.stack([self._opens(stream, start) for stream, start in places])
+        opens_BT = np.stack([self._streams[one].openings(start, length) for one, start in places])
         return {"input_ids": input_ids, **document_inputs(input_ids, torch.from_numpy(opens_BT))}
 
     def _count(self, stream: TokenStream) -> int:
@@ -197,13 +195,10 @@ class Batches:
         self._kept[purpose] = order
         return order
 
-    def _opens(self, stream: int, start: int) -> np.ndarray:
-        """Where in a window a document begins, bool [T]."""
-        starts = self._streams[stream].starts
-        low, high = np.searchsorted(starts, [start, start + self.sequence_length])
-        opens_T = np.zeros(self.sequence_length, dtype=bool)
-        opens_T[starts[low:high] - start] = True
-        return opens_T
+
+def is_order_of(began: str, corpus: str) -> bool:
+    """True if batches of the fingerprint `began` are of the corpus of that fingerprint."""
+    return began.partition(",")[0] in (corpus, fingerprint_of(corpus, "feistel"))
 
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -270,7 +265,7 @@ def windows(
     if count is not None and count < sum(available):
         available = apportion(count, available)
     return (
-        torch.from_numpy(stream.tokens[start : start + length].astype(np.int64))
+        torch.from_numpy(stream.window(start, length))
         for stream, starts, number in zip(streams, places, available, strict=True)
         for start in _chosen(starts, number, seed)
     )

@@ -3,12 +3,15 @@
 import copy
 import hashlib
 import json
+import os
 from dataclasses import dataclass
+from io import FileIO
+from mmap import MADV_DONTNEED, mmap
 from typing import Any
 
 import numpy as np
 
-from clearhead.errors import choose
+from clearhead.errors import ClearheadError, choose
 
 SPLITS = ("train", "validation")
 
@@ -22,16 +25,59 @@ class TokenStream:
         weight: its weight, None where no source has one.
         tokens: ids, 1-D, uint16 or uint32, memory-mapped and read-only.
         starts: offset of each document's first token, 1-D int64, memory-mapped.
+        file: the file of `tokens`, if there is one.
     """
 
     spec: str
     weight: float | None
     tokens: np.ndarray
     starts: np.ndarray
+    file: FileIO | None = None
 
     def __len__(self) -> int:
         """The number of tokens."""
         return len(self.tokens)
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        """`length` tokens from `start` on, int64, read from the file.
+
+        Pages of a mapping that were looked at count as this process's memory, and reading them in
+        no order reads 32 times as much around them.
+
+        Raises:
+            ClearheadError: the file is shorter than when it was opened, or cannot be read.
+        """
+        if self.file is None:
+            return self.tokens[start : start + length].astype(np.int64)
+        size = self.tokens.itemsize
+        try:
+            data = os.pread(self.file.fileno(), length * size, start * size)
+        except OSError as error:
+            raise ClearheadError(f"{self._shard} cannot be read: {error.strerror}") from error
+        if len(data) < length * size:
+            raise ClearheadError(
+                f"{self._shard} was cut short while it was in use: start again, and they are made "
+                "anew"
+            )
+        return np.frombuffer(data, self.tokens.dtype).astype(np.int64)
+
+    def openings(self, start: int, length: int) -> np.ndarray:
+        """Where in a window a document begins, bool [length]."""
+        low, high = np.searchsorted(self.starts, [start, start + length])
+        opens_T = np.zeros(length, dtype=bool)
+        opens_T[self.starts[low:high] - start] = True
+        if isinstance(self.starts.base, mmap):
+            self.starts.base.madvise(MADV_DONTNEED)  # as above; these are few and far between
+        return opens_T
+
+    @property
+    def _shard(self) -> str:
+        return f"the tokens of data {self.spec!r}"
+
+
+def fingerprint_of(*parts: Any) -> str:
+    """The hash of JSON values."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Corpus:
@@ -58,7 +104,7 @@ class Corpus:
         weights = [stream.weight for stream in streams["train"]]
         # Weights choose what is read of the tokens, not the tokens: they are no part of `content`,
         # by which a build is reused, but a run resumed with other weights is another run.
-        self.fingerprint = hashlib.sha256(json.dumps([content, weights]).encode()).hexdigest()
+        self.fingerprint = fingerprint_of(content, weights)
         self._streams = streams
         self._description = description
 

@@ -1,7 +1,8 @@
-"""Data sets of the Hugging Face hub: streamed once into the cache, then a file like any other.
+"""Data sets of the Hugging Face hub, read as a stream of one revision.
 
-The passes over a corpus (hash, sample, tokenise) and every later run then read the local copy:
-a run repeats without a network. Delete the copy to fetch a newer version of the data set.
+Text goes from the network into tokens and is kept nowhere. The revision is that of the first use,
+kept in the cache: later runs have the same text, and none of them needs a network once it is
+tokenised. Delete `hub/` in the cache for the newest revisions.
 """
 
 import hashlib
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.config import DataConfig
 from clearhead.data.readers import text_of
 from clearhead.data.shards import building
 from clearhead.errors import ClearheadError
+from clearhead.records.files import read_json, write_json
 
 PREFIX = "hf:"
 
@@ -37,27 +38,43 @@ def parse_hub(spec: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
-def download(spec: str, config: DataConfig, progress: Callable[[str], None]) -> Path:
-    """Return the local .jsonl copy (field "text") of a data set, streaming it down if it is new.
+def local_folder(spec: str) -> Path | None:
+    """The folder that a spec names in place of a data set of the hub, if it does."""
+    path = Path(parse_hub(spec)[0])
+    return path if path.is_dir() else None
+
+
+def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str:
+    """The revision of a data set at its first use; the hub is asked for it then only.
 
     Raises:
-        ClearheadError: where the data set cannot be had, or its rows lack the text field.
+        ClearheadError: where the hub does not answer, or has no such data set.
     """
-    wanted = json.dumps([spec, config.text_field, config.limit])
-    root = config.cache_folder / "hub"
-    path = root / f"{hashlib.sha256(wanted.encode()).hexdigest()[:32]}.jsonl"
+    name, _, _ = parse_hub(spec)
+    path = cache / "hub" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     if path.exists():
-        return path
-    rows = _stream(spec)
-    progress(f"{spec}: downloading")
-    with building(root) as folder:
-        copy = folder / "rows"
-        with open(copy, "w", encoding="ascii") as file:
-            _copy(rows, spec, config, lambda text: file.write(json.dumps({"text": text}) + "\n"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(copy, path)  # only a whole copy ever has this name
-    return path
+        known = read_json(path, "delete it to ask the hub again")
+        if isinstance(revision := known.get("revision"), str):
+            return revision
+    from huggingface_hub import HfApi
+
+    try:
+        revision = HfApi().dataset_info(name).sha
+    except Exception as error:  # the network, or the hub's answer: its errors share no base class
+        raise _failed(spec, error) from error
+    write_json(path, {"data set": name, "revision": revision})
+    progress(f"{spec}: pinned to revision {revision}")
+    return str(revision)
+
+
+def texts(spec: str, revision: str | None, text_field: str) -> Iterator[str]:
+    """Yield the texts of a data set in order, as they come from the hub.
+
+    Raises:
+        ClearheadError: where the data set cannot be read, or its rows lack the text field.
+    """
+    for number, row in enumerate(_rows(_stream(spec, revision), spec), start=1):
+        yield text_of(row, text_field, f"data {spec!r}, row {number}")
 
 
 def download_rows(spec: str, cache: Path, progress: Callable[[str], None]) -> Path:
@@ -97,25 +114,15 @@ def _rows(rows: Any, spec: str) -> Iterator[Any]:
         raise _failed(spec, error) from error
 
 
-def _copy(rows: Any, spec: str, config: DataConfig, write: Callable[[str], object]) -> None:
-    taken = 0
-    for number, row in enumerate(_rows(rows, spec), start=1):
-        text = text_of(row, config.text_field, f"data {spec!r}, row {number}")
-        write(text)
-        taken += len(text.encode("utf-8"))
-        if config.limit is not None and taken >= config.limit:
-            return
-
-
-def _stream(spec: str) -> Any:
+def _stream(spec: str, revision: str | None = None) -> Any:
     name, subset, split = parse_hub(spec)
     try:
         import datasets
     except ImportError as error:
         raise ClearheadError(f"data {spec!r} needs datasets: pip install datasets") from error
     try:
-        return datasets.load_dataset(name, subset, split=split, streaming=True)
-    except Exception as error:  # as above: its errors share no base class
+        return datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
+    except Exception as error:  # as above
         raise _failed(spec, error) from error
 
 

@@ -14,6 +14,7 @@ from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 
 MASK = "<|mask|>"
+"""The token that stands for a hidden one."""
 _SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown as it is
 
 

@@ -9,9 +9,12 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ def number(draws: SeededChoices, digits: int, *, evaluation: bool = False) -> st
     if not 3 <= digits <= 15:
         raise ClearheadError(f"digits is {digits}: a number to find has 3 to 15")
     least = 10 ** (digits - 1)
-    return _drawn(lambda: str(least + draws.below(9 * least)), evaluation)
+    return drawn(lambda: str(least + draws.below(9 * least)), evaluation)
 
 
 def facts(draws: SeededChoices, count: int, digits: int, *, evaluation: bool = False) -> list[Fact]:
@@ -146,7 +149,7 @@ def facts(draws: SeededChoices, count: int, digits: int, *, evaluation: bool = F
 
 def sentence(draws: SeededChoices, *, evaluation: bool = False) -> str:
     """A sentence that says nothing of any city: filler that needs no corpus."""
-    return _drawn(
+    return drawn(
         lambda: (
             f"The {draws.choice(_WHAT)} {draws.choice(_WHO)} {draws.choice(_DID)} "
             f"the {draws.choice(_THING)} {draws.choice(_WHERE)}."
@@ -183,8 +186,8 @@ def recall(asked: list[tuple[str, str]]) -> str:
     return " Recall:" + ",".join(f" {key} {value}" for key, value in asked) + "."
 
 
-def _drawn(draw: Callable[[], str], evaluation: bool) -> str:
-    """The first draw on the wanted side of what is held out."""
-    while held_out(found := draw()) != evaluation:
+def drawn(draw: Callable[[], T], evaluation: bool, key: Callable[[T], str] = str) -> T:
+    """The first draw on the wanted side of what is held out, by its key."""
+    while held_out(key(found := draw())) != evaluation:
         pass
     return found

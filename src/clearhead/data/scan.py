@@ -128,6 +128,8 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
             "give data with at least two documents"
         )
     progress(_described(source, found))
+    if (before := cached.last()) is not None and before["digest"] != found.digest:
+        progress(f"{source.spec}: the text changed since it was tokenised; tokens are made anew")
     if unsure := source.without_checksums():
         progress(
             f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "
@@ -138,11 +140,13 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
 
 
 def _cached(source: Source, cache: Path) -> StatCache:
-    """The cache of a source's scan; a synthetic source has no files, so nothing to cache."""
-    files = [file.path.absolute() for file in source.files]
+    """The cache of a source's scan."""
+    files = source.watched()
     options = [source.spec, source.text_field, source.limit]
-    name = digest_of([options, [str(path) for path in files[:1]]])[:32]
+    name = digest_of([options, [str(path) for path in (files or [])[:1]]])[:32]
     key = [_READING, options, [(file.origin, file.alone) for file in source.files]]
+    if source.revision is not None:
+        key.append(source.revision)
     return StatCache(cache / "surveys" / f"{name}.json", files, key)
 
 

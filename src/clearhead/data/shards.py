@@ -1,31 +1,36 @@
 """Memory-mapped token shards, published atomically and verified by checksum.
 
-A build writes into a folder of its own and gives it its final name by one rename, so a folder with
-that name is complete. `corpus.json` in it holds the size and SHA-256 of every other file. They are
-verified once, and again when a file's size, times or inode changed: damaged shards are built anew.
+A build writes into a folder beside and gives it its final name by one rename, so a folder with that
+name is complete. What an interrupted build leaves is gone on with, by its journal. `corpus.json`
+holds the size and SHA-256 of every other file. They are verified once, and again when a file's
+size, times or inode changed: damaged shards are built anew.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from clearhead.data.corpus import SPLITS
+from clearhead.data.corpus import SPLITS, TokenStream
+from clearhead.data.journal import JOURNAL, MarkedFile, is_begun
 from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
 
 _INDEX = "corpus.json"
 _BUILDING, _DAMAGED = ".building-", ".damaged-"
-_ABANDONED_SECONDS = 24 * 3600
+_ABANDONED_SECONDS = 7 * 24 * 3600
+_FILES = ("tokens", "starts")
 _STARTS = np.dtype("<i8")
 
 
@@ -34,24 +39,37 @@ class DamagedError(Exception):
 
 
 class ShardWriter:
-    """Writes the tokens of one source and split, with the offset of each document."""
+    """Writes the tokens of one source and split, with the offset of each document.
+
+    It goes on after what the files hold.
+    """
 
     def __init__(self, folder: Path, source: int, split: str, dtype: np.dtype) -> None:
-        self.tokens = 0
-        self.documents = 0
         self._dtype = dtype
-        self._ids = open(folder / _name(source, split, "tokens"), "wb")  # noqa: SIM115
-        self._starts = open(folder / _name(source, split, "starts"), "wb")  # noqa: SIM115
+        self._ids, self._starts = (MarkedFile(folder / _name(source, split, of)) for of in _FILES)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written."""
+        return self._ids.size // self._dtype.itemsize
+
+    @property
+    def documents(self) -> int:
+        """Documents begun."""
+        return self._starts.size // _STARTS.itemsize
+
+    @property
+    def files(self) -> tuple[MarkedFile, MarkedFile]:
+        """What is written to."""
+        return self._ids, self._starts
 
     def start(self) -> None:
         """The next token is the first of a document."""
         self._starts.write(np.asarray([self.tokens], dtype=_STARTS).tobytes())
-        self.documents += 1
 
     def write(self, ids: np.ndarray | list[int]) -> None:
         """Append ids."""
         self._ids.write(np.asarray(ids, dtype=self._dtype).tobytes())
-        self.tokens += len(ids)
 
     def __enter__(self) -> Self:
         return self
@@ -62,8 +80,8 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._ids.close()
-        self._starts.close()
+        for file in self.files:
+            file.close()
 
 
 @contextmanager
@@ -74,25 +92,75 @@ def building(root: Path) -> Iterator[Path]:
         ClearheadError: for whatever the operating system refuses inside, such as a full disk.
     """
     folder = None
+    with _refusals(root, "nothing unfinished is kept"):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            _sweep(root)
+            folder = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+            yield folder
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def going_on(target: Path, say: Callable[[str], None]) -> Iterator[Path | None]:
+    """The folder of a build that will be `target`, for one process at a time.
+
+    It holds what an interrupted build left. At exit it stays if its journal has a mark, unless it
+    was published. None: another process has just been at it, and may have published it.
+
+    Raises:
+        ClearheadError: as `building`.
+    """
+    folder = target.with_name(_BUILDING + target.name)
+    with _refusals(target.parent, "what is whole is kept, make room and give the command again"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            _lock(descriptor, say)
+            yield folder if _is_at(descriptor, folder) else None
+        finally:
+            if _is_at(descriptor, folder) and not is_begun(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """True if an open folder still has that name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    return False
+
+
+def _lock(descriptor: int, say: Callable[[str], None]) -> None:
+    """Wait for the lock on a folder; the kernel frees it when its owner ends."""
+    with suppress(OSError):  # file systems without locks
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process, which makes the same tokens")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+@contextmanager
+def _refusals(root: Path, kept: str) -> Iterator[None]:
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _sweep(root)
-        folder = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-        yield folder
+        yield
     except OSError as error:
         raise ClearheadError(
-            f"cannot write to the cache {root}: {error.strerror or error}; nothing unfinished is "
-            "kept; name another folder (cache, or $CLEARHEAD_CACHE)"
+            f"cannot write to the cache {root}: {error.strerror or error}; {kept}; or name another "
+            "folder (cache, or $CLEARHEAD_CACHE)"
         ) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def seal(folder: Path, index: dict[str, Any]) -> None:
     """Write the index of a finished build, with the size and hash of every file in it."""
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    beside = {folder / _INDEX, folder / JOURNAL}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path not in beside):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -163,13 +231,29 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def map_stream(
-    folder: Path, source: int, split: str, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """Map the tokens and document offsets of a source and split, read-only."""
-    return (
-        _map(folder / _name(source, split, "tokens"), dtype),
-        _map(folder / _name(source, split, "starts"), _STARTS),
+    folder: Path, number: int, split: str, dtype: np.dtype, *, spec: str, weight: float | None
+) -> TokenStream:
+    """Open the tokens and document offsets of a source and split, read-only."""
+    path = folder / _name(number, split, "tokens")
+    return TokenStream(
+        spec=spec,
+        weight=weight,
+        tokens=_map(path, dtype),
+        starts=_map(folder / _name(number, split, "starts"), _STARTS),
+        file=FileIO(path),
     )
+
+
+def digest_of_folder(folder: Path) -> str:
+    """A hash of the names and contents of the files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
+    return digest_of(digests)
+
+
+def names(sources: int) -> list[str]:
+    """The files of a build's tokens."""
+    return [_name(*stream, of) for stream in streams(sources) for of in _FILES]
 
 
 def streams(sources: int) -> Iterator[tuple[int, str]]:

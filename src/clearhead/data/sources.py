@@ -44,8 +44,8 @@ class Document:
 class Source:
     """One source of text: its files in order, and its weight if it has one.
 
-    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it. A
-    synthetic source has no files.
+    `text_field` and `limit` are as in `DataConfig`, and `spec` is the user's word for it. Synthetic
+    sources and those of the hub have no files; `revision` is that of a data set of the hub.
     """
 
     spec: str
@@ -53,6 +53,16 @@ class Source:
     files: tuple[File, ...]
     text_field: str = "text"
     limit: int | None = None
+    revision: str | None = None
+
+    def watched(self) -> list[Path] | None:
+        """The files on which the text depends; None where it depends on more."""
+        if synthetic.is_synthetic(self.spec):
+            return None
+        paths = [file.path for file in self.files]
+        if hub.is_hub(self.spec) and (folder := hub.local_folder(self.spec)) is not None:
+            paths = [file.path for file in _walk(folder, wanted=lambda path: True)]
+        return [path.absolute() for path in paths]
 
     @property
     def in_pieces(self) -> bool:
@@ -94,6 +104,8 @@ class Source:
         """Origin, whether it was named by itself, and the texts of each part of the source."""
         if synthetic.is_synthetic(self.spec):
             yield self.spec, True, synthetic.texts(self.spec)
+        if hub.is_hub(self.spec):
+            yield self.spec, True, hub.texts(self.spec, self.revision, self.text_field)
         for file in self.files:
             yield file.origin, file.alone, read(file, self.text_field)
 
@@ -124,7 +136,7 @@ def parse(word: str) -> tuple[str, float | None]:
 
 
 def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
-    """Find the files of every source of a config; hub data is downloaded into the cache first.
+    """Find the files of every source of a config, and the revisions of data sets of the hub.
 
     One source without a weight among weighted ones takes what these leave of 1.
 
@@ -146,16 +158,22 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
         Source(
             spec=spec,
             weight=weight,
-            files=_files(spec, config, progress),
-            # Downloaded rows are stored under "text", whatever they were called on the hub.
-            text_field="text" if hub.is_hub(spec) else config.text_field,
+            files=_files(spec),
+            text_field=config.text_field,
             limit=config.limit,
+            revision=_revision(spec, config, progress),
         )
         for spec, weight in parsed
     )
 
 
-def _files(spec: str, config: DataConfig, progress: Callable[[str], None]) -> tuple[File, ...]:
+def _revision(spec: str, config: DataConfig, progress: Callable[[str], None]) -> str | None:
+    if not hub.is_hub(spec) or hub.local_folder(spec) is not None:
+        return None
+    return hub.pinned_revision(spec, config.cache_folder, progress)
+
+
+def _files(spec: str) -> tuple[File, ...]:
     if spec == STDLIB:
         return _standard_library()
     if spec == PACKAGES:
@@ -164,7 +182,7 @@ def _files(spec: str, config: DataConfig, progress: Callable[[str], None]) -> tu
         synthetic.recipe(spec)
         return ()
     if hub.is_hub(spec):
-        return (File(path=hub.download(spec, config, progress), origin=spec),)
+        return ()
     path = Path(spec).expanduser()
     if path.is_dir():
         files = _walk(path, wanted=readable)

@@ -24,22 +24,23 @@ class StatCache:
 
     Args:
         path: of that file; where it cannot be written no value is kept.
-        files: that the value is computed from.
+        files: that the value is computed from; None: from more than files, so that none is kept.
         key: JSON of everything else that decides the value.
     """
 
-    def __init__(self, path: Path, files: Iterable[Path], key: Any) -> None:
-        self._path, self._files, self._key = path, list(files), key
+    def __init__(self, path: Path, files: Iterable[Path] | None, key: Any) -> None:
+        self._path, self._key = path, key
+        self._files = None if files is None else list(files)
         self._state = self._now()
 
     def read(self) -> Any:
         """The value; None where there is none, or a file or the key changed."""
-        try:
-            state, value, digest = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, RecursionError, TypeError):
-            return None
-        whole = digest == digest_of([state, value])
-        return value if whole and state == self._state is not None else None
+        state, value = self._stored()
+        return value if state == self._state is not None else None
+
+    def last(self) -> Any:
+        """The value that was written last, whatever changed since; None where there is none."""
+        return self._stored()[1]
 
     def write(self, value: Any) -> None:
         """Keep a value, unless a file changed meanwhile or may still change unnoticed."""
@@ -54,15 +55,24 @@ class StatCache:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _now(self) -> str | None:
-        """A digest of the key and of the files' sizes, times and inodes; None without a file."""
+    def _stored(self) -> tuple[str | None, Any]:
         try:
-            return digest_of([self._key, list(map(_stat, self._files))]) if self._files else None
+            state, value, digest = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError, TypeError):
+            return None, None
+        return (state, value) if digest == digest_of([state, value]) else (None, None)
+
+    def _now(self) -> str | None:
+        """A digest of the key and of the files' sizes, times and inodes; None if one is missing."""
+        if self._files is None:
+            return None
+        try:
+            return digest_of([self._key, list(map(_stat, self._files))])
         except OSError:
             return None
 
     def _recent(self) -> bool:
-        newest = max(path.stat().st_mtime_ns for path in self._files)
+        newest = max((path.stat().st_mtime_ns for path in self._files or ()), default=0)
         return time.time_ns() - newest < _RECENT_NS
 
 

@@ -52,8 +52,6 @@ _QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _MATCHED = ("validation_matched", "validation_mismatched")
 
-# Metrics and classes as in the GLUE data sets (arXiv 1804.07461); the first metric is the one that
-# the crammed BERT and SAS report.
 GLUE = {
     task.name: task
     for task in (
@@ -74,3 +72,7 @@ GLUE = {
         _glue("wnli", _SENTENCES, ("not_entailment", "entailment"), "accuracy"),
     )
 }
+"""The tasks of GLUE by name, with metrics and classes as in its data sets (arXiv 1804.07461).
+
+The first metric of a task is the one that the crammed BERT and SAS report.
+"""

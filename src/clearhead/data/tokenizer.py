@@ -17,7 +17,12 @@ import numpy as np
 
 from clearhead.errors import ClearheadError
 
-BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+BEGIN = "<|begin|>"
+"""The token before each document."""
+END = "<|end|>"
+"""The token after each document."""
+PAD = "<|pad|>"
+"""The token that fills rows up."""
 _THREADS = "TOKENIZERS_PARALLELISM"
 _CHOSEN = os.environ.get(_THREADS)  # read once, before anything here writes it
 _lock, _inside = threading.Lock(), 0

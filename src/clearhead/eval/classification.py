@@ -52,6 +52,7 @@ METRICS: dict[str, Callable[[Answers, Answers], float]] = {
     "mcc": matthews,
     "pearson": pearson,
 }
+"""Metrics of classification by name: functions of predictions and answers."""
 
 
 def predict(model: Any, batches: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:

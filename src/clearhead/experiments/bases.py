@@ -90,13 +90,14 @@ class ArmModel:
 
     Attributes:
         outline: the model without weights, on the meta device.
-        counts: its parameters, as a run's header has them.
+        counts: its parameters, as a run's header has them; of a preset also the FLOPs of a token's
+            forward pass.
         build: makes it, from PyTorch's generator or from the base.
         origin: what the header of a run says of the base.
     """
 
     outline: Any
-    counts: dict[str, int]
+    counts: dict[str, Any]
     build: Callable[[], Any]
     origin: dict[str, str] | None = None
 
@@ -113,8 +114,8 @@ class ArmModel:
             check_room(found, arm.train)
             with torch.device("meta"):
                 outline = kind(found)
-            costs = plan(found)
-            counts = {key: getattr(costs, key) for key in _COUNTS}
+            costs = plan(found, length=arm.train.sequence_length)
+            counts = {key: getattr(costs, key) for key in (*_COUNTS, "forward_flops")}
             return cls(outline, counts, lambda: kind(found))
         try:
             outline = base.start(arm.preset, arm.model).model.to("meta")

@@ -15,11 +15,12 @@ from clearhead.data import Corpus, prepare, with_mask_token
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
-from clearhead.experiments.configs import RECORDS, CompareConfig, milestone_steps
+from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import attention_records, measure
 from clearhead.experiments.milestones import FILE as MILESTONES
 from clearhead.experiments.milestones import Milestones
 from clearhead.experiments.run_setup import batches, masked_batches
+from clearhead.experiments.side_by_side import make_at_once
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -70,6 +71,7 @@ def compare(
         ClearheadError: for settings or data that do not work, a folder of other settings, in use
             or damaged, or where every run diverged.
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
+        Stopped: the same, of several runs at once.
     """
     with joined(config.train.timeout) as world, ExitStack() as stack:
         locks = list[Lock]()  # of the first process
@@ -85,10 +87,14 @@ def _compare(
     say: Callable[[str], None],
     work: Work,
 ) -> Records:
+    if config.jobs > 1 and world.size > 1:
+        raise world.told(
+            ClearheadError(
+                "jobs gives every run a process, and torchrun gives one run several: leave one out"
+            )
+        )
     make_trackers(config.track)  # refuses one that is not installed
     base, corpus = world.in_turn(lambda: _opened(config, say))
-    if config.objective == "mlm":
-        corpus = with_mask_token(corpus)
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
@@ -113,21 +119,26 @@ def _compare(
     def publish(job: _Job, trained: "_Trained | None") -> str | None:
         """Measure and record a run, unless that was done before; returns how it diverged."""
         if trained is not None:
-            header, *lines = _records(job, trained)
-            text = "".join(map(as_line, lines))
-            for lock in locks:
-                lock.check()  # measuring takes its time
-            write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+            _write_records(job, trained, locks)
         written.append(job.records)
         text = "".join(path.read_bytes().decode() for path in written)
         write_text(config.output / RECORDS, text)
         return _intact(job.records).get("diverged")
 
     work.start(len(jobs))
+    spread = list[_Job]()
+    if config.jobs > 1:
+        spread = [job for job in jobs if not job.records.exists()]
+        for _ in range(len(jobs) - len(spread)):
+            work.skip()
+        make_at_once(config, spread, say, work)
     for job in jobs:
         trained = None
-        if world.by_first(job.records.exists):
-            work.skip()
+        if job in spread:
+            pass  # said when its process ended
+        elif world.by_first(job.records.exists):
+            if config.jobs == 1:
+                work.skip()
             say(f"{job.called}: already done")
         else:
             work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
@@ -142,10 +153,36 @@ def _compare(
     return load(config.output / RECORDS)
 
 
+def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
+    """Train, measure and record one run of a comparison, whose folder another process holds.
+
+    Raises:
+        ClearheadError, InterruptedRun: as `compare`.
+    """
+    config = one.comparison
+    base, corpus = _opened(config, say)
+    arm = next(arm for arm in config.arms if arm.name == one.arm)
+    job = _Job(config, corpus, arm, one.seed, ArmModel.of(arm, config, corpus, base))
+    work.start(1)
+    work.begin(f"{job.called}, {job.header['parameters']:,} parameters")
+    trained = _trained(job, [Progress(work=work), *make_trackers(config.track)])
+    _write_records(job, trained, [])
+
+
+def _write_records(job: "_Job", trained: "_Trained", locks: list[Lock]) -> None:
+    """Measure a trained model; publish the run's records."""
+    header, *lines = _records(job, trained)
+    text = "".join(map(as_line, lines))
+    for lock in locks:
+        lock.check()  # measuring takes its time
+    write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+
+
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
     if config.base is None:
-        return None, prepare(config.data, progress=say)
+        corpus = prepare(config.data, progress=say)
+        return None, with_mask_token(corpus) if config.objective == "mlm" else corpus
     longest = max(arm.train.sequence_length for arm in config.arms)
     trust = config.trust_remote_code
     base = open_base(config.base, config.data, longest, trust_remote_code=trust)
@@ -186,6 +223,7 @@ class _Job:
             "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
+            **({"sizes": list(self.config.sizes)} if self.config.sizes else {}),
             "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),
@@ -287,6 +325,19 @@ def _records(job: _Job, trained: _Trained) -> Iterator[dict[str, Any]]:
     if job.seed == job.config.seeds[0]:
         for found in attention_records(model, corpus):
             yield {"kind": "attention", "run": name, **found}
+
+
+def relabelled(records: Path, **names: str) -> Iterator[dict[str, Any]]:
+    """The lines of a file of records under other names, such as an "arm" and a "label".
+
+    The label becomes part of each run's name, so that files can be joined.
+    """
+    for line in jsonl.read(records):
+        line["run"] = f"{names['label']}/{line['run']}"
+        if line["kind"] == "run":
+            line |= names
+            line.pop(SEAL, None)  # of these lines by their own names
+        yield line
 
 
 def _intact(path: Path) -> dict[str, Any]:

@@ -94,6 +94,11 @@ class CompareConfig(OpensModels):
     own tokenizer reads the text. The defaults are for this: add --from MODEL to --help to see."""
     size: Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
+    sizes: tuple[Size, ...] = ()
+    """A ladder: the comparison at each of these sizes, or widths of the size such as 64 128 256.
+    train.tokens is the smallest one's budget; the others read more in proportion to their
+    parameters. The page gives each arm's effective speed-up, and fits it over three sizes or
+    more."""
     set: dict[str, Any] = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
     vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -117,6 +122,9 @@ class CompareConfig(OpensModels):
     preset, an optimizer) or a pattern such as "softmax1*sgd"; the first that matches counts."""
     label: Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
+    jobs: Count = 1
+    """Runs at once, each in a process with its share of the CPU's threads and on one GPU of those
+    there are, the least used."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(learning_rate=3e-3))
@@ -127,6 +135,10 @@ class CompareConfig(OpensModels):
     def __post_init__(self) -> None:
         check(self)
         check_distinct(self, "presets", "seeds", "lengths")
+        if self.sizes:
+            check_distinct(self, "sizes")
+            if self.base is not None:
+                raise ClearheadError("sizes has no effect on the model of --from: leave it out")
         if self.base is not None:
             check_base(self.size)
         # Refuses what is unknown or impossible before anything is read or written.
@@ -176,6 +188,15 @@ class CompareConfig(OpensModels):
         """Documents of a validation window: "apart" if all training does so, else "together"."""
         apart = all(arm.train.document_masks for arm in self.arms)
         return "apart" if apart else "together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRun:
+    """One run of a comparison, for a process of its own."""
+
+    comparison: CompareConfig
+    arm: str
+    seed: int
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:

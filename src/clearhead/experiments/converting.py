@@ -1,6 +1,8 @@
 """A model of one family or mechanism as one of another, and how far apart they are."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,9 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
+from clearhead.experiments.checkpoints import load_model
+from clearhead.experiments.commands import overrides
+from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.prefixes import (
     AUTO,
     Prefix,
@@ -23,14 +28,19 @@ from clearhead.models.conversion import (
     for_serving,
     imported,
     logit_difference,
+    require_convertible,
     tolerance,
 )
 from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.loading import load_tokenizer
 from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.null import NOTHING
 from clearhead.nn.sink import Sink
+from clearhead.records import manifest
+from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
+from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
 RANDOM = "random tokens"
@@ -43,6 +53,58 @@ class Conversion:
     model: Any
     record: dict[str, Any]
     lines: list[str] = field(default_factory=list)
+
+
+def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
+    """Convert a model, write it with its record, and say what became of it.
+
+    Raises:
+        ClearheadError: as the conversions below; for an output that exists, and parts of several
+            processes that are to change too.
+    """
+    rotation = ["mlp_rotation=hadamard"] if config.rotate else []
+    settings = overrides([*(word for word in config.to if "=" in word), *rotation])
+    preset = next((word for word in config.to if "=" not in word), None)
+    require_new(config.output)
+    if (joined := whole(Path(config.model))) is not None:
+        if config.to or config.purpose:
+            raise ClearheadError("--to and --for take a whole model: convert without them first")
+        folder = Path(config.model)
+        tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
+        with publish_folder(config.output) as temporary:
+            save_pretrained(joined, tokenizer, temporary)
+            manifest.seal(temporary)
+        say(f"{type(joined).__name__}, joined from the parts of several processes: {config.output}")
+        return
+    require_convertible(config.model, trust_remote_code=config.trust_remote_code)
+    model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
+    if not config.changes:
+        found = to_the_other_format(model, config.model, serving=config.purpose is not None)
+    else:
+        found = to_other_mechanisms(
+            model,
+            tokenizer,
+            config.model,
+            preset=preset,
+            settings=settings,
+            prefix=config.prefix,
+            sink_logit=config.sink_logit,
+            calibration=config.calibrate,
+            text=config.text,
+            length=config.length,
+            count=config.windows,
+        )
+    with publish_folder(config.output) as folder:
+        save_pretrained(found.model, tokenizer, folder)
+        write_json(folder / RECORD, found.record)
+        manifest.seal(folder)
+    for line in found.lines:
+        say(line)
+    same = found.record.get("same_function", True)
+    say(
+        f"{type(model).__name__} → {type(found.model).__name__}, "
+        f"{'with equal logits' if same else 'another function'}: {config.output}"
+    )
 
 
 def to_the_other_format(model: Any, name: str, *, serving: bool = False) -> Conversion:

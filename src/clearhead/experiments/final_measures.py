@@ -33,7 +33,7 @@ def measure(
     Args:
         settings: those of the training.
         lengths: window lengths of the perplexities.
-        tokens: validation tokens read at each length.
+        tokens: validation tokens read at each length, and at most for attention and states.
         documents_apart: whether these losses keep the documents of a window apart.
     """
     if getattr(model, "objective", None) == "mlm":
@@ -50,7 +50,8 @@ def measure(
             documents_apart=documents_apart,
         )
     length = settings.sequence_length
-    texts = list(windows(corpus, length=length, count=DIAGNOSED_WINDOWS))
+    count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
+    texts = list(windows(corpus, length=length, count=count))
     yield from states(model, texts, settings, batch_size=max(1, TOKENS_IN_A_BATCH // length))
 
 

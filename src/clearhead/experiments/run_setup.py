@@ -60,17 +60,20 @@ def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
 
 def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
     """The training batches that the settings ask for, in the order of a run in `output`."""
-    record = {}
-    if output is not None and (output / RUN_FILE).exists():
-        record = read_record(output)
     return Batches(
         corpus,
         sequence_length=settings.sequence_length,
         batch_size=settings.batch_size,
         seed=settings.seed,
+        accumulation=settings.accumulation,
         document_masks=settings.document_masks,
-        began=record.get("data"),
+        began=None if output is None else data_of(output),
     )
+
+
+def data_of(output: Path) -> str | None:
+    """The fingerprint of the batches of the run in a folder; None where there is no run."""
+    return read_record(output).get("data") if (output / RUN_FILE).exists() else None
 
 
 def masked_batches(

@@ -15,6 +15,7 @@ from clearhead.experiments.run_setup import (
     batches,
     check_objective,
     check_room,
+    data_of,
     fitted,
     masked_batches,
 )
@@ -58,7 +59,7 @@ def _run(
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     if job.base is None:
         share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
-        model, corpus = world.in_turn(lambda: _new(job, say))
+        model, corpus = world.in_turn(lambda: _new(job, resume, say))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
         source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
@@ -81,9 +82,10 @@ def _run(
             f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
         )
     torch.manual_seed(job.train.seed)
-    made: BatchSource = batches(corpus, job.train, job.output)
-    if share is not None:
-        made = masked_batches(corpus, job.train, job.output, share=share)
+    with world.alike():
+        made: BatchSource = batches(corpus, job.train, job.output)
+        if share is not None:
+            made = masked_batches(corpus, job.train, job.output, share=share)
     return train(
         model.to(best_device()),
         made,
@@ -102,12 +104,13 @@ def _run(
     )
 
 
-def _new(job: TrainJob, say: Callable[[str], None]) -> tuple[Any, Any]:
+def _new(job: TrainJob, resume: bool, say: Callable[[str], None]) -> tuple[Any, Any]:
     """A preset with fresh weights, and its text."""
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     check_objective(job.objective, config)
-    corpus = prepare(job.data, progress=say)
+    began = data_of(job.output) if resume else None
+    corpus = prepare(job.data, progress=say, began=began)
     if job.objective == "mlm":
         corpus = with_mask_token(corpus)
     config = fitted(name, job.size, corpus, job.train, **job.set)

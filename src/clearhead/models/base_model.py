@@ -19,9 +19,10 @@ from clearhead.models.checks import (
     check_cache,
     check_inputs,
     check_positions,
+    is_batch,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.paged import is_batch, paged_attention
+from clearhead.models.paged import paged_attention
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
@@ -83,10 +84,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.places_before: int = max(each.normalizer.places for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
-        for layer in self.layers:
-            spec: Any = layer.self_attn.layer  # type: ignore[union-attr]
-            if _place(spec) != _place(own):
-                self.other_positions[_place(spec)] = _position(spec)
+        self._position_keys = [_position_key(each.layer) for each in attentions]
+        for key, each in zip(self._position_keys, attentions, strict=True):
+            if key != _position_key(own):
+                self.other_positions[key] = _position(each.layer)
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
@@ -118,7 +119,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
                 gradient passes through them, for attribution (`attentions[i].retain_grad()`).
-            return_dict: False for a tuple.
+            **unknown: `return_dict=False` for a tuple.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
@@ -200,22 +201,22 @@ class ClearheadModel(ClearheadPreTrainedModel):
         """Each layer's groups of queries; layers that tell order alike share theirs."""
         made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
         groups = []
-        for layer in self.layers:
+        for layer, position in zip(self.layers, self._position_keys, strict=True):
             attention: Any = layer.self_attn
             places = attention.normalizer.places
-            key = _place(attention.layer), attention.cache_unrotated and past > 0, places
+            key = position, attention.cache_unrotated and past > 0, places
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
                 if places:
                     first = torch.arange(places, device=keys.device)
                     keys = torch.cat([first.expand(len(keys), -1), keys], 1)
-                made[key] = self._position_of(key[0]).query_groups(positions_BT, keys)
+                made[key] = self._position_of(position).query_groups(positions_BT, keys)
             groups.append(made[key])
         return groups
 
-    def _position_of(self, place: str) -> Position:
+    def _position_of(self, key: str) -> Position:
         others: Any = self.other_positions
-        return others[place] if place in others else self.position  # noqa: SIM401 (no get)
+        return others[key] if key in others else self.position  # noqa: SIM401 (no get)
 
     def _attend(self, maps: list[Tensor] | None) -> Attend:
         """The function that computes attention in every layer."""
@@ -276,8 +277,8 @@ def _heads(layer: LayerSpec) -> int:
     return REGISTRY.find("maps", layer.maps).heads(layer)
 
 
-def _place(layer: LayerSpec) -> str:
-    """The way in which a layer tells order: what its position is built from."""
+def _position_key(layer: LayerSpec) -> str:
+    """Layers of the same key share one position module."""
     return f"{layer.position} of {_heads(layer)} heads"
 
 

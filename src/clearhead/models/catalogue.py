@@ -13,6 +13,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.sizes import SIZES
 
 BASELINE = "transformer"
+"""The preset that all others change."""
 
 _SKIPLESS = {
     "attention_skip": "none",
@@ -37,7 +38,6 @@ _BERT = {
     "mlp": "geglu",
 }
 
-# What the preset changes of the baseline: its intervention.
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer": {},
     "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
@@ -63,6 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bert-sas": {**_BERT, **_SAS},
     "bert-sas-p": {**_BERT, **_SAS_P},
 }
+"""Presets by name: the intervention of each, as axes that it changes of the baseline."""
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
 SMALLER = ("sas", "sas-p", "sas-p-nonorm", "bert-sas", "bert-sas-p")

@@ -85,7 +85,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
                 positions'.
             num_items_in_batch: divides the summed loss instead of the count of labels, so that
                 accumulated micro-batches weigh each token alike.
-            The others: as in `ClearheadModel.forward`.
+            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         In training with labels, `logits` is None: the loss is made by chunks that never hold
         [B, T, vocabulary] (`ops.linear_cross_entropy`).

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models import paged
 
 # transformers 5 before 5.23 passes where in the cache the tokens go, which the cache knows.
 _HARMLESS = ("cache_position",)
+# Arguments of continuous batching beside the model's own; its masks say what its lengths say too.
+PAGED_ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 IGNORED = -100  # a label that no loss is taken of
 
@@ -121,11 +124,16 @@ def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
 
     Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
     """
-    if paged.is_batch(unknown):
-        known |= paged.ARGUMENTS
+    if is_batch(unknown):
+        known |= PAGED_ARGUMENTS
     for key, value in unknown.items():
         if value is not None and key not in _HARMLESS and key not in known:
             choose("argument of the model", key, known)
+
+
+def is_batch(arguments: dict[str, Any]) -> bool:
+    """True for arguments of continuous batching."""
+    return isinstance(arguments.get("cache"), PagedAttentionCache)
 
 
 def arguments_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -62,7 +62,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         Args:
             attention_mask: [B, T], 0 for padding on either side; needed where there is any.
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
-            The others: as in `ClearheadModel.forward`.
+            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         Raises:
             ClearheadError: a label outside the classes, or of the wrong kind; padding that no mask

@@ -258,7 +258,8 @@ def resolved(name: str) -> str:
     """A run folder's finished model is meant by the folder; any other name stays.
 
     Raises:
-        ClearheadError: a path that leads nowhere: the hub is not asked for it.
+        ClearheadError: a path that leads nowhere: the hub is not asked for it; or to adapters
+            without their model.
     """
     if Path(name, "final").is_dir():
         return str(Path(name, "final"))
@@ -268,7 +269,20 @@ def resolved(name: str) -> str:
         near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
+    if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
+        raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
     return name
+
+
+def _beside_adapters(folder: Path) -> str:
+    """Advice where the model of a folder of adapters is: merged, or the run not finished."""
+    run = folder.absolute().parent.parent
+    for merged in (folder.parent, run / "final"):
+        if (merged / "config.json").exists():
+            return f"open {merged}, where they are merged"
+    if (run / "run.json").exists():
+        return f"finish the run (clearhead train --resume {run}) and open {run}"
+    return "merge them into the model that they were trained on, and open that"
 
 
 def _is_path(name: str) -> bool:

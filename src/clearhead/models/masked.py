@@ -54,7 +54,7 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             labels: int64 [B, T], the token that was at each hidden place and −100 at all others,
                 which are not predicted. The loss is the mean over the hidden places.
             num_items_in_batch: divides the summed loss instead of their number.
-            The others: as in `ClearheadModel.forward`.
+            **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         In training with labels, `logits` is None: hidden states are gathered at the labelled places
         before the head, and the loss is made by chunks (`ops.linear_cross_entropy`).

@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
@@ -19,19 +17,12 @@ from clearhead.nn.registry import REGISTRY
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
-# What a batch gives beside the model's own arguments; its masks say what its lengths say too.
-ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
 _SHAPINGS = ("none", "skipinit", "annealed")
 _POSITIONS = ("rope", "xpos", "learned", "sinusoidal", "scaled-sinusoidal", "none")
 
 
-def is_batch(arguments: dict[str, Any]) -> bool:
-    """True for arguments of continuous batching."""
-    return isinstance(arguments.get("cache"), PagedAttentionCache)
-
-
 def paged_attention(batch: dict[str, Any]) -> Attend:
-    """Attention of every layer over the paged cache of a batch, a mapping of ARGUMENTS."""
+    """Attention of every layer over the paged cache of a batch, a mapping of PAGED_ARGUMENTS."""
     queries = batch["cu_seq_lens_q"].tolist()
 
     def attend(

@@ -12,8 +12,8 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.ops import ntk_theta
 
 Model = TypeVar("Model", bound=PreTrainedModel)
-# Those that take a factor and nothing else.
 SCALINGS = ("linear", "ntk", "dynamic", "dynamic-causal", "yarn")
+"""Scalings of rotary positions that take a factor and nothing else."""
 
 
 def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:

@@ -43,8 +43,6 @@ _CODEPARROT = _size(
 )
 _DIFF_3B = {**_diff(28, 3072, 24), "intermediate_size": 8192, "max_position_embeddings": 4096}
 
-# `tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU; `medium` and `large`
-# have 8 differential heads of 64, the fewest that their authors advise.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": _size(4, 192, 6, vocabulary=4096, positions=256, intermediate_size=512),
     "small": _size(12, 512, 8, vocabulary=16_384, positions=1024, intermediate_size=1376),
@@ -101,3 +99,8 @@ SIZES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
 }
+"""Shapes of models by name.
+
+`tiny` trains in a minute on two CPU cores, `small` in minutes on one GPU; `medium` and `large`
+have 8 differential heads of 64, the fewest that their authors advise.
+"""

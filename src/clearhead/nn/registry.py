@@ -19,16 +19,15 @@ from clearhead.nn import (
     key_value,
     mlps,
     norms,
-    orders,
     positions,
     qk_norm,
+    residual,
     rotary,
     scores,
     shaped,
     shaping,
     sink,
     skipinit,
-    skips,
     softmax,
     softmax1,
     standard,
@@ -86,17 +85,18 @@ REGISTRY = Registry(
         mlps.RELU,
         hadamard.NONE,
         hadamard.HADAMARD,
-        orders.SEQUENTIAL,
-        orders.PARALLEL,
-        skips.ATTENTION_IDENTITY,
-        skips.ATTENTION_NONE,
-        skips.MLP_IDENTITY,
-        skips.MLP_NONE,
+        residual.SEQUENTIAL,
+        residual.PARALLEL,
+        residual.ATTENTION_IDENTITY,
+        residual.ATTENTION_NONE,
+        residual.MLP_IDENTITY,
+        residual.MLP_NONE,
         gains.TRAINABLE,
         gains.SCHEDULED,
         gains.FEEDBACK,
     ]
 )
+"""The values of every axis, with the modules that implement them."""
 
 
 def register(declaration: Declaration) -> None:

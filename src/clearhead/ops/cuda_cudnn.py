@@ -56,7 +56,7 @@ def backward(
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     q, k = alike(q_BHTD, k_BGSD, multiple=8)
     grad, v, o = alike(grad_BHTV, v_BGSV, o_BHTV, multiple=8)
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)  # there is no dropout
+    seed = torch.empty((), dtype=torch.int64, device=q.device)  # not read: there is no dropout
     dq, dk, dv = _aten._scaled_dot_product_cudnn_attention_backward(
         *(grad, q, k, v, o, lse_BHT[..., None].contiguous(), seed, seed, None, None, None),
         *(q.shape[2], k.shape[2], 0.0, visibility.causal),

@@ -102,7 +102,7 @@ def packed_forward(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, V] and its log-sum-exp [N, H] of texts one after the other."""
+    """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
     heads = q_NHD.shape[1]
     q, k, v = (_spread(x, heads) for x in (q_NHD, k_NGD, v_NGV))
     o, lse_CHM, *_ = _aten._efficient_attention_forward(
@@ -111,8 +111,7 @@ def packed_forward(
         scale=scale,
         window_size=window,
     )
-    text, place = packing.places(packing.ends_q)
-    return o[0, ..., : v_NGV.shape[2]], lse_CHM[text, :, place]
+    return o[0, ..., : v_NGV.shape[2]], lse_CHM.transpose(0, 1)[:, *packing.places_q]
 
 
 def packed_backward(
@@ -121,7 +120,7 @@ def packed_backward(
     k_NGD: Tensor,
     v_NGV: Tensor,
     o_NHV: Tensor,
-    lse_NH: Tensor,
+    lse_HN: Tensor,
     packing: Packing,
     *,
     causal: bool,
@@ -131,12 +130,12 @@ def packed_backward(
     """Gradients of q, k and v."""
     heads, shared = q_NHD.shape[1], k_NGD.shape[1]
     grad, q, k, v, o = (_spread(x, heads) for x in (grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV))
-    text, place = packing.places(packing.ends_q)
-    lse_CHM = lse_NH.new_full((len(packing.ends_q) - 1, heads, packing.longest_q), torch.inf)
-    lse_CHM[text, :, place] = lse_NH
+    length = packing.longest_q + -packing.longest_q % _ROWS
+    lse_CHM = lse_HN.new_full((len(packing.ends_q) - 1, heads, length), torch.inf)
+    lse_CHM.transpose(0, 1)[:, *packing.places_q] = lse_HN
     dq, dk, dv, _ = _aten._efficient_attention_backward(
         *(grad, q, k, v, None, o, packing.ends_q, packing.ends_k),
-        *(packing.longest_q, packing.longest_k, _padded(lse_CHM), 0.0, *_no_dropout(q)),
+        *(packing.longest_q, packing.longest_k, lse_CHM, 0.0, *_no_dropout(q)),
         *(_kind(causal), False),
         scale=scale,
         window_size=window,
@@ -188,5 +187,5 @@ def _padded(lse_BHT: Tensor) -> Tensor:
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
     """The state of random numbers, which the kernels do not read and want to be given."""
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    seed = torch.empty((), dtype=torch.int64, device=q.device)
     return seed, seed

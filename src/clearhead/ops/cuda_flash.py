@@ -81,12 +81,12 @@ def packed_forward(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, V] and its log-sum-exp [N, H] of texts one after the other."""
+    """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
     q, k, v = alike(q_NHD, k_NGD, v_NGV, multiple=8)
     o, lse_HN, *_ = _aten._flash_attention_forward(
         *(q, k, v, *_texts(packing), 0.0, causal, False), scale=scale, **_window(causal, window)
     )
-    return o[..., : v_NGV.shape[2]], lse_HN.T
+    return o[..., : v_NGV.shape[2]], lse_HN
 
 
 def packed_backward(
@@ -95,7 +95,7 @@ def packed_backward(
     k_NGD: Tensor,
     v_NGV: Tensor,
     o_NHV: Tensor,
-    lse_NH: Tensor,
+    lse_HN: Tensor,
     packing: Packing,
     *,
     causal: bool,
@@ -105,7 +105,7 @@ def packed_backward(
     """Gradients of q, k and v."""
     grad, q, k, v, o = alike(grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV, multiple=8)
     dq, dk, dv = _aten._flash_attention_backward(
-        *(grad, q, k, v, o, lse_NH.T.contiguous(), *_texts(packing), 0.0, causal),
+        *(grad, q, k, v, o, lse_HN.contiguous(), *_texts(packing), 0.0, causal),
         *_no_dropout(q),
         scale=scale,
         **_window(causal, window),
@@ -127,5 +127,5 @@ def _window(causal: bool, window: int | None) -> dict[str, int | None]:
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
     """The state of random numbers, which the kernels do not read and want to be given."""
-    seed = torch.zeros((2,), dtype=torch.uint64, device=q.device)
+    seed = torch.empty((2,), dtype=torch.uint64, device=q.device)
     return seed, seed[0]

@@ -9,10 +9,16 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import differential_fused
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import KERNELS, fuses_differential, select_kernel
+from clearhead.ops.dispatch import (
+    KERNELS,
+    SINGLE_PASS,
+    fused_differential,
+    is_proved,
+    select_kernel,
+)
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.requests import DIFFERENTIAL
+from clearhead.ops.requests import DIFFERENTIAL, arguments_of
 from clearhead.ops.visibility import Visibility
 
 
@@ -37,7 +43,9 @@ def differential(
     2g+1. Head i reads kv-pair i // (H/G), the semantics of the authors' flash files.
 
     Args:
-        q_BHTD, k_BGSD, v_BGSD: H and G even.
+        q_BHTD: queries, H even.
+        k_BGSD: keys, G even.
+        v_BGSD: values.
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
         norm_eps: added to the mean square; None leaves the norm out.
@@ -97,21 +105,26 @@ def _at_once(
     check(q, k, v, sink, visibility)
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    named: Any = options.get("kernel")
     if q.shape[2] == 1:
         if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
             k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
         settled = visibility.settled(1, k.shape[2])
-        kernel: Any = options.get("kernel")
-        if name := select_kernel(q, k, v, settled, kernel, DIFFERENTIAL):
+        if name := select_kernel(q, k, v, settled, named, DIFFERENTIAL):
             with without_autocast(q):  # as in attend
                 return KERNELS[name].run.difference(
                     q, k, v, lam, sink=sink, scale=scale, visibility=settled
                 )
-    if fuses_differential(differential_fused.refuses(q, v, visibility, sink)):
-        return differential_fused.difference(
-            q, k, v, lam, sink=sink, scale=scale, visibility=visibility
-        )
-    return None
+    kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
+    if kernel is None or not is_proved(kernel, *arguments_of(q, k, v, visibility)):
+        return None
+    return differential_fused.difference(
+        *(q, k, v, lam),
+        sink=sink,
+        scale=scale,
+        visibility=visibility,
+        single_pass=kernel == SINGLE_PASS,
+    )
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:
@@ -140,7 +153,9 @@ def differential_v2(
     straddle two groups make training unstable, so such groupings are refused.
 
     Args:
-        q_BHTD: twice as many queries as heads. k_BGSD, v_BGSD: H / G even.
+        q_BHTD: queries, twice as many as heads; H / G even.
+        k_BGSD: keys.
+        v_BGSD: values.
         lam: λ, float32 [B, H/2, T, 1].
         attend: what computes the maps, with `ops.attend`'s signature.
         options: causal, window, sink, key_mask, segments, prefix, scale, as in `attend`.

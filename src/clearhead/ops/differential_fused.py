@@ -1,7 +1,8 @@
 """Differential attention V1 by Triton kernels: one pass over both maps' keys and the wide value.
 
 Forward 6 multiply-adds a score and channel where softmax attention of the same width has 4; the
-gradients, in two deterministic kernels, 14 where it has 10. The kernels lie in
+gradients 14, in two deterministic kernels, or 10, in a single pass that adds the queries' gradient
+in whatever order its programs come, where softmax attention has 10. The kernels lie in
 `clearhead.ops.differential_kernels`.
 """
 
@@ -15,39 +16,64 @@ from clearhead.ops.visibility import Visibility
 from clearhead.ops.widths import alike
 
 WIDTHS = (16, 32, 64, 128)
+# Of a program that sums over a row's channels.
+ROWS = 16
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a program's tile, its warps, and the stages of its pipeline."""
+    """Queries and keys of a program's tile, its warps, and the stages of its pipeline.
+
+    `split` is how many programs share the columns of a value.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    split: int = 1
 
 
 class Launch(NamedTuple):
-    """Tiles of the three kernels, and how many programs share the columns of a value."""
+    """Tiles of the kernels; `single_pass` makes every gradient, the two before it one each."""
 
-    split: int
     forward: Tiles
     backward_keys: Tiles
     backward_queries: Tiles
+    single_pass: Tiles
 
 
 # By width, without a spill in registers (docs/performance.md). Hopper and Blackwell lend a program
 # more than 200 KB of shared memory, other NVIDIA processors 99 KB or more, AMD's 64 KB.
 HOPPER = {
-    64: Launch(1, Tiles(128, 64, 8, 3), Tiles(32, 64, 8, 2), Tiles(128, 64, 8, 2)),
-    128: Launch(2, Tiles(128, 32, 8, 2), Tiles(16, 128, 8, 1), Tiles(64, 64, 8, 1)),
+    64: Launch(
+        Tiles(128, 64, 8, 3), Tiles(32, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(16, 128, 8, 2)
+    ),
+    128: Launch(
+        Tiles(128, 32, 8, 2, split=2),
+        Tiles(16, 128, 8, 1, split=2),
+        Tiles(64, 64, 8, 1, split=2),
+        Tiles(16, 128, 8, 1, split=2),
+    ),
 }
 AMPERE = {
-    64: Launch(1, Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2), Tiles(128, 32, 8, 2)),
-    128: Launch(2, Tiles(128, 32, 8, 2), Tiles(16, 64, 8, 1), Tiles(64, 64, 8, 1)),
+    64: Launch(
+        Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)
+    ),
+    128: Launch(
+        Tiles(128, 32, 8, 2, split=2),
+        Tiles(16, 64, 8, 1, split=2),
+        Tiles(64, 64, 8, 1, split=2),
+        Tiles(32, 32, 8, 1),
+    ),
 }
 AMD = {
-    64: Launch(1, Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(64, 32, 4, 1)),
-    128: Launch(2, Tiles(64, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(32, 32, 4, 1)),
+    64: Launch(Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1)),
+    128: Launch(
+        Tiles(64, 32, 4, 1, split=2),
+        Tiles(16, 32, 4, 1, split=2),
+        Tiles(32, 32, 4, 1, split=2),
+        Tiles(16, 32, 4, 1, split=2),
+    ),
 }
 
 
@@ -75,11 +101,17 @@ def difference(
     sink: float | Tensor | None = None,
     scale: float,
     visibility: Visibility,
+    single_pass: bool = False,
 ) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, T, 2D] in the dtype of q, rounded once from float32.
 
     Arguments as of `ops.differential`, with a gradient for every tensor of floats.
+
+    Args:
+        single_pass: make every gradient in one pass, whose last bits differ from run to run; not
+            under torch.use_deterministic_algorithms.
     """
+    single_pass = single_pass and not torch.are_deterministic_algorithms_enabled()
     heads, queries = q_BHTD.shape[1:3]
     visibility = visibility.settled(queries, k_BGSD.shape[2])
     if isinstance(sink, float | int):
@@ -89,7 +121,8 @@ def difference(
         id_q, id_k = _identities(visibility, queries)
     window = visibility.window if visibility.window is not None else k_BGSD.shape[2]
     o_BTPE, *_ = _forward(
-        *(q_BHTD, k_BGSD, v_BGSD, lam, sink, id_q, id_k, visibility.causal, window, scale)
+        *(q_BHTD, k_BGSD, v_BGSD, lam, sink, id_q, id_k),
+        *(visibility.causal, window, scale, single_pass),
     )
     return o_BTPE.transpose(1, 2)
 
@@ -119,23 +152,26 @@ def _forward(
     causal: bool,
     window: int,
     scale: float,
+    single_pass: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o and o2 [B, T, H/2, 2D], and log-sum-exps to base 2 [2, B, H/2, T]."""
+    """o and o2 [B, T, H/2, 2D], and log-sum-exps to base 2 [2, B, H/2, T].
+
+    `single_pass` is of the gradients alone.
+    """
     from clearhead.ops import differential_kernels
 
     q, k, v = alike(q, k, v, multiple=8)
     batch, heads, queries, depth = q.shape
-    shapes = _launch_of(q)
     o = q.new_empty(batch, queries, heads // 2, 2 * depth)
     o2 = torch.empty_like(o)
     lse = q.new_empty(2, batch, heads // 2, queries, dtype=torch.float32)
-    tiles = shapes.forward
-    grid = (-(-queries // tiles.rows), batch * heads // 2, shapes.split)
+    tiles = _launch_of(q).forward
+    grid = (-(-queries // tiles.rows), batch * heads // 2, tiles.split)
     with torch.cuda.device_of(q):
         differential_kernels.forward[grid](
             *(q, k, v, _given(id_q, lam), _given(id_k, lam), _given(sink, lam), lam, o, o2, lse),
             *_numbers(q, k, v, window, scale),
-            **_constants(q, shapes, tiles, causal, id_q),
+            **_constants(q, tiles, causal, id_q),
             SINK=sink is not None,
         )
     return o, o2, lse
@@ -148,39 +184,57 @@ def _backward(
     k: Tensor,
     v: Tensor,
     lam: Tensor,
+    sink: Tensor | None,
     id_q: Tensor | None,
     id_k: Tensor | None,
+    o: Tensor,
+    o2: Tensor,
     lse: Tensor,
-    rows: Tensor,
     causal: bool,
     window: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq [B, T, H, D], dk and dv [B, S, G, D]; rows: Σ g o1 and Σ g o2, as the log-sum-exps lie."""
+    single_pass: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq [B, T, H, D], dk and dv [B, S, G, D], and by map dλ and dsink's sums, float32 [3, H/2].
+
+    The first of the sums are λ's gradient by pair of heads, the others a map's sinks'.
+    """
     from clearhead.ops import differential_kernels
 
-    grad, rows = grad.contiguous(), rows.contiguous()
+    grad = grad.contiguous()
     q, k, v = alike(q, k, v, multiple=8)
     batch, heads, queries, depth = q.shape
     groups, keys = k.shape[1:3]
-    shapes = _launch_of(q)
-    dq = q.new_empty(batch, queries, heads, depth)
+    pairs = heads // 2
+    launch = _launch_of(q)
+    exact = torch.float32
+    dq = q.new_empty(batch, queries, heads, depth, dtype=exact if single_pass else q.dtype)
     dk = k.new_empty(batch, keys, groups, depth)
     dv = torch.empty_like(dk)
+    rows = q.new_empty(2, batch, pairs, queries, dtype=exact)
+    blocks = -(-queries // ROWS)
+    sums = q.new_empty(3, batch, pairs, blocks, dtype=exact)
     inputs = (q, k, v, _given(id_q, lam), _given(id_k, lam), lam, grad, lse, rows)
     numbers = _numbers(q, k, v, window, scale)
     with torch.cuda.device_of(q):
-        tiles = shapes.backward_keys
-        grid = (-(-keys // tiles.keys), batch * groups // 2, shapes.split)
+        differential_kernels.backward_rows[blocks, batch * pairs](
+            *(grad, o, o2, lse, _given(sink, lam), lam, rows, sums, dq, pairs, queries),
+            **{"D": depth, "M": ROWS, "SINK": sink is not None, "ADDS": single_pass},
+        )
+        tiles = launch.single_pass if single_pass else launch.backward_keys
+        grid = (-(-keys // tiles.keys), batch * groups // 2, tiles.split)
         differential_kernels.backward_keys[grid](
-            *(*inputs, dk, dv, *numbers), **_constants(q, shapes, tiles, causal, id_q)
+            *(*inputs, dq, dk, dv, *numbers),
+            **_constants(q, tiles, causal, id_q),
+            ADDS=single_pass,
         )
-        tiles = shapes.backward_queries
-        grid = (-(-queries // tiles.rows), batch * heads // 2, shapes.split)
-        differential_kernels.backward_queries[grid](
-            *(*inputs, dq, *numbers), **_constants(q, shapes, tiles, causal, id_q)
-        )
-    return dq, dk, dv
+        if not single_pass:
+            tiles = launch.backward_queries
+            grid = (-(-queries // tiles.rows), batch * pairs, tiles.split)
+            differential_kernels.backward_queries[grid](
+                *(*inputs, dq, *numbers), **_constants(q, tiles, causal, id_q)
+            )
+    return dq.to(q.dtype), dk, dv, sums.sum((1, 3))
 
 
 @_forward.register_fake
@@ -194,36 +248,27 @@ def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor
 @_backward.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: object
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v))
-    return dq, dk, dv
+    return dq, dk, dv, q.new_empty(3, q.shape[1] // 2, dtype=torch.float32)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.causal, ctx.window, ctx.scale = inputs
+    *tensors, ctx.causal, ctx.window, ctx.scale, ctx.single_pass = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # zeros in place of the others' gradients
 
 
 def _gradients(ctx: Any, grad_BTPE: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    q, k, v, lam, sink, id_q, id_k, o, o2, lse = ctx.saved_tensors
-    wide = grad_BTPE.float()
-    row2 = (wide * o2).sum(-1).transpose(1, 2)
-    row1 = (wide * o).sum(-1).transpose(1, 2) + lam.float() * row2
-    rows_2BPT = torch.stack([row1, row2])
-    dq, dk, dv = _backward(
-        *(grad_BTPE, q, k, v, lam, id_q, id_k, lse, rows_2BPT, ctx.causal, ctx.window, ctx.scale)
+    lam, sink = ctx.saved_tensors[3:5]
+    dq, dk, dv, sums_3P = _backward(
+        *(grad_BTPE, *ctx.saved_tensors, ctx.causal, ctx.window, ctx.scale, ctx.single_pass)
     )
-    dsink = None
-    if sink is not None and ctx.needs_input_grad[4]:
-        # The second map's output, and so its gradient, counts −λ times.
-        signed = torch.stack([-row1, lam.float() * row2])
-        by_map = sink.float().unflatten(0, (-1, 2)).T[:, None, :, None]
-        weight = torch.exp2(by_map * torch.log2(torch.tensor(torch.e)) - lse)
-        dsink = (weight * signed).sum((1, 3)).T.flatten().to(sink.dtype)
-    dlam = -row2.sum().to(lam.dtype).reshape(lam.shape)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
-    return dq, dk, dv, dlam, dsink, None, None, None, None, None
+    dlam = sums_3P[0].sum().to(lam.dtype).reshape(lam.shape)
+    dsink = None if sink is None else sums_3P[1:].T.flatten().to(sink.dtype)
+    return dq, dk, dv, dlam, dsink, *[None] * 6
 
 
 _forward.register_autograd(_gradients, setup_context=_remember)
@@ -242,10 +287,8 @@ def _numbers(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> tupl
     return (scale * log2e, pairs, shared, queries, keys, window, *strides)
 
 
-def _constants(
-    q: Tensor, shapes: Launch, tiles: Tiles, causal: bool, ids: Tensor | None
-) -> dict[str, Any]:
-    names = {"D": q.shape[3], "SPLIT": shapes.split, "CAUSAL": causal, "IDS": ids is not None}
+def _constants(q: Tensor, tiles: Tiles, causal: bool, ids: Tensor | None) -> dict[str, Any]:
+    names = {"D": q.shape[3], "SPLIT": tiles.split, "CAUSAL": causal, "IDS": ids is not None}
     names |= {"M": tiles.rows, "N": tiles.keys}
     return names | {"num_warps": tiles.warps, "num_stages": tiles.stages}
 

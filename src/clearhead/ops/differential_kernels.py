@@ -41,6 +41,21 @@ def _sees(
 
 
 @triton.jit
+def _ids(ptr, at, inside, MISSING: tl.constexpr, IDS: tl.constexpr):
+    """Documents of a block's tokens, if there are any."""
+    ids = tl.zeros(at.shape, tl.int32)
+    if IDS:
+        ids = tl.load(ptr + at, mask=inside, other=MISSING)
+    return ids
+
+
+@triton.jit
+def _weights(a, b, lse, sees, scale):
+    """A map's weights, of queries by keys or of keys by queries, from its log-sum-exps."""
+    return tl.where(sees, tl.exp2(tl.dot(a, tl.trans(b)) * scale - lse), 0.0)
+
+
+@triton.jit
 def _accumulate(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, sees: tl.tensor, scale: tl.tensor,
     top: tl.tensor, total: tl.tensor, acc: tl.tensor,
@@ -74,9 +89,7 @@ def forward(
     at_q = q_ptr + b * qb + 2 * pair * qh + r[:, None] * qt + d[None, :]
     q1 = tl.load(at_q, mask=inside[:, None], other=0.0)
     q2 = tl.load(at_q + qh, mask=inside[:, None], other=0.0)
-    id_q = tl.zeros([M], tl.int32)
-    if IDS:
-        id_q = tl.load(idq_ptr + b * queries + r, mask=inside, other=-1)
+    id_q = _ids(idq_ptr, b * queries + r, inside, -1, IDS)
     top1 = tl.full([M], -1e30, tl.float32)
     top2 = tl.full([M], -1e30, tl.float32)
     total1 = tl.zeros([M], tl.float32)
@@ -91,9 +104,7 @@ def forward(
     for first in range(start, end, N):
         c = first + tl.arange(0, N)
         kept = c < keys
-        id_k = tl.zeros([N], tl.int32)
-        if IDS:
-            id_k = tl.load(idk_ptr + b * keys + c, mask=kept, other=-2)
+        id_k = _ids(idk_ptr, b * keys + c, kept, -2, IDS)
         sees = _sees(
             (r + before)[:, None], c[None, :], id_q[:, None], id_k[None, :],
             queries, keys, window, CAUSAL, IDS,
@@ -133,16 +144,61 @@ def forward(
 
 
 @triton.jit
+def _add(at, share, inside):
+    tl.atomic_add(at, share, mask=inside[:, None], sem="relaxed")
+
+
+@triton.jit
+def backward_rows(
+    g_ptr, o_ptr, o2_ptr, lse_ptr, sink_ptr, lam_ptr, row_ptr, sum_ptr, dq_ptr,
+    pairs, queries,
+    D: tl.constexpr, SINK: tl.constexpr, ADDS: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Σ g o1 and Σ g o2 of each row; a block's share of the gradients of λ and of both sinks.
+
+    The last lie as [3, B, P, blocks]. With ADDS the queries' gradient is set to 0.
+    """
+    b, pair = (tl.program_id(1) // pairs).to(tl.int64), tl.program_id(1) % pairs
+    r, e = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, 2 * D)
+    inside = r < queries
+    at = (b * queries * pairs + pair) * (2 * D) + (r * (pairs * 2 * D))[:, None] + e[None, :]
+    g = tl.load(g_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    o = tl.load(o_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    o2 = tl.load(o2_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    if ADDS:
+        tl.store(dq_ptr + at, tl.zeros([M, 2 * D], tl.float32), mask=inside[:, None])
+    lam = tl.load(lam_ptr).to(tl.float32)
+    row2 = tl.sum(g * o2, 1)
+    row1 = tl.sum(g * o, 1) + lam * row2
+    sums = (b * pairs + pair) * queries + r
+    map2 = tl.num_programs(1).to(tl.int64) * queries
+    tl.store(row_ptr + sums, row1, mask=inside)
+    tl.store(row_ptr + map2 + sums, row2, mask=inside)
+    out = sum_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    step = tl.num_programs(0) * tl.num_programs(1)
+    tl.store(out, -tl.sum(row2, 0))
+    if SINK:
+        # A sink's weight in its row; the second map's output counts −λ times.
+        sink = tl.load(sink_ptr + 2 * pair).to(tl.float32) * LOG2E
+        lse = tl.load(lse_ptr + sums, mask=inside, other=float("inf"))
+        tl.store(out + step, -tl.sum(tl.exp2(sink - lse) * row1, 0))
+        sink = tl.load(sink_ptr + 2 * pair + 1).to(tl.float32) * LOG2E
+        lse = tl.load(lse_ptr + map2 + sums, mask=inside, other=float("inf"))
+        tl.store(out + 2 * step, lam * tl.sum(tl.exp2(sink - lse) * row2, 0))
+
+
+@triton.jit
 def backward_keys(
-    q_ptr, k_ptr, v_ptr, idq_ptr, idk_ptr, lam_ptr, g_ptr, lse_ptr, row_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, idq_ptr, idk_ptr, lam_ptr, g_ptr, lse_ptr, row_ptr, dq_ptr, dk_ptr, dv_ptr,
     scale, pairs, shared, queries, keys, window,
     qb, qh, qt, kb, kh, ks, vb, vh, vs,
     D: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, IDS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    ADDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """dV = Σ (P1 − λ P2)ᵀ g and dK of each map; dP = g Vᵀ serves both. g: [B, T, P, 2, D].
 
-    The pairs that share keys are walked in turn, so that nothing is added across programs.
+    The pairs that share keys are walked in turn, so that nothing is added across programs, unless
+    ADDS: then the queries' gradient too, float32 and zero before, by atomic additions.
     """
     E: tl.constexpr = 2 * D // SPLIT
     groups = pairs // shared
@@ -156,9 +212,7 @@ def backward_keys(
     k2 = tl.load(at + kh, mask=kept[:, None], other=0.0)
     at = v_ptr + b * vb + (2 * group + e // D)[None, :] * vh + (e % D)[None, :] + c[:, None] * vs
     v = tl.load(at, mask=kept[:, None], other=0.0)
-    id_k = tl.zeros([N], tl.int32)
-    if IDS:
-        id_k = tl.load(idk_ptr + b * keys + c, mask=kept, other=-2)
+    id_k = _ids(idk_ptr, b * keys + c, kept, -2, IDS)
     dk1 = tl.zeros([N, D], tl.float32)
     dk2 = tl.zeros([N, D], tl.float32)
     dv = tl.zeros([N, E], tl.float32)
@@ -172,9 +226,7 @@ def backward_keys(
         for first in range(start, end, M):
             r = first + tl.arange(0, M)
             inside = r < queries
-            id_q = tl.zeros([M], tl.int32)
-            if IDS:
-                id_q = tl.load(idq_ptr + b * queries + r, mask=inside, other=-1)
+            id_q = _ids(idq_ptr, b * queries + r, inside, -1, IDS)
             sees = inside[None, :] & _sees(
                 (r + before)[None, :], c[:, None], id_q[None, :], id_k[:, None],
                 queries, keys, window, CAUSAL, IDS,
@@ -188,26 +240,32 @@ def backward_keys(
                 g_other = tl.load(at_g + D, mask=inside[:, None], other=0.0)
                 dp = tl.dot(v_other, tl.trans(g_other), dp)
                 g = tl.where(part == 0, g, g_other)
-            sums = (b * pairs + pair) * queries
+            sums = (b * pairs + pair) * queries + r
             at_q = q_ptr + b * qb + 2 * pair * qh + r[:, None] * qt + d[None, :]
+            at_dq = dq_ptr + (b * queries * pairs + pair) * (2 * D)
+            at_dq = at_dq + (r * (pairs * 2 * D))[:, None] + d[None, :]
             q1 = tl.load(at_q, mask=inside[:, None], other=0.0)
-            lse = tl.load(lse_ptr + sums + r, mask=inside, other=0.0)
-            p1 = tl.dot(k1, tl.trans(q1)) * scale - lse[None, :]
-            p1 = tl.where(sees, tl.exp2(p1), 0.0)
+            lse = tl.load(lse_ptr + sums, mask=inside, other=0.0)
+            p1 = _weights(k1, q1, lse[None, :], sees, scale)
             if SPLIT == 1 or part == 0:
-                row = tl.load(row_ptr + sums + r, mask=inside, other=0.0)
-                dk1 = tl.dot((p1 * (dp - row[None, :])).to(q1.dtype), q1, dk1)
+                row = tl.load(row_ptr + sums, mask=inside, other=0.0)
+                share = (p1 * (dp - row[None, :])).to(q1.dtype)
+                dk1 = tl.dot(share, q1, dk1)
+                if ADDS:
+                    _add(at_dq, tl.dot(tl.trans(share), k1) * (scale / LOG2E), inside)
             q2 = tl.load(at_q + qh, mask=inside[:, None], other=0.0)
-            lse = tl.load(lse_ptr + map2 + sums + r, mask=inside, other=0.0)
-            p2 = tl.dot(k2, tl.trans(q2)) * scale - lse[None, :]
-            p2 = tl.where(sees, tl.exp2(p2), 0.0)
+            lse = tl.load(lse_ptr + map2 + sums, mask=inside, other=0.0)
+            p2 = _weights(k2, q2, lse[None, :], sees, scale)
             if SPLIT == 1 or part == 1:
-                row = tl.load(row_ptr + map2 + sums + r, mask=inside, other=0.0)
+                row = tl.load(row_ptr + map2 + sums, mask=inside, other=0.0)
                 share = (p2 * (dp - row[None, :])).to(q2.dtype)
                 if SPLIT == 1:
                     dk2 = tl.dot(share, q2, dk2)
                 else:
                     dk1 = tl.dot(share, q2, dk1)
+                if ADDS:
+                    dq = tl.dot(tl.trans(share), k2) * (-lam * scale / LOG2E)
+                    _add(at_dq + D, dq, inside)
             dv = tl.dot((p1 - lam * p2).to(g.dtype), g, dv)
     # The scores' scale without the base: their derivative is to base e.
     scale = scale / LOG2E
@@ -259,9 +317,7 @@ def backward_queries(
         row2 = tl.load(row_ptr + map2 + sums, mask=inside, other=0.0)
     else:
         g_other = tl.load(g_ptr + base + rows + D + e[None, :], mask=inside[:, None], other=0.0)
-    id_q = tl.zeros([M], tl.int32)
-    if IDS:
-        id_q = tl.load(idq_ptr + b * queries + r, mask=inside, other=-1)
+    id_q = _ids(idq_ptr, b * queries + r, inside, -1, IDS)
     dq1 = tl.zeros([M, D], tl.float32)
     dq2 = tl.zeros([M, D], tl.float32)
     start, end = 0, keys
@@ -272,9 +328,7 @@ def backward_queries(
     for first in range(start, end, N):
         c = first + tl.arange(0, N)
         kept = c < keys
-        id_k = tl.zeros([N], tl.int32)
-        if IDS:
-            id_k = tl.load(idk_ptr + b * keys + c, mask=kept, other=-2)
+        id_k = _ids(idk_ptr, b * keys + c, kept, -2, IDS)
         sees = _sees(
             (r + before)[:, None], c[None, :], id_q[:, None], id_k[None, :],
             queries, keys, window, CAUSAL, IDS,
@@ -285,11 +339,11 @@ def backward_queries(
             dp = tl.dot(g_other, tl.load(at + vh, mask=kept[None, :], other=0.0), dp)
         at = k_ptr + b * kb + (2 * group + part) * kh + c[:, None] * ks + d[None, :]
         k1 = tl.load(at, mask=kept[:, None], other=0.0)
-        p = tl.where(sees, tl.exp2(tl.dot(q1, tl.trans(k1)) * scale - lse1[:, None]), 0.0)
+        p = _weights(q1, k1, lse1[:, None], sees, scale)
         dq1 = tl.dot((p * (dp - row1[:, None])).to(k1.dtype), k1, dq1)
         if SPLIT == 1:
             k2 = tl.load(at + kh, mask=kept[:, None], other=0.0)
-            p = tl.where(sees, tl.exp2(tl.dot(q2, tl.trans(k2)) * scale - lse2[:, None]), 0.0)
+            p = _weights(q2, k2, lse2[:, None], sees, scale)
             dq2 = tl.dot((p * (dp - row2[:, None])).to(k2.dtype), k2, dq2)
     lam = tl.load(lam_ptr).to(tl.float32)
     scale = scale / LOG2E

@@ -8,7 +8,7 @@ test on the device (`clearhead.ops.self_test`) is taken: once for each kind of r
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +38,9 @@ from clearhead.ops.requests import (
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
-# Not chosen by itself until it is timed (docs/performance.md).
-FUSED = "differential-fused"
+# Not chosen by themselves until they are timed (docs/performance.md).
+SINGLE_PASS = "differential-single-pass"
+FUSED = ("differential-fused", SINGLE_PASS)
 _log = logging.getLogger(__name__)
 
 
@@ -97,9 +98,15 @@ KERNELS: Mapping[str, Kernel] = {
     "differential-products": Kernel(
         None, "V1 at T = 1, padding", lone, lone.refuses_differential, (DIFFERENTIAL,)
     ),
-    FUSED: Kernel(
+    "differential-fused": Kernel(
         "cuda",
-        "differential attention V1 in one pass, where it is named",
+        "differential attention V1 at once, where it is named",
+        differential_fused,
+        lambda request: "differential attention only",
+    ),
+    SINGLE_PASS: Kernel(
+        "cuda",
+        "the same; gradients in one pass, whose last bits vary",
         differential_fused,
         lambda request: "differential attention only",
     ),
@@ -166,11 +173,11 @@ def resolve(
     Args:
         failure: tests a kernel on its GPU; None trusts every one.
     """
-    order = [name for name in _named(names) if name != FUSED]
+    order = [name for name in _named(names) if name not in FUSED]
     if asked.kind == PLAIN:
         order = [name for name in order if PLAIN in KERNELS[name].kinds]
     refusals: dict[str, str] = {}
-    for name in order or [name for name in KERNELS if name != FUSED]:
+    for name in order or [name for name in KERNELS if name not in FUSED]:
         kernel = KERNELS[name]
         if asked.kind not in kernel.kinds:
             if order:
@@ -192,18 +199,29 @@ def resolve(
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
 
 
-def fuses_differential(refusal: str | None) -> bool:
-    """True where the environment names the fused kernel of V1, and nothing refuses it."""
-    return _fuses(refusal)
+@torch.compiler.assume_constant_result
+def fused_differential(names: str | None, refusal: str | None) -> str | None:
+    """The fused kernel of V1 that the argument or the environment names, if nothing refuses it."""
+    named = [x for x in _named(names or os.environ.get(VARIABLE) or "") if x in FUSED]
+    return None if not named or _refused(named[0], refusal) else named[0]
 
 
 @torch.compiler.assume_constant_result
-def _fuses(refusal: str | None) -> bool:
-    if FUSED not in _named(os.environ.get(VARIABLE) or ""):
-        return False
-    if refusal is not None:
-        _log.info("differential attention: not %s: %s", FUSED, refusal)
-    return refusal is None
+def is_proved(kernel: str, *arguments: object) -> bool:
+    """True where a fused kernel of V1 passes its test on the device of these `arguments_of`."""
+    return _is_proved(kernel, *arguments)
+
+
+@cache
+def _is_proved(kernel: str, *arguments: Any) -> bool:
+    run = partial(differential_fused.difference, single_pass=kernel == SINGLE_PASS)
+    return not _refused(kernel, self_test.differential_failure(run, request(*arguments)))
+
+
+def _refused(kernel: str, reason: str | None) -> bool:
+    if reason is not None:
+        _log.info("differential attention: not %s: %s", kernel, reason)
+    return reason is not None
 
 
 def _named(names: str) -> list[str]:

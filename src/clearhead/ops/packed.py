@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import cuda_efficient, cuda_flash, tiles
-from clearhead.ops.packing import packing
+from clearhead.ops.packing import Places, packing
 from clearhead.ops.visibility import Visibility
 
 _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
@@ -20,7 +20,8 @@ _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
 class Operator:
     """`forward` and `backward` as every kernel of attention has them, by one of `_KERNELS`.
 
-    A token that is hidden sees nothing either: its output is 0, its log-sum-exp −inf.
+    A token that is hidden sees none but hidden ones, or nothing: its output is then 0, its
+    log-sum-exp −inf.
     """
 
     def __init__(self, kernel: str) -> None:
@@ -60,14 +61,18 @@ def _forward(
     if texts is None or not texts.serves(window):
         run = run if texts is None else tiles
         o, lse = run.forward(q_BHTD, k_BGSD, v_BGSV, scale=scale, visibility=visibility)
-        return _tokens_first(o), lse.contiguous()
+        return _tokens_first(o), _as_kept(lse, visibility.masked)
     k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
     o, lse = run.packed_forward(
         *(_taken(q_BHTD, texts.of_queries), k, v, texts), causal=causal, window=window, scale=scale
     )
-    o_BHTV = _put(o, texts.of_queries, batch, queries, 0.0)
-    lse_BHT = _put(lse, texts.of_queries, batch, queries, -torch.inf)
-    return o_BHTV, lse_BHT.contiguous()
+    o_BHTV = _put(o, texts.of_queries, batch, queries)
+    if texts.of_queries is None:
+        lse_HBT = lse.contiguous().unflatten(1, (batch, queries))
+    else:
+        lse_HBT = lse.new_full((len(lse), batch, queries), -torch.inf)
+        lse_HBT[:, *texts.of_queries] = lse
+    return o_BHTV, _as_kept(lse_HBT.transpose(0, 1), True)
 
 
 @torch.library.custom_op("clearhead::attend_backward", mutates_args=())
@@ -94,20 +99,31 @@ def _backward(
         inputs = (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
         dq, dk, dv = run.backward(*inputs, scale=scale, visibility=visibility)
         return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
-    grad, q, o, lse = (_taken(x, texts.of_queries) for x in (grad_BHTV, q_BHTD, o_BHTV, lse_BHT))
+    grad, q, o = (_taken(x, texts.of_queries) for x in (grad_BHTV, q_BHTD, o_BHTV))
+    lse_HBT = lse_BHT.transpose(0, 1)
+    lse = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
     k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
     dq, dk, dv = run.packed_backward(
         *(grad, q, k, v, o, lse, texts), causal=causal, window=window, scale=scale
     )
-    dk, dv = (_put(x, texts.of_keys, batch, keys, 0.0) for x in (dk, dv))
-    return _put(dq, texts.of_queries, batch, queries, 0.0), dk, dv
+    dk, dv = (_put(x, texts.of_keys, batch, keys) for x in (dk, dv))
+    return _put(dq, texts.of_queries, batch, queries), dk, dv
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    *options: object,
+) -> tuple[Tensor, Tensor]:
     exact = torch.promote_types(q.dtype, torch.float32)
     o_BTHV = q.new_empty(len(q), q.shape[2], q.shape[1], v.shape[3])
-    return o_BTHV.transpose(1, 2), q.new_empty(q.shape[:3], dtype=exact)
+    lse_BHT = q.new_empty(q.shape[:3], dtype=exact)
+    masked = key_mask is not None or segments is not None
+    return o_BTHV.transpose(1, 2), _as_kept(lse_BHT, masked)
 
 
 @_backward.register_fake
@@ -118,22 +134,28 @@ def _(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-def _taken(x_BHT: Tensor, places: Tensor | None) -> Tensor:
-    """[B, H, T, …] → [N, H, …], the tokens at `places` of [B·T]."""
-    x_BTH = x_BHT.transpose(1, 2)
+def _taken(x_BHTD: Tensor, places: Places | None) -> Tensor:
+    """[B, H, T, …] → [N, H, …], the tokens at `places`."""
+    x_BTHD = x_BHTD.transpose(1, 2)
+    return x_BTHD.flatten(0, 1) if places is None else x_BTHD[places]
+
+
+def _put(x_NHD: Tensor, places: Places | None, batch: int, length: int) -> Tensor:
+    """[N, H, …] → [B, H, T, …], the gradient of `_taken`; 0 for the other tokens."""
     if places is None:
-        return x_BTH.flatten(0, 1)
-    return x_BTH[places // x_BTH.shape[1], places % x_BTH.shape[1]]
-
-
-def _put(x_NH: Tensor, places: Tensor | None, batch: int, length: int, rest: float) -> Tensor:
-    """[N, H, …] → [B, H, T, …], the gradient of `_taken`; `rest` for the other tokens."""
-    if places is not None:
-        whole = x_NH.new_full((batch * length, *x_NH.shape[1:]), rest)
-        x_NH = whole.index_copy_(0, places, x_NH)
-    return x_NH.contiguous().unflatten(0, (batch, length)).transpose(1, 2)
+        return x_NHD.contiguous().unflatten(0, (batch, length)).transpose(1, 2)
+    whole = x_NHD.new_zeros(batch, length, *x_NHD.shape[1:])
+    whole[places] = x_NHD
+    return whole.transpose(1, 2)
 
 
 def _tokens_first(x_BHTD: Tensor) -> Tensor:
     """In the memory order that the operators promise, [B, T, H, D]."""
     return x_BHTD.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _as_kept(lse_BHT: Tensor, masked: bool) -> Tensor:
+    """With masks heads first in memory, as packed kernels have it: then nothing is copied."""
+    if not masked:
+        return lse_BHT.contiguous()
+    return lse_BHT.transpose(0, 1).contiguous().transpose(0, 1)

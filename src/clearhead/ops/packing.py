@@ -12,22 +12,30 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+# Rows and places in their rows, int64 [N] each.
+Places = tuple[Tensor, Tensor]
+# Padding is a text of its own, so that no token is moved, while it costs no more than so much of
+# the texts' own attention; moving tokens costs some 50 bytes a channel, forward and backward.
+SPENT = 1 / 4
+
 
 class Packing(NamedTuple):
-    """Tokens of texts, in the order of [B·T] queries and [B·S] keys.
+    """Tokens of texts, in the order of [B, T] queries and [B, S] keys.
 
-    A text is what one row has of one document; a hidden token belongs to none. The queries of a
-    text are the last of its keys, as the rows' are.
+    A text is what one row has of one document; a hidden token belongs to none, or to one of hidden
+    tokens. The queries of a text are the last of its keys, as the rows' are.
 
     Attributes:
-        of_queries, of_keys: places of the tokens, int64 [N]; None if all are taken as they come.
+        of_queries, of_keys: places of the tokens; None if all are taken as they come.
+        places_q: of each query its text, and its place there.
         ends_q, ends_k: cumulative lengths of the texts, int32, from 0.
         longest_q, longest_k: most tokens of a text.
         gapless: whether each text's tokens are neighbours in their row.
     """
 
-    of_queries: Tensor | None
-    of_keys: Tensor | None
+    of_queries: Places | None
+    of_keys: Places | None
+    places_q: Places
     ends_q: Tensor
     ends_k: Tensor
     longest_q: int
@@ -37,13 +45,6 @@ class Packing(NamedTuple):
     def serves(self, window: int | None) -> bool:
         """True where a window means the same as in the rows."""
         return window is None or self.gapless
-
-    @staticmethod
-    def places(ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each token its text, and its place there."""
-        lengths = ends.diff().long()
-        text = torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths)
-        return text, torch.arange(len(text), device=ends.device) - ends[text]
 
 
 # Of a mask, by identity: what it was found from, and the packing.
@@ -66,25 +67,41 @@ def packing(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> P
 
 
 def _pack(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Packing:
-    mask = segments if key_mask is None else key_mask
-    assert mask is not None
-    batch, keys = mask.shape
-    place = torch.arange(batch * keys, device=mask.device)
-    document = torch.zeros_like(place) if segments is None else segments.flatten().long()
+    if key_mask is None:
+        assert segments is not None
+        return _sort(segments.long(), None, queries)
+    document = torch.zeros_like(key_mask, dtype=torch.int64) if segments is None else segments
+    seen, hidden = (mask.sum(1).double().square().sum() for mask in (key_mask, ~key_mask))
+    if hidden <= SPENT * seen:
+        # Hidden tokens that lie apart are texts apart.
+        other = document.amax() + 1 + key_mask.cumsum(1)
+        texts = _sort(torch.where(key_mask, document, other), None, queries)
+        if texts.of_keys is None:
+            return texts
+    return _sort(document.long(), key_mask, queries)
+
+
+def _sort(document: Tensor, key_mask: Tensor | None, queries: int) -> Packing:
+    """Texts by their first token; tokens of a text as they come, hidden ones left out."""
+    batch, keys = document.shape
+    place, document = torch.arange(batch * keys, device=document.device), document.flatten()
     if key_mask is not None:
         place, document = place[key_mask.flatten()], document[key_mask.flatten()]
-    row = place // keys
     _, document = document.unique(return_inverse=True)
-    _, text = (row * (len(document) + 1) + document).unique(return_inverse=True)
+    _, text = (place // keys * (len(document) + 1) + document).unique(return_inverse=True)
+    first = torch.full_like(place, batch * keys).scatter_reduce(0, text, place, "amin")
+    _, text = first[text].unique(return_inverse=True)
     text, order = text.sort(stable=True)
-    place, row = place[order], row[order]
+    place = place[order]
     texts = int(text[-1]) + 1 if len(text) else 0
-    own = place - row * keys - (keys - queries)  # among the row's queries
-    asks = own >= 0
+    row, column = place // keys, place % keys - (keys - queries)  # among the row's queries
+    asks = column >= 0
     ends_k, ends_q = (_ends(part, texts) for part in (text, text[asks]))
+    number = torch.arange(len(text[asks]), device=text.device)
     return Packing(
-        _unless_whole((row * queries + own)[asks], batch * queries),
-        _unless_whole(place, batch * keys),
+        _unless_whole(row[asks], column[asks], queries, batch),
+        _unless_whole(row, place % keys, keys, batch),
+        (text[asks], number - ends_q[text[asks]]),
         *(ends_q, ends_k, int(ends_q.diff().max()), int(ends_k.diff().max())),
         bool(((place.diff() == 1) | (text.diff() != 0)).all()),
     )
@@ -96,7 +113,6 @@ def _ends(text: Tensor, texts: int) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
-def _unless_whole(places: Tensor, number: int) -> Tensor | None:
-    if len(places) < number:
-        return places
-    return None if bool((places.diff() == 1).all()) else places
+def _unless_whole(row: Tensor, column: Tensor, length: int, batch: int) -> Places | None:
+    whole = len(row) == batch * length and bool(((row * length + column).diff() == 1).all())
+    return None if whole else (row, column)

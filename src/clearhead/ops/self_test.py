@@ -5,6 +5,7 @@ was written. So none is trusted on a GPU until output and gradients, with a sink
 there: once a process, for each kind of request, in milliseconds.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +22,20 @@ from clearhead.ops.visibility import Visibility
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # Two blocks of keys and a part of one, and, where queries are fewer, a part of a block of them.
 _KEYS, _QUERIES, _WINDOW = 150, 37, 21
+_NAMES = ("o", "dq", "dk", "dv", "dλ", "dsink")
 
 
 def failure(kernel: Any, request: Request) -> str | None:
     """The reason why the kernel is not to be trusted with such requests on this device."""
+    return _guarded(lambda device: _attention(kernel, request, device), request)
+
+
+def differential_failure(run: Callable[..., Tensor], request: Request) -> str | None:
+    """As `failure`, for a function as `differential_fused.difference`; λ's gradient too."""
+    return _guarded(lambda device: _differential(run, request, device), request)
+
+
+def _guarded(test: Callable[[torch.device], str | None], request: Request) -> str | None:
     device = torch.device(request.device)
     if request.ordinal is not None:
         device = torch.device(request.device, request.ordinal)
@@ -34,12 +45,13 @@ def failure(kernel: Any, request: Request) -> str | None:
         torch.autocast(device.type, enabled=False),
     ):
         try:
-            return _largest_error(kernel, request, device)
+            return test(device)
         except Exception as error:  # Triton's have no common class
             return f"it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
-def _largest_error(kernel: Any, request: Request, device: torch.device) -> str | None:
+def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:
+    """q, k and v, the output's gradient, and what is seen."""
     draw = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -51,15 +63,18 @@ def _largest_error(kernel: Any, request: Request, device: torch.device) -> str |
     keys = min(_KEYS, queries + _WINDOW - 1) if request.window else _KEYS
     k, v = random(2, 2, keys, request.depth), random(2, 2, keys, request.width)
     grad = random(*q.shape[:3], request.width)
-    visibility = _visibility(request, device, keys)
+    return [q, k, v], grad, _visibility(request, device, keys)
+
+
+def _attention(kernel: Any, request: Request, device: torch.device) -> str | None:
+    (q, k, v), grad, visibility = _drawn(request, device)
     sink = torch.tensor([0.5] * q.shape[1], device=device)
     scale = request.depth**-0.5
     if request.kind != PLAIN:
-        found, expected = _at_once(kernel, request.kind, (q, k, v), sink, scale, visibility)
-        return _off(("o",), found, expected, request.dtype)
+        return _lone(kernel, request, (q, k, v), sink, scale, visibility)
     shown = torch.ones((), device=device)
     if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
-        shown = visibility.key_mask[:, None, -queries:, None]
+        shown = visibility.key_mask[:, None, -q.shape[2] :, None]
         grad = grad * shown
     with torch.no_grad():
         o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
@@ -70,46 +85,63 @@ def _largest_error(kernel: Any, request: Request, device: torch.device) -> str |
         want = oracles.attend(*exact, sink=sink, scale=scale, **visibility._asdict())
     found[0] = found[0] * shown
     gradients = torch.autograd.grad(want, exact, grad.double())
-    expected = [want.detach() * shown, *gradients]
-    return _off(("o", "dq", "dk", "dv"), found, expected, request.dtype)
+    return _compared(found, [want.detach() * shown, *gradients], request)
 
 
 @torch.no_grad()
-def _at_once(
+def _lone(
     kernel: Any,
-    kind: str,
+    request: Request,
     inputs: tuple[Tensor, Tensor, Tensor],
     sink: Tensor,
     scale: float,
     visibility: Visibility,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of a kind that is not PLAIN: the kernel's, and the oracle's."""
+) -> str | None:
+    """The output alone, of a kind that is not PLAIN."""
     q, k, v = inputs
     q_exact, k_exact, v_exact = (x.double() for x in inputs)
     options: dict[str, Any] = {"scale": scale, "sink": sink, **visibility._asdict()}
-    if kind == DIFFERENTIAL:
+    if request.kind == DIFFERENTIAL:
         lam = torch.tensor(0.4, device=q.device)
-        found = kernel.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        o = kernel.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
         options |= {"norm_weight": None, "norm_eps": None, "gain": 1.0}
-        return [found], [oracles.differential(q_exact, k_exact, v_exact, lam.double(), **options)]
-    assert kind == UNROTATED
-    depth = q.shape[3]
-    t, keys = k[..., : depth // 2].contiguous(), k.shape[2]
-    frequency = 1e4 ** -(torch.arange(0, depth, 2, device=q.device) / depth)
+        want = oracles.differential(q_exact, k_exact, v_exact, lam.double(), **options)
+        return _compared([o], [want], request)
+    assert request.kind == UNROTATED
+    t, keys = k[..., : request.depth // 2].contiguous(), k.shape[2]
+    frequency = 1e4 ** -(torch.arange(0, request.depth, 2, device=q.device) / request.depth)
     rotation = Rotation(torch.arange(90, 90 + keys, device=q.device)[None], frequency)
     o, lse = kernel.forward(q, t, v, scale=scale, visibility=visibility, rotation=rotation)
     o, _ = sinks.join(o, lse, sink)
     k_tilde = coca_keys(t.double(), rotation.table(), "exact")
-    return [o], [oracles.attend(q_exact, k_tilde, v_exact, **options)]
+    return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
 
 
-def _off(
-    names: tuple[str, ...], found: list[Tensor], expected: list[Tensor], dtype: torch.dtype
+def _differential(run: Callable[..., Tensor], request: Request, device: torch.device) -> str | None:
+    inputs, grad, visibility = _drawn(request, device)
+    grad = grad.reshape(2, -1, grad.shape[2], 2 * request.width)
+    inputs += [torch.tensor(x, device=device) for x in (0.3, [0.5] * inputs[0].shape[1])]
+    scale = request.depth**-0.5
+    plain: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0, "scale": scale}
+    plain |= visibility._asdict()
+    with torch.enable_grad():
+        inputs = [x.requires_grad_() for x in inputs]
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        o = run(*inputs[:4], sink=inputs[4], scale=scale, visibility=visibility)
+        want = oracles.differential(*exact[:4], sink=exact[4], **plain)
+    found = [o, *torch.autograd.grad(o, inputs, grad)]
+    expected = [want, *torch.autograd.grad(want, exact, grad.double())]
+    # Sums of much that cancels are held to the size of what they sum.
+    return _compared(found, expected, request, float(grad.double().norm()) / 10)
+
+
+def _compared(
+    found: list[Tensor], expected: list[Tensor], request: Request, least: float = 1e-30
 ) -> str | None:
-    """The first of them that is not what is expected, and by how much."""
-    for name, a, b in zip(names, found, expected, strict=True):
-        error = float((a.double() - b).norm() / b.norm().clamp_min(1e-30))
-        if not error < BOUND[dtype]:
+    for name, a, b in zip(_NAMES, found, expected, strict=False):
+        a, b = a.detach().double(), b.detach()
+        error = float((a - b).norm() / b.norm().clamp_min(least))
+        if not error < BOUND[request.dtype]:
             return f"{name} is off by {error:.1e} of its size in a test on this device"
     return None
 

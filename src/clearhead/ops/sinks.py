@@ -38,9 +38,12 @@ def gradients(
 
     o and lse: with the sink. Without a value the first is −p · rowsum(dO ∘ o), the second None.
     """
-    grad, o_BHTV = grad.to(lse_BHT.dtype), o_BHTV.to(lse_BHT.dtype)
     p_BHT = torch.exp(by_row(sink, lse_BHT) - lse_BHT)
-    apart = -o_BHTV if value_BHTV is None else value_BHTV - o_BHTV
-    gradient_BHT = p_BHT * (grad * apart).sum(-1)
+    # In the dtype of the sum, without copies of half-precision tensors: two passes, not five.
+    zero = lse_BHT.new_zeros(1)
+    product = torch.addcmul(zero, grad, o_BHTV, value=-1)
+    if value_BHTV is not None:
+        product = product.addcmul_(grad, value_BHTV)
+    gradient_BHT = p_BHT * product.sum(-1)
     dsink = (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
     return dsink, None if value_BHTV is None else (p_BHT[..., None] * grad).to(value_BHTV.dtype)

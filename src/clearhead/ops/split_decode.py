@@ -43,6 +43,8 @@ def refuses(request: Request) -> str | None:
         return "T = 1 without documents and windows only"
     if request.dtype not in (*HALF, torch.float32):
         return "float32, bfloat16 and float16 only"
+    if request.dtype == torch.bfloat16 and (request.capability or (8, 0)) < (8, 0):
+        return "bfloat16 on Ampere or newer"
     if request.depth not in WIDTHS or request.width not in WIDTHS:
         return f"heads {', '.join(map(str, WIDTHS))} wide only"
     if request.learning and request.kind != PLAIN:

@@ -211,3 +211,4 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimiz
     "soap": _soap,
     "lion": _lion,
 }
+"""Optimizers by name: functions of the model and its settings."""

@@ -7,3 +7,4 @@ READERS = {
     "rotation_share": ("orthoadam",),
     "adamw_patterns": ("muon", "orthoadam", "soap"),
 }
+"""Optimizers that read a setting, by setting; a setting not listed is read by all."""

@@ -6,6 +6,7 @@ from typing import Protocol
 from clearhead.errors import choose
 
 SCHEDULES = ("cosine", "linear", "constant", "triangle")
+"""Courses of the learning rate, after warmup."""
 
 
 class Plan(Protocol):

@@ -93,7 +93,8 @@ def measure(
             implementation are left as they were.
         windows: int64 [T] each, text from position 0 on, all of one length.
         batch_size: windows run together; it changes speed and memory, not the results.
-        attention, hidden: as in `observe`.
+        attention: statistics of queries and keys.
+        hidden: statistics of hidden states.
 
     Returns:
         Payloads of "measure" records, each with "metric", "value" and its dimensions.

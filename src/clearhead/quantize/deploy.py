@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
-from clearhead.models.loading import pretrained
+from clearhead.models.loading import pretrained, without_bars
 from clearhead.quantize.linear import linear_layers
 from clearhead.records.files import publish_folder, require_new
 
@@ -136,14 +136,14 @@ def deploy(
         )
     except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
         raise ClearheadError(f"torchao cannot make {kind} of {source}: {error}") from error
-    with publish_folder(output) as folder:
+    with publish_folder(output) as folder, without_bars():
         made.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         _only_safetensors(folder)
     del made
     peer.to(torch.bfloat16)
     model = pretrained(AutoModelForCausalLM, output, **load)
-    with tempfile.TemporaryDirectory() as folder_name:
+    with tempfile.TemporaryDirectory() as folder_name, without_bars():
         peer.save_pretrained(folder_name)
         peer_bytes = _size(Path(folder_name))
     return Deployed(

@@ -28,6 +28,7 @@ from clearhead.records.runs import (
     Records,
     Run,
 )
+from clearhead.records.shapes import check_line
 
 PAYLOADS = ("curve", "channel", "note", "advice")
 KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
@@ -118,6 +119,7 @@ class _Reader:
     def add(self, line: Line) -> None:
         """Add a line."""
         kind = choose("kind", str(line["kind"]), (*KINDS, *_OLD))
+        check_line(line)
         name = str(line["run"])
         if kind in _HEADERS:
             self.runs[name] = _run(name, line, self.runs.get(name))
@@ -133,10 +135,6 @@ class _Reader:
             _take(run, line)
 
     def _close(self, run: Run, line: Line) -> None:
-        if not all(isinstance(line[key], dict) for key in ("at", "options", "made")):
-            raise ValueError("at, options and made of a cell are objects")
-        if not isinstance(line["task"], str):
-            raise ValueError("a cell has a task")
         if "result" in line:
             lines = list(_of_old_cell(line))
         else:

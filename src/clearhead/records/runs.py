@@ -14,6 +14,7 @@ BASELINE = "transformer"
 # precision. The line's other keys are details, which identify nothing.
 DIMENSIONS = (
     *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
+    *("vertices", "hops", "operations"),
     *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
     *("split", "map", "layer", "head", "tokens", "step"),
 )

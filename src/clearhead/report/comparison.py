@@ -4,11 +4,22 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from clearhead.records.runs import Records
-from clearhead.report import evaluation, figures, heatmaps, made, milestones, narrative, style
+from clearhead.report import (
+    evaluation,
+    figures,
+    heatmaps,
+    made,
+    milestones,
+    narrative,
+    quantization,
+    style,
+)
 from clearhead.report.charts import Looks
+from clearhead.report.costs import add_costs
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
+from clearhead.report.speedup import speedup_section
 from clearhead.report.verdicts import CAPTION
 
 Columns = Iterator[tuple[Heading, Quantity]]
@@ -18,9 +29,11 @@ _FIRST_TOKEN = "First token’s attention"
 def page(records: Records, title: str = "") -> Page:
     """The page of trained or evaluated models, with the sections that the records can fill."""
     trained = not narrative.only_evaluated(records)
+    speedup = speedup_section(records)
 
     def judge(threshold: float) -> list[str]:
-        said = [narrative.lead(records, threshold)]
+        said = [] if speedup is None else [speedup.answer]
+        said += [narrative.lead(records, threshold)]
         said += [narrative.cost(records, threshold)] if trained else [evaluation.verdict(records)]
         return [sentence for sentence in said if sentence]
 
@@ -33,10 +46,12 @@ def page(records: Records, title: str = "") -> Page:
     )
     looks = built.looks
     sections = (
+        speedup,
         _comparison(records) if trained else None,
         _training(records, looks),
         _lengths(records, looks),
         *evaluation.sections(records, looks),
+        _few_bits(records),
         _internals(records),
         _equal_loss(records, looks),
         _attention(records),
@@ -123,6 +138,15 @@ def _outside(records: Records) -> Columns:
         Heading(group=group, title="peak memory", note="MiB"),
         Quantity(read=at("peak_memory_bytes"), scale=2.0**-20, one_device=True),
     )
+
+
+def _few_bits(records: Records) -> Section | None:
+    for run in records.runs:
+        add_costs(run)
+    if not quantization.schemes(records):
+        return None
+    costs = tables(records, quantization.results)
+    return section("bits", "What few bits cost", "", quantization.CAPTION, costs)
 
 
 def _classification(records: Records) -> Columns:

@@ -20,6 +20,8 @@ from clearhead.report.statistics import summarize
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
+CHANCE = "chance"
+SOLVED = 0.9  # accuracy
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
     "means over depths and seeds, the best model’s in bold. Under a number stands its difference "
@@ -96,8 +98,16 @@ def table(
         return (replace(shown, best=_mean(mine) == bests.get((row.setting, length))),)
 
     alone = len(records.arms()) == 1 and by_depth
+    chances = grid(records, task, CHANCE, by_depth=by_depth) if metric == "accuracy" else {}
     rows = [
-        (Heading(title=row.setting if alone else row.name, arm=None if alone else row.arm), row)
+        (
+            Heading(
+                title=row.setting if alone else row.name,
+                note=_chance(chances.get(row, {})),
+                arm=None if alone else row.arm,
+            ),
+            row,
+        )
         for row in cells
     ]
     columns = [(Heading(title=f"{length:,}" if length else ""), length) for length in lengths]
@@ -137,7 +147,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer=best(records, task),
+            answer=solved(records, task) or best(records, task),
             caption=CAPTION,
             blocks=tuple(blocks),
         )
@@ -198,6 +208,35 @@ def best(records: Records, task: str) -> str:
     return (
         f"{'Lowest' if extreme is min else 'Highest'} mean {metric.replace('_', ' ')}{of}: {said}."
     )
+
+
+def _chance(by_length: Mapping[int, dict[int, list[Measure]]]) -> str:
+    """The accuracy of a guess, where it was recorded; the same for every model."""
+    known = [_mean(by_seed) for by_seed in by_length.values() if by_seed]
+    return f"chance {style.percent(fmean(known))}" if known else ""
+
+
+def solved(records: Records, task: str) -> str:
+    """The sizes, in parameters, at which the baseline solves a task, over several sets of records;
+    "" for one set, or a task whose chance is not known."""
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for label in records.labels():
+        labelled = records.labelled(label)
+        arm = labelled.arms()[0]
+        known = grid(labelled, task, CHANCE)
+        sizes = [run.header.get("parameters") for run in labelled.of(arm)]
+        for row, by_length in grid(labelled, task, "accuracy").items():
+            if row.arm == arm and row in known and None not in sizes:
+                right = [_mean(by_seed) for by_seed in by_length.values() if by_seed]
+                place = (float(sizes[0] or 0), bool(right) and min(right) >= SOLVED)
+                found.setdefault(row.name, []).append(place)
+    if len(records.labels()) < 2 or not found:
+        return ""
+    words = []
+    for name, places in found.items():
+        first = min((size for size, done in places if done), default=None)
+        words.append(f"{name} {f'from {style.count(first)} parameters' if first else 'at no size'}")
+    return f"Solved ({style.percent(SOLVED)} right): {narrative.enumerate_words(words)}."
 
 
 def _at(lengths: list[int]) -> str:

@@ -98,7 +98,9 @@ def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
     pairs = {run.seed: (run, others[run.seed]) for run in records.of(arm) if run.seed in others}
     losses = {}
     for seed, pair in pairs.items():
-        lowest = [min((loss for _, loss in _steps(run, "loss", {})), default=None) for run in pair]
+        lowest = [
+            min((loss for _, loss in steps_of(run, "loss", {})), default=None) for run in pair
+        ]
         if None not in lowest:
             losses[seed] = max(value for value in lowest if value is not None)
     if not losses:
@@ -137,7 +139,7 @@ def _found(values: dict[int, float]) -> Found:
     return {seed: [Measure(metric="", value=value)] for seed, value in values.items()}
 
 
-def _steps(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int, float]]:
+def steps_of(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int, float]]:
     """(step, value) of what was measured on the way."""
     return sorted(
         (int(one.dimensions["step"]), one.value)
@@ -148,10 +150,10 @@ def _steps(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[int,
 
 def _curve(run: Run, milestone: Milestone, dimensions: dict[str, Any]) -> list[tuple[float, float]]:
     """(loss, value) in the order of steps."""
-    losses = dict(_steps(run, "loss", {}))
+    losses = dict(steps_of(run, "loss", {}))
     return [
         (losses[step], value * milestone.scale)
-        for step, value in _steps(run, milestone.metric, dimensions)
+        for step, value in steps_of(run, milestone.metric, dimensions)
         if step in losses
     ]
 
@@ -162,8 +164,8 @@ def _mean_curve(
     """Mean loss and value at each step that every seed was measured at."""
     by_step = []
     for run in runs:
-        losses = dict(_steps(run, "loss", {}))
-        values = _steps(run, milestone.metric, dimensions)
+        losses = dict(steps_of(run, "loss", {}))
+        values = steps_of(run, milestone.metric, dimensions)
         by_step.append({step: (losses[step], value) for step, value in values if step in losses})
     shared = set.intersection(*map(set, by_step)) if by_step else set[int]()
     points: list[Point] = []

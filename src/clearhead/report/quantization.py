@@ -23,6 +23,11 @@ from clearhead.report.pivots import (
 )
 
 CLOSE = 0.01  # of full precision's perplexity
+CAPTION = (
+    "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over the "
+    "windows read, where records have them. A cost below zero, or with zero in its interval, is "
+    "noise."
+)
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
 KINDS = {
@@ -65,11 +70,7 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
-    caption = (
-        "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over "
-        "the windows read, where records have them. A cost below zero, or with zero in its "
-        "interval, is noise."
-    )
+    caption = CAPTION
     if any(run.measure("accuracy") is not None for run in records.runs):
         caption += (
             " Accuracy is the share of multiple-choice questions answered right, by the "
@@ -136,8 +137,9 @@ def families(records: Records) -> dict[str, dict[int, str]]:
     for run in records.runs:
         for one in run.select("perplexity"):
             family, bits = one.details.get("family"), one.details.get("bits")
-            if family and bits:
-                found.setdefault(family, {})[int(bits)] = one.dimensions["scheme"]
+            scheme = one.dimensions.get("scheme")
+            if family and bits and scheme:
+                found.setdefault(family, {})[bits] = scheme
                 measured |= {family} if one.value is not None else set()
     return {
         family: dict(sorted(bits.items(), reverse=True))
@@ -300,7 +302,9 @@ def remarks_on(run: Run) -> list[str]:
 def _questions(run: Run) -> str:
     """Questions asked, and the accuracy of guessing."""
     asked, file = run.header.get("questions") or 0, run.header.get("choices")
-    return f"{asked:,} questions of {file}, chance {style.percent(run.header['chance'])}"
+    chance = run.header.get("chance")
+    by_guessing = "" if chance is None else f", chance {style.percent(chance)}"
+    return f"{asked:,} questions of {file}{by_guessing}"
 
 
 def _curves(records: Records, looks: Looks) -> Section | None:

@@ -104,10 +104,24 @@ EXPERIMENTS = {
             UNPUBLISHED,
         ),
         Experiment(
+            "ladder",
+            "ours",
+            "At which size are puzzles of several steps solved, and which mechanisms help?",
+            "puzzles.ladder",
+            UNPUBLISHED,
+        ),
+        Experiment(
             "together",
             "ours",
             "Do the repairs add up?",
             "together.together",
+            UNPUBLISHED,
+        ),
+        Experiment(
+            "retrofit",
+            "ours",
+            "Which repair of a trained model makes few bits cheap, and does it take a repair?",
+            "retrofit.retrofit",
             UNPUBLISHED,
         ),
     )

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
+from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of, found
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds, threshold_of
@@ -85,6 +86,8 @@ class Contrast:
             if run.sequence_length is None:
                 return []
             at["length"] = round(self.times * run.sequence_length)
+        if self.metric == "added_perplexity":
+            add_costs(run)
         # A step is one of training: milestones are not the final number.
         return [one for one in run.select(self.metric, **at) if "step" not in one.dimensions]
 

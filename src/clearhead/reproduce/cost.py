@@ -44,12 +44,15 @@ def cost(trials: Sequence[Trial]) -> Cost:
     for trial in trials:
         config, sweep = trial.config, trial.sweep()
         parameters = sizes.get(config.label)
-        if parameters is None:  # arms of a table match in parameters, or have fewer
+        if (
+            parameters is None and (parameters := trial.table.parameters) is None
+        ):  # arms of a table match in parameters, or have fewer
             shape = {key: value for key, value in trial.arm.model.items() if key in config.set}
             parameters = plan(preset(trial.arm.preset, config.size, **shape)).parameters
-            sizes[config.label] = parameters
-        read = len(config.seeds) * config.train.tokens + len(sweep) * trial.table.sweep_tokens
-        runs += len(config.seeds) + len(sweep)
+        sizes[config.label] = parameters
+        trained = len(config.seeds) if trial.rates else 0
+        read = trained * config.train.tokens + len(sweep) * trial.table.sweep_tokens
+        runs += trained + len(sweep)
         tokens += read
         flops += 6.0 * parameters * read
     return Cost(runs=runs, tokens=tokens, flops=flops)

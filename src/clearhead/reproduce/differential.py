@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import AllocationOptions, NeedlesOptions
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
@@ -79,7 +79,9 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
         ),
         allocation=AllocationOptions(depths=(0.0, 0.5, 1.0), filler="sentences"),
     )
-    return {"retrieval": asked}
+    schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
+    bits = QuantizeConfig(models=(TRAINED,), scheme=schemes, length=LENGTHS[scale], tokens=16_384)
+    return {"retrieval": asked, "bits": bits}
 
 
 def _table(scale: str, label: str, questions: Mapping[str, Question]) -> Table:

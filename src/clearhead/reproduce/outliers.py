@@ -1,4 +1,4 @@
-"""Sinks and outlier activations, and what removes them: arXiv 2410.17174, table 2.
+"""Sinks and outlier activations, and what removes them: arXiv 2410.17174, tables 2 and 3.
 
 `paper` is the recipe of 130M (`recipes`). All arms have one rate there, as in the paper.
 """
@@ -9,12 +9,14 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 PLAIN = {"norm": "rmsnorm-single", "bias": False}
 MEASURED: dict[str, Any] = {"label": "outliers", "lengths": (1, 4), "measure_every": 0.1}
+SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel")
 C4 = ("hf:allenai/c4:en",)
 
 
@@ -23,9 +25,16 @@ def outliers(scale: str) -> Iterator[Trial]:
 
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
 
-    `clearhead compare` measures the first token's attention, kurtosis and largest activations.
+    `clearhead compare` measures the first token's attention, kurtosis and largest activations,
+    `clearhead quantize` the cost of few bits (table 3).
     """
     table, rates = {"tiny": _tiny, "small": _small, "paper": _paper}[scale]()
+    text = DataConfig(data=table.config.data.data, limit=table.config.data.limit)
+    length = table.config.train.sequence_length
+    bits = QuantizeConfig(
+        models=(TRAINED,), scheme=SCHEMES, length=length, tokens=32_768, data=text
+    )
+    table = replace(table, questions={"bits": bits})
     (baseline,) = table.config.presets
     for interventions in (
         {},

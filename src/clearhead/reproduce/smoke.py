@@ -5,9 +5,10 @@ from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.sweep_configs import EvaluateSettings
-from clearhead.models import preset
-from clearhead.reproduce.trials import Question, Trial
+from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.models import BASELINE, preset
+from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
 STEPS, WINDOWS, HEAD = 4, 2, 8
 TEXT = "python-stdlib"
@@ -24,10 +25,14 @@ FEW: dict[str, Any] = {
 
 
 def smoke(trial: Trial) -> Trial:
-    """The trial with one seed, one rate, four steps and two narrow layers, on text at hand."""
+    """The trial with one seed, one rate, four steps and two narrow layers, on text at hand.
+
+    Where it starts from a trained model, the baseline of this size is trained for it first.
+    """
     config, arm = trial.config, trial.arm
-    heads = preset(arm.preset, config.size, **arm.model).num_attention_heads
-    shape = {"hidden_size": HEAD * heads, "num_hidden_layers": 2}
+    model = {} if config.base else arm.model
+    heads = preset(BASELINE if config.base else arm.preset, config.size, **model)
+    shape = {"hidden_size": HEAD * heads.num_attention_heads, "num_hidden_layers": 2}
     length = config.train.sequence_length
     train = replace(
         config.train,
@@ -46,21 +51,37 @@ def smoke(trial: Trial) -> Trial:
     }
     config = replace(
         config,
-        set={**kept, **shape},
+        set=kept if config.base else {**kept, **shape},
         seeds=(0,),
         lengths=config.lengths[:2],
         evaluation_tokens=WINDOWS * length,
         measure_every=0,
         train=train,
-        data=replace(_text(config.data), vocabulary=512),
+        data=_text(config.data),
     )
+    own = replace(config.data, vocabulary=512)  # of a model that begins anew
+    base = None
+    if config.base:
+        first = replace(
+            config,
+            presets=(BASELINE,),
+            base=None,
+            set=shape,
+            vary={},
+            train=replace(config.train, only=(), freeze=(), lora=0),
+            data=own,
+            label="base",
+        )
+        base = Trial(table=Table(config=first), rates=(1e-3,))
+    else:
+        config = replace(config, data=own)
     questions = {
         name: _little(question, length)
         for name, question in trial.table.questions.items()
-        if isinstance(question, EvaluateSettings)
+        if not isinstance(question, FinetuneJob)
     }
-    table = replace(trial.table, config=config, questions=questions)
-    return replace(trial, table=table, rates=trial.rates[:1])
+    table = replace(trial.table, config=config, questions=questions, parameters=None)
+    return replace(trial, table=table, rates=trial.rates[:1], base=base)
 
 
 def _text(data: DataConfig) -> DataConfig:
@@ -69,7 +90,12 @@ def _text(data: DataConfig) -> DataConfig:
     return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
 
 
-def _little(question: EvaluateSettings, length: int) -> Question:
+def _little(question: Measurement, length: int) -> Question:
+    text = _text(question.data)
+    if isinstance(question, DiagnoseConfig):
+        return replace(question, length=length, windows=WINDOWS, data=text)
+    if isinstance(question, QuantizeConfig):
+        return replace(question, length=length, tokens=WINDOWS * length, data=text)
     changes: dict[str, Any] = {
         name: replace(options, **{key: FEW[key] for key in FEW if hasattr(options, key)})
         for name in question.tasks
@@ -79,9 +105,9 @@ def _little(question: EvaluateSettings, length: int) -> Question:
     return replace(
         question,
         **changes,
-        lengths=(length, 2 * length),
-        tokens=2 * length,
-        factors=question.factors[:1],
+        lengths=question.lengths[:1] + question.lengths[1:][-1:],
+        tokens=2 * max(question.lengths, default=question.tokens),
+        factors=question.factors[1:2] or question.factors,  # of all the one that claims name
         split="validation",
-        data=_text(question.data),
+        data=text,
     )

@@ -1,22 +1,28 @@
-"""The stages of an experiment: sweeps of rates, runs of all seeds at the best, evaluations."""
+"""The stages of an experiment: models to start from, sweeps of rates, runs of all seeds at the
+best, evaluations."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.compare import SEAL
 from clearhead.experiments.configs import RECORDS
+from clearhead.experiments.job_runner import Start, gpus, run
+from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
-from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import gpus, run
+from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
+
+
+def preparations(trials: Iterable[Trial]) -> list[Job]:
+    """What makes the models to start from, each once."""
+    return [*{job.name: job for one in trials for job in one.preparations()}.values()]
 
 
 def sweeps(trials: Iterable[Trial]) -> list[Job]:
@@ -42,16 +48,17 @@ def settled(output: Path) -> dict[str, float]:
     return {key: float(rate) for key, rate in chosen.items()}
 
 
-def runs(trials: Sequence[Trial], rates: dict[str, float]) -> dict[Job, list[Job]]:
-    """{training: its evaluations}, of every arm whose rate is known, with every seed; one seed of
-    all arms comes before the next."""
+def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:
+    """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
+    trained, with every seed; one seed of all arms comes before the next."""
     seeds = sorted({seed for one in trials for seed in one.config.seeds})
-    return {
-        one.training(rates[one.key], seed): [*one.evaluations(seed)]
+    return [
+        job
         for seed in seeds
         for one in trials
-        if seed in one.config.seeds and one.key in rates
-    }
+        if seed in one.config.seeds and (one.key in rates or not one.rates)
+        for job in one.jobs(rates.get(one.key), seed)
+    ]
 
 
 def reproduce(
@@ -59,6 +66,7 @@ def reproduce(
     output: Path,
     *,
     jobs: int,
+    start: Start,
     say: Callable[[str], None],
     work: Work | None = None,
 ) -> tuple[Path, int]:
@@ -74,14 +82,20 @@ def reproduce(
         ClearheadError: for texts that cannot be had, and where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
-    for text in {one.config.data: None for one in trials}:
+    fresh = (one.base or one for one in trials)  # a trained model reads by its own tokenizer
+    for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
     with hold_folder(output):
-        return _reproduce(trials, output, jobs, say, Work("job") if work is None else work)
+        return _reproduce(trials, output, jobs, start, say, work or Work("job"))
 
 
 def _reproduce(
-    trials: Sequence[Trial], output: Path, jobs: int, say: Callable[[str], None], work: Work
+    trials: Sequence[Trial],
+    output: Path,
+    jobs: int,
+    start: Start,
+    say: Callable[[str], None],
+    work: Work,
 ) -> tuple[Path, int]:
     failed = 0
 
@@ -89,41 +103,56 @@ def _reproduce(
         nonlocal failed
         say(f"{name}: {len(listed)} jobs")
         logs = output / "logs"
-        failed += len(run(listed, logs=logs, jobs=jobs, say=say, work=work, devices=gpus()))
+        ended = run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
+        failed += len(ended)
 
     known = settled(output)
-    swept = sweeps(one for one in trials if one.key not in known)
-    later = sum(len(one.config.seeds) * (1 + len(one.table.questions)) for one in trials)
-    work.start(len(swept) + later)
+    prepared, swept = preparations(trials), sweeps(one for one in trials if one.key not in known)
+    later = sum(
+        len(one.config.seeds) * (bool(one.rates) + len(one.table.questions)) for one in trials
+    )
+    work.start(len(prepared) + len(swept) + later)
+    if prepared:
+        stage("models to start from", prepared)
     stage("rates", swept)
     chosen = rates(trials, output)
     write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
     for one in trials:
-        if one.key not in chosen:
+        if one.rates and one.key not in chosen:
             say(f"{one.key}: left out, since its sweep gave no rate")
-    asked = runs(trials, chosen)
-    each = [job for trained, questions in asked.items() for job in (trained, *questions)]
+    each = runs(trials, chosen)
     stage("runs and evaluations", each)
-    return collect([*chain.from_iterable(asked.values()), *asked], output / RECORDS), failed
+    return collect(each, output / RECORDS), failed
 
 
 def collect(jobs: Iterable[Job], target: Path) -> Path:
-    """Join the records of jobs, each under its arm and label.
+    """Join the records of jobs, each under its arm, label and seed.
 
-    Of two headers of a run the later counts: let the training's come last, which says more.
+    The first header of a run counts, so that of a training comes before its evaluations'. Of a
+    diagnosis the numbers over all layers and heads are kept.
 
     Raises:
         ClearheadError: where there are none.
     """
-    lines = list[str]()
+    lines, headed = list[str](), set[str]()
     for job in jobs:
         if not job.records.exists():
             continue
+        run, study = f"{job.label}/{job.arm}/seed{job.seed}", COMPARISON
         for line in jsonl.read(job.records):
-            line["run"] = f"{job.label}/{line['run']}"
+            line["run"] = run
             if line["kind"] == "run":
-                line |= {"arm": job.arm, "label": job.label}
+                study = line.pop("study", COMPARISON)
+                if run in headed:
+                    continue
+                headed.add(run)
+                line = {"preset": job.arm, **line, "arm": job.arm, "label": job.label}
+                line["seed"] = job.seed
                 line.pop(SEAL, None)  # of these lines by their own names
+            elif study == DIAGNOSIS:
+                if line["kind"] != "measure" or not line.keys().isdisjoint(("layer", "head")):
+                    continue
+                del line["cell"]  # of which this is a part
             lines.append(jsonl.encode(line))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")

@@ -1,6 +1,7 @@
 """A trial: one arm of an experiment as configurations, and the jobs that they make."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,18 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
-from clearhead.experiments.sweep_configs import EvaluateSettings
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
 from clearhead.records.loading import load
-from clearhead.reproduce.jobs import Job
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
 
-Question = EvaluateSettings | FinetuneJob
+Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
+Question = Measurement | FinetuneJob
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 TRAINED = ""
 """The model of a question: the one that the trial trains."""
+TEXT = ""
+"""The text that calibrates a conversion: the first source of the training text."""
+WHOLE = 0.999
+"""The share held out of a text that is only measured on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,8 @@ class Table:
     """Tokens of a run that helps to choose a learning rate; it measures nothing while it trains."""
     questions: Mapping[str, Question] = field(default_factory=dict)
     """Evaluations of each seed's model beside compare's own measures, by file name."""
+    parameters: int | None = None
+    """Parameters of the trained model to start from, where there is one."""
 
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
@@ -53,8 +63,15 @@ class Trial:
     table: Table
     """A table whose configuration has this arm alone, with all seeds."""
     rates: tuple[float, ...]
+    """Learning rates to choose from; none where the model is measured as it is."""
     output: Path = Path()
     """Folder of the whole experiment."""
+    called: str = ""
+    """Name of the arm; that of its preset and changes where not given."""
+    base: "Trial | None" = None
+    """The trial whose first model is the one to start from, in place of the table's own."""
+    conversion: ConvertConfig | None = None
+    """The conversion of the model to start from, before it is trained."""
 
     @property
     def config(self) -> CompareConfig:
@@ -67,12 +84,60 @@ class Trial:
         return one
 
     @property
+    def name(self) -> str:
+        """The arm's name in tables."""
+        return self.called or self.arm.name
+
+    @property
     def key(self) -> str:
-        return f"{self.config.label}/{self.arm.name}"
+        return f"{self.config.label}/{self.name}"
+
+    def preparations(self) -> Iterator[Job]:
+        """The training and the conversion that make the model to start from, where there are."""
+        if (base := self._base()) is not None:
+            yield base.training(base.rates[0], base.config.seeds[0])
+        if (job := self._conversion()) is not None:
+            yield job
+
+    def _base(self) -> "Trial | None":
+        return self.base and replace(self.base, output=self.output / "base")
+
+    def _source(self) -> str | None:
+        """The trained model before any conversion; None where the arm begins anew."""
+        base = self._base()
+        return self.config.base if base is None else str(base._model(base.config.seeds[0]))
+
+    def _start(self) -> str | None:
+        """The trained model, converted where it is to be."""
+        job = self._conversion()
+        return self._source() if job is None else str(job.config.output)
+
+    @property
+    def _prepared(self) -> bool:
+        return self.base is not None or self.conversion is not None
+
+    def _conversion(self) -> Job | None:
+        conversion = self.conversion
+        if conversion is None:
+            return None
+        changes = {"rotate": conversion.rotate, "prefix": conversion.prefix}
+        words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
+        output = self.output / "models" / as_folder(" ".join(words))
+        if conversion.calibrate == TEXT:
+            conversion = replace(conversion, calibrate=self.config.data.data[0])
+        source = self._source() or ""
+        return Job(
+            name=f"models/{output.name}",
+            config=replace(conversion, model=source, output=output),
+            model=None if self.base is None else Path(source),
+            records=output / "conversion.json",
+            arm=self.name,
+            label=self.config.label,
+        )
 
     def sweep(self) -> dict[float, Job]:
         """{rate: the run that tries it}, with a seed of its own; empty where there is one rate."""
-        if len(self.rates) == 1:
+        if len(self.rates) <= 1:
             return {}
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train)
@@ -82,7 +147,10 @@ class Trial:
         }
 
     def best(self) -> float | None:
-        """The rate of the lowest validation loss; None until all are known, or if all diverged."""
+        """The rate of the lowest validation loss; None until all are known, if all diverged, or if
+        the arm is not trained."""
+        if not self.rates:
+            return None
         if len(self.rates) == 1:
             return self.rates[0]
         losses = {rate: loss(job.records) for rate, job in self.sweep().items()}
@@ -91,6 +159,12 @@ class Trial:
             return None
         return min(known, key=lambda rate: known[rate])
 
+    def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
+        """The run that counts, of an arm that is trained, and the questions to its model."""
+        if rate is not None:
+            yield self.training(rate, seed)
+        yield from self.evaluations(seed)
+
     def training(self, rate: float, seed: int) -> Job:
         """The run that counts."""
         return self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
@@ -98,46 +172,66 @@ class Trial:
     def evaluations(self, seed: int) -> Iterator[Job]:
         """The questions to the model that `training` leaves."""
         run = f"{self._place}-seed{seed}"
-        model = self.output / "runs" / run / f"{self.arm.folder}-seed{seed}" / "final"
+        model = str(self._model(seed))
+        made = bool(self.rates) or self._prepared
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
             on, asked = "", question
             if isinstance(asked, FinetuneJob):
                 on, output = f" on {name}", folder / name
-                asked = replace(asked, model=str(model), seeds=(seed,), output=output)
+                asked = replace(asked, model=model, seeds=(seed,), output=output)
                 records = asked.output / RECORDS
+            elif isinstance(asked, DiagnoseConfig):
+                asked = replace(asked, models=(model,), output=folder / name)
+                records = asked.output / DIAGNOSIS
             else:
                 records = folder / f"{name}.jsonl"
-                of = f"{self.arm.name}/seed{seed}"
-                asked = replace(asked, models=(str(model),), name=of, records=records)
+                asked = replace(asked, models=(model,), records=records)
             yield Job(
                 name=f"evaluations/{run}/{name}",
                 config=asked,
-                model=model,
+                model=Path(model) if made else None,
                 records=records,
-                arm=self.arm.name + on,
+                arm=self.name + on,
                 label=self.config.label,
+                seed=seed,
             )
+
+    def _model(self, seed: int) -> Path:
+        """The folder of the model that is measured."""
+        if not self.rates:
+            return Path(self._start() or "")
+        run = self.output / "runs" / f"{self._place}-seed{seed}"
+        return run / f"{self.arm.folder}-seed{seed}" / "final"
 
     @property
     def _place(self) -> str:
-        return f"{self.config.label.replace(' ', '-')}/{self.arm.folder}"
+        return f"{as_folder(self.config.label)}/{as_folder(self.called) or self.arm.folder}"
 
     def _run(self, name: str, config: CompareConfig, rate: float, seed: int) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
         output = self.output / name
+        start = self._start()
         return Job(
             name=name,
             config=replace(
                 config,
                 seeds=(seed,),
                 output=output,
+                base=start,
                 train=replace(config.train, learning_rate=rate),
             ),
             records=output / RECORDS,
-            arm=self.arm.name,
+            arm=self.name,
             label=config.label,
+            seed=seed,
+            model=Path(start) if self._prepared and start else None,
         )
+
+
+def as_folder(words: str) -> str:
+    """Words as a file's name."""
+    return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
 
 
 def written(rate: float) -> str:

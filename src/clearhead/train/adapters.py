@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clearhead.errors import require
+from clearhead.models.loading import without_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,6 +49,12 @@ def add(
         parameter.requires_grad_(".lora_" in name)
 
 
+def weights(model: "PreTrainedModel") -> dict[str, Tensor]:
+    """Weights that a checkpoint holds: those of the adapters alone, where there are any."""
+    held = model.state_dict()
+    return {name: held[name] for name in held if ".lora_" in name or not present(model)}
+
+
 def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
     """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
     if not present(model):
@@ -79,7 +86,8 @@ def merge(model: "PreTrainedModel", folder: Path | None = None) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if folder is not None:
-        model.save_pretrained(folder)
+        with without_bars():
+            model.save_pretrained(folder)
     layers: dict[str, Any] = dict(model.named_modules())
     for name, layer in layers.items():
         if isinstance(layer, BaseTunerLayer):

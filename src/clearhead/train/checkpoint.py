@@ -26,6 +26,7 @@ from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train import adapters, optimizer_state, sharded_checkpoint
 from clearhead.train.parallel import is_sharded, plain_class
+from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -58,40 +59,59 @@ def save(
     optimizer: torch.optim.Optimizer,
     record: dict[str, Any],
     keep: int,
-    world: World = ALONE,
-) -> Path:
-    """Publish the checkpoint of step `record["step"]`, then delete all but the `keep` newest.
+    saver: Saver,
+    last: bool,
+) -> None:
+    """Have `saver` publish the checkpoint of step `record["step"]`, then delete all but the `keep`
+    newest.
+
+    It is written beside the training, of a copy of the state in host memory, unless it is the
+    `last`, with nothing to go on beside it, or there is no room for a copy.
 
     Raises:
-        ClearheadError: where it cannot be written, on a full disk for one; those before it are
-            as they were.
+        ClearheadError: where it cannot be written, on a full disk for one, here or from the saver;
+            those before it are as they were.
     """
+    world = saver.world
     target = output / FOLDER / f"step-{record['step']:08d}"
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
     advice = f"{safe}; make room and resume"
+    sharded = world.size > 1 or is_sharded(model)
     with ExitStack() as stack:
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
         tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
-        if world.size > 1 or is_sharded(model):
-            sharded_checkpoint.write(folder, model, tensors, world, advice)
+        random = sharded_checkpoint.random_state(model.device)
+        if sharded:
+            weights = dict(sharded_checkpoint.named_weights(model))
+            random = {f"{name}/{world.rank}": tensor for name, tensor in random.items()}
+        else:
+            weights = adapters.weights(model)
+            tensors |= adapters.buffers(model)
+        beside = not last and saver.has_room_for((*weights.values(), *tensors.values()))
+        if beside:
+            weights, tensors = saver.copies(weights), saver.copies(tensors)
+        publishing = stack.pop_all()
 
-        def finish() -> None:
-            if world.size > 1 or is_sharded(model):
-                sharded_checkpoint.save_config(model, tokenizer, folder)
-            else:
-                save_pretrained(model, tokenizer, folder)
-                beside = adapters.buffers(model) | sharded_checkpoint.random_state(model.device)
-                save_file(tensors | beside, folder / OPTIMIZER_FILE)
-            manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
-            stack.close()
-            for old in folders(output)[:-keep]:
-                if old.is_dir() and not old.is_symlink():
-                    shutil.rmtree(old)
+    def write() -> Path:
+        with publishing:
+            if sharded:
+                state = weights | tensors | random
+                sharded_checkpoint.write(folder, state, world, advice)
+            if world.first:
+                if sharded:
+                    sharded_checkpoint.save_config(model, tokenizer, folder)
+                else:
+                    save_pretrained(model, tokenizer, folder, weights)
+                    save_file(tensors | random, folder / OPTIMIZER_FILE)
+                manifest.seal(folder, {**record, "optimizer": outline}, name=TRAINER_FILE)
+        for old in folders(output)[:-keep] if world.first else ():
+            if old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
+        return target
 
-        world.by_first(finish)
-    return target
+    saver.start(write, beside=beside)
 
 
 def export(

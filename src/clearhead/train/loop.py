@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,9 @@ from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
+from clearhead.train.prefetch import MicroBatches, Prefetcher
 from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.saver import Saver
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World
 
@@ -110,11 +112,12 @@ def _train(
         optimizer = build_optimizer(model, config)  # refuses before anything is written
     with ExitStack() as stack:
         locks = list[Lock]()  # of the first process
+        restarted = joined.restarted()
 
         def opened() -> tuple[dict[str, Any] | None, Path | None]:
             """The record and folder of the checkpoint to go on from, in a folder that is held."""
             locks.append(stack.enter_context(hold_folder(output)))
-            if resume or (world.restarted() and run_dir.holds_run(output)):
+            if resume or (restarted and run_dir.holds_run(output)):
                 origin = {key: record[key] for key in ORIGIN if key in record}
                 saved = run_dir.reopen(output, record, origin, config.steps)
                 return saved, None if saved is None else checkpoint.newest(output)
@@ -141,7 +144,14 @@ def _train(
             first_step=progress.step,
             record=record,
         )
+
+        def prepare(step: int) -> MicroBatches:
+            numbers = range(config.starts[step], config.starts[step + 1])
+            return model_spread.micro_batches(batches, numbers)
+
+        steps = range(progress.step, config.steps)
         loop = _Loop(
+            prefetcher=stack.enter_context(Prefetcher(prepare, steps, model.device)),
             run=run,
             locks=locks,
             spread=model_spread,
@@ -159,7 +169,7 @@ def _train(
             callback.start(run)
         stack.enter_context(compiled(model, config.compile))
         stop = stack.enter_context(StopSignals())
-        with joined.watched(config.timeout) as alive:
+        with joined.watched(config.timeout) as alive, loop.saver:
             result = loop.run_steps(stop, alive)
         for callback in loop.callbacks:
             callback.end(result)
@@ -192,6 +202,7 @@ class _Progress:
 class _Loop:
     """The steps of one process's part of a run."""
 
+    prefetcher: Prefetcher
     run: Run
     locks: Sequence[Lock]
     spread: Spread
@@ -208,6 +219,7 @@ class _Loop:
         self.world = self.spread.world
         self.precision = precision.resolve(self.config.precision, self.model.device)
         self.saved_step = self.progress.step
+        self.saver = Saver(self.world)
         self.memory = PeakMemory(self.model.device)
         # Parts of a model that change with training beside its weights; buffers hold what they are.
         self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
@@ -216,7 +228,7 @@ class _Loop:
         """Do the steps that remain, or those until any process has a signal; save; sum up."""
         config, progress = self.config, self.progress
         stopped = None
-        before = _Mark(progress.step, progress.seconds)
+        before = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
         logged = before
         self.model.train()
         while progress.step < config.steps:
@@ -229,14 +241,17 @@ class _Loop:
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
-                logged = _Mark(progress.step, progress.seconds)
+                logged = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
+            self.tell_published()
             if config.save_every and progress.step % config.save_every == 0:
-                self.save()
+                self.save(last=progress.step == config.steps)
             received = int(max(self.world.gather(stop.received or 0)))
             if received:
                 stopped = signal.Signals(received)
                 break
-        self.save()
+        self.save(last=True)
+        self.saver.finish()
+        self.tell_published()
         self.model.eval()
         finished = progress.step == config.steps
         if finished:
@@ -258,8 +273,7 @@ class _Loop:
         config, step = self.config, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
-        numbers = range(config.starts[step], config.starts[step + 1])
-        micro_batches = self.spread.micro_batches(self.batches, numbers)
+        micro_batches = self.prefetcher.take()
         self.optimizer.zero_grad(set_to_none=True)
         objective = objective_of(self.batches)
         total = accumulate(self.model, micro_batches, self.precision, objective, self.spread)
@@ -286,6 +300,7 @@ class _Loop:
         config, progress = self.config, self.progress
         pace = (progress.seconds - before.seconds) / (progress.step - before.step)
         tokens = config.tokens_before(progress.step) - config.tokens_before(logged.step)
+        seconds = progress.seconds - logged.seconds
         metrics = StepMetrics(
             step=progress.step,
             tokens=config.tokens_before(progress.step),
@@ -293,24 +308,31 @@ class _Loop:
             loss=progress.loss,
             learning_rate=learning_rate(progress.step - 1, config),
             gradient_norm=norm,
-            tokens_per_second=tokens / (progress.seconds - logged.seconds),
+            tokens_per_second=tokens / seconds,
+            batch_stall=(self.prefetcher.waited - logged.waited) / seconds,
             seconds_left=(config.steps - progress.step) * pace,
         )
         for callback in self.callbacks:
             callback.step(metrics)
 
-    def save(self) -> None:
-        """Publish a checkpoint, unless this step has one."""
+    def save(self, *, last: bool) -> None:
+        """Begin a checkpoint, unless this step has one; with the `last` no step goes on beside."""
         progress = self.progress
         if progress.step == self.saved_step:
             return
-        finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
+        self.saver.finish()
+        self.tell_published()
+        parts = (local(parameter) for parameter in self.model.parameters())
+        # An eleventh of what isfinite() takes; not a number is propagated.
+        ends = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
+        finite = all(bool(two.isfinite().all()) for two in ends)
         if not all(self.world.gather(finite)):
             raise self.diverged(progress.step, "some weights are no longer finite")
         self.world.by_first(self.check_locks)
-        path = checkpoint.save(
+        checkpoint.save(
             self.run.output,
-            world=self.world,
+            saver=self.saver,
+            last=last,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
@@ -325,8 +347,12 @@ class _Loop:
             keep=self.config.keep,
         )
         self.saved_step = progress.step
-        for callback in self.callbacks:
-            callback.checkpoint(path)
+
+    def tell_published(self) -> None:
+        """Tell the callbacks about a checkpoint that is whole now."""
+        if path := self.saver.published():
+            for callback in self.callbacks:
+                callback.checkpoint(path)
 
     def save_final(self) -> None:
         """Publish the folder that marks the run as finished."""
@@ -343,6 +369,8 @@ class _Loop:
 
     def diverged(self, step: int, what: str) -> DivergedError:
         """The error of a run that left the finite numbers at `step`, counted from 1."""
+        with suppress(ClearheadError):  # a full disk is not what stopped the run
+            self.saver.finish()
         last = checkpoint.newest(self.run.output)
         finite = "no step before it was finite"
         if math.isfinite(self.progress.loss):
@@ -359,7 +387,8 @@ class _Loop:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A step and the time it was reached."""
+    """A step, the time it was reached, and how much of it was waiting for batches."""
 
     step: int
     seconds: float
+    waited: float

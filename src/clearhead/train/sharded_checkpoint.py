@@ -40,23 +40,15 @@ def is_sharded_folder(folder: Path) -> bool:
     return any(folder.glob(FILES))
 
 
-def write(
-    folder: Path,
-    model: "PreTrainedModel",
-    optimizer_tensors: Mapping[str, torch.Tensor],
-    world: World,
-    advice: str,
-) -> None:
+def write(folder: Path, state: dict[str, Any], world: World, advice: str) -> None:
     """Write weights, optimizer state and random state; every process writes its part.
 
     Raises:
         ClearheadError: in all processes, where one of them cannot write.
     """
-    random = {f"{name}/{world.rank}": tensor for name, tensor in random_state(model.device).items()}
-    state = {**dict(_weights(model)), **optimizer_tensors, **random}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        dcp.save(state, storage_writer=writer, process_group=world.control)
+        dcp.save(state, storage_writer=writer, process_group=world.writing)
     except CheckpointException as error:
         rank, failure = next(iter(error.failures.items()))
         reason = (str(failure[0]).splitlines() or [type(failure[0]).__name__])[0]
@@ -87,7 +79,7 @@ def read(
     random = dict[str, torch.Tensor]()
     own = {f"{name}/{world.rank}": name for name in random_state(model.device)}
     if is_sharded_folder(folder):
-        state |= _weights(model)
+        state |= named_weights(model)
         if record["processes"] == world.size:  # else dropout starts anew
             found = random_state(model.device)
             random = {key: found[name] for key, name in own.items()}
@@ -114,7 +106,7 @@ def load_whole(folder: Path) -> "PreTrainedModel":
     name = str(folder)
     with explained(name):
         model = auto_class(kind_of(name)).from_config(load_config(name), dtype=torch.float32)
-    _load(dict(_weights(model)), folder, ALONE)
+    _load(dict(named_weights(model)), folder, ALONE)
     return model.eval()
 
 
@@ -157,7 +149,7 @@ def set_random_state(tensors: Mapping[str, torch.Tensor], device: torch.device) 
         torch.cuda.set_rng_state(tensors["random/cuda"].clone(), device)
 
 
-def _weights(model: "PreTrainedModel") -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers that a checkpoint holds, each once: tied ones share a tensor."""
     seen = set[int]()
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -8,7 +8,9 @@ import contextlib
 import faulthandler
 import os
 import re
+import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ class World:
     size: int = 1
     control: Any = None
     """The gloo group of decisions."""
+    writing: Any = None
+    """The gloo group of the threads that write checkpoints."""
     store: Any = None
     """Keys and values of the rendezvous, which outlast a broken group."""
 
@@ -59,6 +63,13 @@ class World:
         values = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(values, own)
         return [one.item() for one in values]
+
+    def restarted(self) -> bool:
+        """True if torchrun starts these processes again, after one of them was lost.
+
+        A machine counts only the restarts for which its own processes were the cause.
+        """
+        return any(self.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
 
     def by_first(self, call: Callable[[], T]) -> T:
         """Return in all processes what `call` returns in the first; or raise its error.
@@ -96,11 +107,15 @@ class World:
                     made = call()
                 except ClearheadError as found:
                     error = found
-            self._share_error(error)
+            self.share_error(error)
         return made
 
-    def _share_error(self, error: ClearheadError | None) -> None:
+    def share_error(self, error: ClearheadError | None) -> None:
         """Raise the first error of any process in all of them."""
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, error and str(error), group=self.control)
         failed = [rank for rank, line in enumerate(found) if line is not None]
@@ -224,8 +239,8 @@ def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
             return
         store = _start(timedelta(seconds=seconds), alone=not given)
     try:
-        group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        _worlds.append(World(dist.get_rank(), dist.get_world_size(), group, store))
+        control, writing = (dist.new_group(backend="gloo", timeout=_PATIENCE) for _ in range(2))
+        _worlds.append(World(dist.get_rank(), dist.get_world_size(), control, writing, store))
         try:
             with _worlds[-1].losses_told():
                 yield _worlds[-1]
@@ -234,11 +249,6 @@ def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
     finally:
         if started:
             dist.destroy_process_group()
-
-
-def restarted() -> bool:
-    """True if torchrun starts these processes again, after one of them was lost."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _start(limit: timedelta, *, alone: bool) -> dist.Store:
@@ -265,7 +275,10 @@ def _start(limit: timedelta, *, alone: bool) -> dist.Store:
         torch.cuda.set_device(local)
     rank, size, host, port = (os.environ[name] for name in _NAMES)
     try:
-        store, own, of = next(dist.rendezvous("env://", timeout=limit))
+        if rank != "0":
+            _reach(host, int(port), limit.total_seconds())
+        shared, own, of = next(dist.rendezvous("env://", timeout=limit))
+        store = _store_of_start(shared, own, of, limit.total_seconds())
         named = dist.PrefixStore("group", store)
         dist.init_process_group(backend, store=named, rank=own, world_size=of, timeout=limit)
     except (RuntimeError, ValueError) as error:
@@ -275,6 +288,54 @@ def _start(limit: timedelta, *, alone: bool) -> dist.Store:
             "that address"
         ) from error
     return store
+
+
+def _reach(host: str, port: int, seconds: float) -> None:
+    """Wait until the first process listens; PyTorch's own client prints its stack while it waits.
+
+    Raises:
+        RuntimeError: where it does not within `seconds`, with the system's reason.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.1, end - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end - 0.1:
+                raise RuntimeError(error.strerror or str(error)) from error
+            time.sleep(0.1)
+
+
+def _store_of_start(store: dist.Store, rank: int, size: int, seconds: float) -> dist.Store:
+    """The part of `store` that belongs to this start of the processes; waits for all of them.
+
+    torchrun keeps one store through its restarts (pytorch/pytorch#135712): a process that came
+    before its peers would connect to the addresses that the killed ones left there. The count of
+    restarts is no name for a start, since it differs between machines. So each process leaves a
+    word of its own, the first repeats them in a list, and each answers to a list with its word.
+
+    Raises:
+        RuntimeError: naming the processes that did not come within `seconds`.
+    """
+    word, end = uuid.uuid4().hex, time.monotonic() + seconds
+    store.set(f"came {rank}", word)
+    while True:
+        if rank == 0:
+            came = (f"came {one}" for one in range(1, size))
+            words = [store.get(key).decode() if store.check([key]) else "-" for key in came]
+            store.set("start", " ".join([word, *words]))
+        start = store.get("start").decode().split() if store.check(["start"]) else []
+        known = len(start) == size and start[rank] == word
+        if known:
+            store.set(f"{start[0]} {rank}", "")
+            if store.check([f"{start[0]} {one}" for one in range(size)]):
+                return dist.PrefixStore(start[0], store)
+        if time.monotonic() > end:
+            late = [n for n in range(size) if not (known and store.check([f"{start[0]} {n}"]))]
+            absent = ", ".join(map(str, late if known else [0]))
+            raise RuntimeError(f"process {absent} did not come")
+        time.sleep(0.05)
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,21 +2,36 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
+from typing import Protocol
 
 import torch
 
+from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import load
-from clearhead.reproduce.jobs import Job
 from clearhead.train.interrupt import StopSignals
 
 _POLL_SECONDS = 0.2
+
+
+class Process(Protocol):
+    """A started job, as `subprocess.Popen` has it; `returncode` is known once `poll` gave it."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Job, Path, str | None], Process]
+"""Starts a job that writes to a log and sees one GPU, where it is named."""
 
 
 class Stopped(Exception):  # noqa: N818 (a request, not a fault)
@@ -40,6 +55,7 @@ def run(
     *,
     logs: Path,
     jobs: int,
+    start: Start,
     say: Callable[[str], None],
     work: Work | None = None,
     devices: Sequence[str] = (),
@@ -47,9 +63,9 @@ def run(
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
     Jobs start in order, except that a job waits for the training that writes its model. If that
-    training leaves no model, the job is left out. Each job has its share of the CPU's threads and a
-    log of its own. A failed job is reported in a line, and the others go on. A training that
-    diverged has not failed: that is a result.
+    training leaves no model, the job is left out. Each job has a log of its own. A failed job is
+    reported in a line, and the others go on. A training that diverged has not failed: that is a
+    result.
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
@@ -77,7 +93,7 @@ def run(
                     if job.model is None or job.model.is_dir():
                         used = [one.device for one in running]
                         device = min(devices, key=used.count, default=None)
-                        running.append(_Running(job, logs, jobs, device))
+                        running.append(_Running(job, logs, start, device))
                         if device is not None:
                             say(f"{job.name}: on GPU {device}")
                         work.begin(", ".join(one.job.name for one in running))
@@ -111,7 +127,7 @@ def run(
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
     """The first job whose model no waiting or running job has still to write."""
-    writers = [one.records.parent for one in (*waiting, *running) if one.model is None]
+    writers = [one.records.parent for one in (*waiting, *running)]
     for job in waiting:
         model = job.model
         if model is None or not any(model.is_relative_to(folder) for folder in writers):
@@ -122,25 +138,11 @@ def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
 class _Running:
     """A running job."""
 
-    def __init__(self, job: Job, logs: Path, jobs: int, device: str | None) -> None:
+    def __init__(self, job: Job, logs: Path, start: Start, device: str | None) -> None:
         self.job, self.device, self.started = job, device, time.monotonic()
         self._log, self._mark = logs / f"{job.name}.log", _mark(job, logs)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        threads = str(max(1, torch.get_num_threads() // jobs))
-        seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-        with self._log.open("ab") as log, TemporaryFile("w+", encoding="utf-8") as configuration:
-            configuration.write(job.to_json())
-            configuration.seek(0)
-            self.process = subprocess.Popen(
-                job.program,
-                stdin=configuration,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": threads, **seen},
-                # A terminal's Ctrl-C is for the runner alone: a second signal would end a job
-                # before it has saved.
-                process_group=0,
-            )
+        self.process = start(job, self._log, device)
 
     def end(self) -> str:
         """Mark as finished, or else return why it failed."""
@@ -157,9 +159,9 @@ def _mark(job: Job, logs: Path) -> Path:
 
 
 def _is_finished(job: Job, logs: Path) -> bool:
-    """True if this job finished, with these settings."""
+    """True if this job finished, with these settings, and its records are there."""
     mark = _mark(job, logs)
-    return mark.exists() and mark.read_text("utf-8") == f"{job}\n"
+    return mark.exists() and mark.read_text("utf-8") == f"{job}\n" and job.records.exists()
 
 
 def _diverged(records: Path) -> bool:

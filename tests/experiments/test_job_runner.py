@@ -1,20 +1,24 @@
-"""The runner of the papers' experiments by itself, on jobs that take no time."""
+"""Jobs in processes, several at a time, that take no time."""
 
 import dataclasses
 import json
 import math
 import os
 import signal
+import subprocess
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from clearhead.experiments import job_runner as runner
 from clearhead.experiments.configs import CompareConfig
-from clearhead.report import load
-from clearhead.reproduce import runner
-from clearhead.reproduce.jobs import Job
-from clearhead.reproduce.runner import Stopped
+from clearhead.experiments.job_runner import Stopped
+from clearhead.experiments.jobs import Job
+from clearhead.report import load, page_of
+from clearhead.reproduce.claims import Contrast
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import Table
 
@@ -22,15 +26,26 @@ from clearhead.reproduce.trials import Table
 class Script(Job):
     """A job whose configuration is a line of a shell."""
 
-    @property
-    def program(self) -> tuple[str, ...]:
-        return ("sh", "-c", self.config)
-
     def to_json(self) -> str:
         return ""
 
     def __str__(self) -> str:
         return self.config
+
+
+def _shell(job: Job, log: Path, device: str | None) -> subprocess.Popen:
+    seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+    with log.open("ab") as written:
+        return subprocess.Popen(
+            ["sh", "-c", job.config],
+            stdout=written,
+            stderr=written,
+            env={**os.environ, **seen},
+            process_group=0,
+        )
+
+
+run = partial(runner.run, start=_shell)
 
 
 def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
@@ -42,17 +57,21 @@ def _scripts(tmp_path: Path, *scripts: str) -> list[Job]:
 
 def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     said: list[str] = []
-    commands = _scripts(tmp_path, "echo no room; exit 3", f"echo x >> {tmp_path}/ran", "exit 4")
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
+    ran = f"touch {tmp_path}/1.jsonl; echo %s >> {tmp_path}/ran"
+    commands = _scripts(tmp_path, "echo no room; exit 3", ran % "x", "exit 4")
+    failed = run(commands, logs=tmp_path / "logs", jobs=1, say=said.append)
     assert [command.name for command in failed] == ["one/0", "one/2"]
     assert said[0] == f"one/0: failed with 3: no room (all of it: {tmp_path}/logs/one/0.log)"
     assert said[2].startswith("one/2: failed with 4")
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
+    failed = run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert len(failed) == 2
     assert (tmp_path / "ran").read_text() == "x\n"  # the finished one ran once
-    changed = _scripts(tmp_path, "true", f"echo y >> {tmp_path}/ran", "true")
-    assert runner.run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
+    changed = _scripts(tmp_path, "true", ran % "y", "true")
+    assert run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
     assert (tmp_path / "ran").read_text() == "x\ny\n"  # but with other words it is another
+    changed[1].records.unlink()
+    assert run(changed, logs=tmp_path / "logs", jobs=1, say=said.append) == []
+    assert (tmp_path / "ran").read_text() == "x\ny\ny\n"  # or without its records
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
@@ -62,7 +81,8 @@ def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     def command(name: str, script: str, model: str = "") -> Job:
         return Script(
             name=name,
-            config=f"{script} && echo {name} >> {done}",
+            config=f"mkdir -p {tmp_path}/{name} && {script} && echo {name} >> {done} && "
+            f"touch {tmp_path}/{name}/records.jsonl",
             records=tmp_path / name / "records.jsonl",
             model=tmp_path / model if model else None,
             arm="",
@@ -78,14 +98,14 @@ def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
         command("of-c", "true", "c/final"),
     ]
     said: list[str] = []
-    failed = runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=said.append)
+    failed = run(commands, logs=tmp_path / "logs", jobs=jobs, say=said.append)
     assert [one.name for one in failed] == ["c"]
     assert sum("of-c: left out, for want of its model" in line for line in said) == 1
     assert len(said) == 6
     assert {line.split(":")[0] for line in said} == {"a", "of-a", "b", "of-b", "c", "of-c"}
     order = done.read_text().split()
     assert order == ["a", "of-a", "b", "of-b"]  # of a before b has ended, with any number of jobs
-    runner.run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
+    run(commands, logs=tmp_path / "logs", jobs=jobs, say=str)
     assert done.read_text().split() == order
 
 
@@ -104,8 +124,8 @@ def test_a_divergence_is_a_result(tmp_path):
     said: list[str] = []
     (command,) = _scripts(tmp_path, "exit 2")
     command.records.write_text(_record(diverged="at step 2"))
-    assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
-    assert runner.run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
+    assert run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
+    assert run([command], logs=tmp_path / "logs", jobs=1, say=said.append) == []
     assert len(said) == 1
 
 
@@ -147,29 +167,96 @@ def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(Stopped) as stop:
-        runner.run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
+        run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
     assert stop.value.code == 128 + number
     assert (tmp_path / "saved").read_text() == "saved\nsaved\n"
     assert said == ["stopping 2, which save first; Ctrl-C again kills them"]
     assert not [*tmp_path.glob("logs/one/*.done")]
 
 
-def test_threads_are_shared(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner.torch, "get_num_threads", lambda: 7)
-    commands = _scripts(tmp_path, "echo $OMP_NUM_THREADS")
-    runner.run(commands, logs=tmp_path / "logs", jobs=3, say=str)
-    assert (tmp_path / "logs/one/0.log").read_text() == "2\n"
-
-
 def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
     said: list[str] = []
     commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 1"] * 5)
     devices = ("0", "MIG-a")
-    runner.run(commands, logs=tmp_path / "logs", jobs=4, say=said.append, devices=devices)
+    run(commands, logs=tmp_path / "logs", jobs=4, say=said.append, devices=devices)
     seen = [(tmp_path / f"logs/one/{number}.log").read_text().strip() for number in range(5)]
     assert seen[:4] == ["0", "MIG-a", "0", "MIG-a"]  # two on each
     told = [line for line in said if "on GPU" in line]
     assert told == [f"one/{number}: on GPU {device}" for number, device in enumerate(seen)]
+
+
+def test_a_run_waits_for_the_conversion_it_starts_from_and_its_questions_for_the_run(tmp_path):
+    done = tmp_path / "done"
+
+    def command(name: str, script: str, model: str) -> Job:
+        return Script(
+            name=name,
+            config=f"{script} && echo {name} >> {done}",
+            records=tmp_path / name / "records.jsonl",
+            model=tmp_path / model if model else None,
+            arm="",
+            label="",
+        )
+
+    commands = [
+        command("question", f"test -d {tmp_path}/run/final", "run/final"),
+        command("run", f"mkdir -p {tmp_path}/run/final; sleep 0.5", "converted"),
+        command("converted", f"mkdir -p {tmp_path}/converted; sleep 0.5", ""),
+    ]
+    assert run(commands, logs=tmp_path / "logs", jobs=3, say=str) == []
+    assert done.read_text().split() == ["converted", "run", "question"]
+
+
+def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp_path):
+    train = {"sequence_length": 8}
+    head = {"kind": "run", "run": "t/seed0", "preset": "t", "seed": 0, "train": train}
+    share = {"kind": "measure", "metric": "kurtosis", "tokens": "rest"}
+    cost = {"kind": "measure", "run": "final", "metric": "perplexity", "cell": "c"}
+    closing = {"kind": "cell", "cell": "c", "task": "x", "at": {}, "options": {}, "made": {}}
+    files = {
+        "run": [head, {**share, "run": "t/seed0", "value": 9.0}],
+        "inside": [
+            {"kind": "run", "run": "final", "study": "diagnosis"},
+            {**share, "run": "final", "value": 5.0, "cell": "c"},
+            {**share, "run": "final", "value": 6.0, "cell": "c", "layer": 3},
+            {"kind": "curve", "run": "final", "x": [], "y": [], "cell": "c"},
+            {**closing, "run": "final", "lines": 3},
+        ],
+        "bits": [
+            {"kind": "run", "run": "final", "study": "quantization"},
+            {**cost, "value": 20.0, "items": [19.0, 21.0]},
+            {**cost, "value": 30.0, "scheme": "w8a8-coarse", "items": [29.0, 31.0]},
+            {**closing, "run": "final", "lines": 2},
+        ],
+    }
+    jobs = []
+    for name, lines in files.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        jobs.append(Job(name=name, config=None, records=path, arm="dense", label="r", seed=3))
+    untrained = [replace(job, arm="as it is") for job in jobs[1:]]
+    records = load(collect([*jobs, *untrained], tmp_path / "records.jsonl"))
+    assert records.arms() == ["dense", "as it is"]
+    for arm in records.arms():
+        (run,) = records.of(arm)
+        assert (run.seed, run.study, run.label) == (3, "comparison", "r")
+        assert run.value("kurtosis", tokens="rest") == 5.0  # of the question, asked on its own text
+        assert not run.select("kurtosis", layer=3)
+        assert run.value("perplexity", scheme="w8a8-coarse") == 30.0
+    assert records.of("dense")[0].sequence_length == 8  # the training's header says more
+    added = Contrast(
+        arm=("dense",),
+        than=("as it is",),
+        metric="added_perplexity",
+        claimed="lower",
+        words="",
+        at={"scheme": "w8a8-coarse"},
+    )
+    (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
+    assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
+    (outcome,) = added.judge("a", records)
+    assert outcome.arm.mean == 10.0
+    assert outcome.difference.mean == 0.0
 
 
 def test_records_are_joined_under_their_arm_and_label(tmp_path):

@@ -2,23 +2,27 @@
 
 import json
 import shlex
-import sys
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from clearhead.experiments.commands import texts, words_of
-from clearhead.experiments.configs import CompareConfig, FinetuneJob
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun, continued_recipe
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 
-# Verb → the configuration that holds its options, and the field that stands before them.
-VERBS: dict[str, tuple[type, str]] = {
-    "compare": (CompareConfig, "presets"),
-    "eval": (EvaluateConfig, "models"),
-    "finetune": (FinetuneJob, "model"),
+# Verb → the configuration that holds its options, and the fields that stand before them.
+VERBS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "compare": (CompareConfig, ("presets",)),
+    "convert": (ConvertConfig, ("model", "output")),
+    "diagnose": (DiagnoseConfig, ("models",)),
+    "eval": (EvaluateConfig, ("models",)),
+    "finetune": (FinetuneJob, ("model",)),
+    "quantize": (QuantizeConfig, ("models",)),
 }
+_RUN = "run"  # one of a comparison, which no verb makes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,17 +34,13 @@ class Job:
     config: Any
     """A configuration of one of the `VERBS`."""
     records: Path
-    """The records that it writes."""
+    """The records that it writes; of a conversion the record in its folder."""
     arm: str
     """The arm of these records, and below their label."""
     label: str
+    seed: int = 0
     model: Path | None = None
     """Folder of the model that it reads, if another job writes it."""
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The process that reads `to_json` from its standard input."""
-        return (sys.executable, "-m", "clearhead.reproduce")
 
     def to_json(self) -> str:
         return json.dumps({_verb(self.config): asdict(self.config)}, default=str)
@@ -52,21 +52,31 @@ class Job:
 def from_json(text: str) -> Any:
     """The configuration of `Job.to_json`."""
     ((verb, config),) = json.loads(text).items()
-    return _decoded(VERBS[verb][0], config)
+    return _decoded(OneRun if verb == _RUN else VERBS[verb][0], config)
 
 
 def command(config: Any) -> list[str]:
-    """The command line equivalent to `config`: its fields that differ from their defaults."""
+    """The command line equivalent to `config`: its fields that differ from their defaults.
+
+    Of a run of a comparison it is that of the whole.
+    """
+    if isinstance(config, OneRun):
+        config = config.comparison
     verb = _verb(config)
-    positional = VERBS[verb][1]
-    options = words_of(config)
-    for name in (positional, f"--{positional}"):
-        options.pop(name, None)
-    return ["clearhead", verb, *texts(getattr(config, positional)), *chain(*options.values())]
+    usual = None
+    if isinstance(config, CompareConfig) and config.base is not None:
+        usual = replace(CompareConfig(), train=continued_recipe())  # as the verb has it
+    options = words_of(config, usual)
+    before = list[str]()
+    for name in VERBS[verb][1]:
+        before += texts(getattr(config, name))
+        options = {key: words for key, words in options.items() if key.lstrip("-") != name}
+    return ["clearhead", verb, *before, *chain(*options.values())]
 
 
 def _verb(config: Any) -> str:
-    return next(verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    verbs = (verb for verb, (kind, _) in VERBS.items() if isinstance(config, kind))
+    return next(verbs, _RUN)
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -1,0 +1,152 @@
+"""Training in two processes against one; waiting for a checkpoint against writing it."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.race import Ratio
+from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.loading import best_device
+from clearhead.models.sizes import SIZES
+from clearhead.train import Callback, Run, StepMetrics, TrainConfig, train
+
+
+def saving(rounds: int) -> Iterator[Ratio]:
+    """Seconds that training waits for a checkpoint, against the seconds that the last one takes,
+    for which it waits until it is on the disk: the size `large` with their AdamW state."""
+    times = _Times()
+    with TemporaryDirectory() as folder:
+        steps = 4 * (rounds + 1)
+        _train("large", Path(folder, "run"), steps, times, rows=1, length=64, save_every=4)
+    *waits, write = times.waits()
+    yield Ratio(
+        name="saving",
+        ours="training waits",
+        peer="the write",
+        ratio=statistics.median(waits) / write,
+        bound=0.1,
+        seconds={"training waits": waits, "the write": [write], "steps": times.steps()},
+    )
+
+
+def processes(rounds: int) -> Iterator[Ratio]:
+    """Seconds a token of two processes of one thread against one, the best of all rounds; and CPU
+    seconds, which other work on the machine does not change."""
+    sides = {"one process": 1, "two processes": 2}
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, count in sides.items():
+            found[side].append(_in_processes(count))
+    for name, unit in (("processes", "seconds"), ("processes, CPU", "CPU seconds")):
+        seconds = {side: [one[unit] for one in measured] for side, measured in found.items()}
+        yield Ratio(
+            name=name,
+            ours="two processes",
+            peer="one process",
+            ratio=min(seconds["two processes"]) / min(seconds["one process"]),
+            bound=1 / 1.7,
+            seconds=seconds,
+        )
+
+
+class _Times(Callback):
+    """When each step began and ended, and the last checkpoint was published."""
+
+    def __init__(self) -> None:
+        self.began = list[tuple[float, float]]()
+        self.ended = list[tuple[float, float]]()
+        self.saved = 0.0
+
+    def start(self, run: Run) -> None:
+        self.began.clear()  # a batch is read to check it
+
+    def begin(self) -> None:
+        self.began.append((time.perf_counter(), time.process_time()))
+
+    def step(self, metrics: StepMetrics) -> None:
+        self.ended.append((time.perf_counter(), time.process_time()))
+
+    def checkpoint(self, path: Path) -> None:
+        self.saved = time.perf_counter()
+
+    def steps(self, clock: int = 0) -> list[float]:
+        """Seconds of each step by the wall's clock, or by the CPU's."""
+        pairs = zip(self.began, self.ended, strict=True)
+        return [end[clock] - start[clock] for start, end in pairs]
+
+    def waits(self) -> list[float]:
+        """From the end of every fourth step to the next; of the last until it was saved."""
+        starts = [*(start[0] for start in self.began[4::4]), self.saved]
+        return [start - end[0] for start, end in zip(starts, self.ended[3::4], strict=True)]
+
+
+class _Batches:
+    """Random tokens."""
+
+    fingerprint = "random"
+
+    def __init__(self, shape: tuple[int, int], vocabulary: int, times: _Times) -> None:
+        self.shape, self.vocabulary, self.times = shape, vocabulary, times
+
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        self.times.begin()
+        generator = torch.Generator().manual_seed(number)
+        tokens = torch.randint(self.vocabulary, self.shape, generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def _train(
+    size: str, output: Path, steps: int, times: _Times, *, rows: int, length: int, **options: Any
+) -> None:
+    """Train the baseline of a size in float32."""
+    model = ClearheadForCausalLM(preset("transformer", **SIZES[size])).to(best_device())
+    config = TrainConfig(
+        tokens=steps * rows * length,
+        sequence_length=length,
+        batch_size=rows,
+        precision="fp32",
+        log_every=1,
+        **options,
+    )
+    batches = _Batches((rows, length), SIZES[size]["vocab_size"], times)
+    train(model, batches, config, output=output, callbacks=[times])
+
+
+def _in_processes(count: int) -> dict[str, float]:
+    """Seconds a token in so many processes of one thread each."""
+    with TemporaryDirectory() as folder:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        subprocess.run(
+            [*torchrun, "--nproc-per-node", str(count), "-m", "benchmarks.scale", folder],
+            check=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+        )
+        result: dict[str, float] = json.loads(Path(folder, "result.json").read_text())
+        return result
+
+
+def _pace(folder: Path) -> None:
+    """Train a small model for a few steps as one of several processes; the first writes."""
+    times = _Times()
+    _train("small", folder / "run", 3, times, rows=4, length=256)
+    if times.ended:  # in the first process
+        tokens = 4 * 256
+        pace = {"seconds": min(times.steps()) / tokens, "CPU seconds": min(times.steps(1)) / tokens}
+        (folder / "result.json").write_text(json.dumps(pace))
+
+
+if __name__ == "__main__":
+    _pace(Path(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""Multi-hop, ordering and arithmetic puzzles (`clearhead.data.puzzles`), answered by writing.
+
+An answer counts where the words that the model writes, up to the first stop, are the puzzle's;
+Brevo's in any order that is allowed. `chance` is the mean over the puzzles of what a guess would
+get that knows the kind of the answer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+from clearhead.data.puzzles import Question, brevo, depo, mano
+from clearhead.data.seeded_choices import SeededChoices
+from clearhead.eval.options import BrevoOptions, DepoOptions, ManoOptions
+from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import Subject, check_count
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
+
+
+class _Puzzles:
+    """The protocol of all three: cells of single puzzles, each with one question."""
+
+    drawn: ClassVar[bool] = True
+    headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
+    name: ClassVar[str]
+    samples: int
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        check_count(samples=self.samples)
+        found: list[Cell] = [*self._cells()]
+        for cell in found:
+            given, question = self._puzzle(SeededChoices("any"), cell)
+            written = f"{given}{question.text} {' '.join(question.answer)}."
+            subject.check_length(len(subject.begin) + len(subject.encode(written)))
+        return found
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+        label = f"{self.name} {subject.seed} {' '.join(map(str, cell.values()))}"
+        puzzles = [
+            self._puzzle(SeededChoices(f"{label} {number}"), cell) for number in range(self.samples)
+        ]
+        prompts = [
+            Prompt((*subject.begin, *subject.encode(given)), subject.encode(question.text))
+            for given, question in puzzles
+        ]
+        answers = [subject.encode(f" {' '.join(one.answer)}.") for _, one in puzzles]
+        found = subject.reader.ask(
+            prompts, answers, new_tokens=max(map(len, answers)), advanced=advanced
+        )
+        solved = [
+            question.solved_by(subject.decode(answer.written).partition(".")[0].split())
+            for answer, (_, question) in zip(found, puzzles, strict=True)
+        ]
+        result = {
+            "accuracy": fmean(solved),
+            "accuracy_by_item": [float(one) for one in solved],
+            "chance": fmean(question.chance for _, question in puzzles),
+            "answer_loss": fmean(sum(answer.loss) for answer in found),
+            "trials": self.samples,
+        }
+        return lines_of(self.headlines, result)
+
+    def _cells(self) -> Iterator[Cell]:
+        raise NotImplementedError
+
+    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepoTask(_Puzzles, DepoOptions):
+    """Successors in a cycle, by hops."""
+
+    name: ClassVar[str] = "depo"
+
+    def _cells(self) -> Iterator[Cell]:
+        return ({"vertices": self.vertices, "hops": hops} for hops in self.hops)
+
+    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]:
+        given, (question,) = depo(draws, cell["vertices"], [cell["hops"]], evaluation=True)
+        return given, question
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrevoTask(_Puzzles, BrevoOptions):
+    """All that a vertex needs, in an order that is allowed, by vertices."""
+
+    name: ClassVar[str] = "brevo"
+
+    def _cells(self) -> Iterator[Cell]:
+        return ({"vertices": vertices} for vertices in self.vertices)
+
+    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]:
+        given, (question,) = brevo(draws, cell["vertices"], evaluation=True)
+        return given, question
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManoTask(_Puzzles, ManoOptions):
+    """Formulas modulo 23, by operations."""
+
+    name: ClassVar[str] = "mano"
+
+    def _cells(self) -> Iterator[Cell]:
+        return ({"operations": operations} for operations in self.operations)
+
+    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]:
+        return "", mano(draws, cell["operations"], evaluation=True)

@@ -1,0 +1,73 @@
+"""A conversion as a value; no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from clearhead.consent import OpensModels
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Change, Model, Source, Text
+from clearhead.ranges import Count, Length
+
+_MEASURES = ("calibrate", "sink_logit", "text", "length", "windows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(OpensModels):
+    """A conversion: a model, and the mechanisms or the format to put it on."""
+
+    model: Positional[Model]
+    """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
+    clearhead model: a folder or a hub name."""
+    output: Positional[Path]
+    """The folder of the converted model, which does not exist yet."""
+    to: tuple[Change, ...] = ()
+    """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
+    normalizer=sink". The weights stay. Without it, the model is written in the other format."""
+    prefix: Text | None = None
+    """Tokens to stand before every text, as learned keys and values (normalizer=key-value): a text
+    such as \\n, or auto, to search for one on the text of --calibrate."""
+    rotate: Literal["down"] | None = None
+    """Turn what the MLPs' down projections read by a Hadamard matrix (mlp_rotation=hadamard), and
+    their weights back: the same function, for few bits."""
+    purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
+    """Write a model for servers: of a family of transformers where one fits, or else with a
+    modelling file of its own, which they run with trust_remote_code."""
+    calibrate: Source | None = None
+    """Give learned sinks the logits at which they take what the first token takes in this text, or
+    learned keys and values those of its first tokens: a file, a folder, or another source of
+    --data.data."""
+    sink_logit: float | None = None
+    """First logit of learned sinks; −40 where not given, which no row notices; 0 is softmax-1."""
+    text: Source | None = None
+    """Text on which the distance of both models is measured; where not given, windows of
+    --calibrate that did not calibrate, or else random tokens."""
+    length: Length = 512
+    """Tokens in a window."""
+    windows: Count = 8
+    """Number of windows that calibrate, and of windows that measure."""
+
+    def __post_init__(self) -> None:
+        presets = [word for word in self.to if "=" not in word]
+        if len(presets) > 1:
+            raise ClearheadError(
+                f"--to has the presets {' and '.join(presets)}: give one, and axes"
+            )
+        given = [key for key in _MEASURES if getattr(self, key) != getattr(ConvertConfig, key)]
+        if given and not self.changes:
+            idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+            raise ClearheadError(f"{idle} would have no effect without --to, --prefix or --rotate")
+        if self.changes and self.purpose:
+            raise ClearheadError(
+                "--to and --for are two steps: convert --to first, then that --for it"
+            )
+        if self.calibrate is not None and self.sink_logit is not None:
+            raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
+
+    @property
+    def changes(self) -> bool:
+        """True if the model gets other mechanisms."""
+        return bool(self.to or self.prefix is not None or self.rotate)

@@ -1,0 +1,120 @@
+"""Repairs of a trained model, and the controls that say what a repair adds to more training.
+
+All arms start from one set of weights and read the same tokens in the same order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.data import DataConfig
+from clearhead.eval.options import PasskeyOptions
+from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
+from clearhead.reproduce.long_context import BOOKS
+from clearhead.reproduce.trials import TEXT, TRAINED, WHOLE, Question, Table, Trial
+from clearhead.train import TrainConfig
+
+MODEL, PARAMETERS = "HuggingFaceTB/SmolLM2-135M", 134_515_008
+RATES = {"tiny": (1e-4,), "small": (3e-5, 1e-4, 3e-4)}
+LORA_RATES = {"tiny": (1e-3,), "small": (3e-4, 1e-3, 3e-3)}
+# Adapters of this rank at all linear layers of SmolLM2-135M have 10.07 M parameters;
+# differential-v2 adds 10.11 M to it, the gate 9.95 M.
+RANK = 33
+PREFIX = {"prefix": "\\n"}
+SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-tensor")
+
+
+def retrofit(scale: str) -> Iterator[Trial]:
+    """Controls and repairs of SmolLM2-135M, untrained and trained."""
+    table, rates = {"tiny": _tiny, "small": _small}[scale](), RATES[scale]
+
+    def arm(name: str, *rates: float, preset: str = "transformer", **changes: Any) -> Trial:
+        return replace(table.trial(preset, *rates, **changes), called=name)
+
+    def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Trial:
+        return replace(arm(name, *rates, **changes), conversion=_conversion(by))
+
+    both = {**PREFIX, "rotate": "down"}
+    keys = {"to": ("key-value",), "calibrate": TEXT}
+    sink = {"to": ("sink",), "calibrate": TEXT}
+    attention: dict[str, Any] = {"train.only": ["*attn*"]}
+    adapter: dict[str, Any] = {"train.lora": RANK}
+    mirror: dict[str, Any] = {"train.freeze": ["*.normalizer.*"]}
+    # The controls: nothing, more text, the attention or an adapter alone, and a sink that no row
+    # notices and nothing trains.
+    yield arm("as it is")
+    yield arm("dense", *rates)
+    # Repairs without training, and the interventions.
+    yield converted("prefix rotated", by=both)
+    yield converted("prefix rotated trained", *rates, by=both)
+    yield arm("attention only", *rates, **attention)
+    yield arm("lora", *LORA_RATES[scale], **adapter)
+    yield converted("key-value", by=keys)
+    yield converted("key-value trained", *rates, by=keys)
+    yield converted("sink calibrated", by=sink)
+    yield arm("softmax1 annealed", *rates, preset="softmax1", annealed_start=True)
+    yield arm("differential-v2", *rates, preset="differential-v2")
+    yield arm("gated", *rates, preset="gated")
+    yield converted("prefix rotated orthoadam", *rates, by=both, **{"train.optimizer": "orthoadam"})
+    yield arm("mirror", *rates, preset="sink", **mirror)
+    yield converted("sink calibrated trained", *rates, by=sink)
+    yield converted("prefix", by=PREFIX)
+
+
+def _conversion(by: dict[str, Any]) -> ConvertConfig:
+    return ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
+
+
+def _tiny() -> Table:
+    config = CompareConfig(
+        presets=("transformer",),
+        base=MODEL,
+        lengths=(1,),
+        evaluation_tokens=512,
+        train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
+        data=DataConfig(data=(BOOKS,), limit=20_000_000),
+        label="retrofit",
+    )
+    return Table(config=config, questions=_questions(tokens=1024), parameters=PARAMETERS)
+
+
+def _small() -> Table:
+    train = TrainConfig(tokens=50_000_000, sequence_length=1024, batch_size=32, log_every=20)
+    tiny = _tiny()
+    config = replace(
+        tiny.config,
+        seeds=(0, 1, 2),
+        evaluation_tokens=131_072,
+        train=train,
+        data=DataConfig(data=(BOOKS, "python-packages"), limit=400_000_000),
+    )
+    found = EvaluateConfig(
+        models=(TRAINED,),
+        tasks=("passkey",),
+        lengths=(1024, 4096),
+        passkey=PasskeyOptions(trials=20),
+        data=DataConfig(data=(f"{BOOKS}#test",)),
+        split="all",
+    )
+    questions = {**_questions(tokens=131_072), "passkeys": found}
+    return Table(config=config, sweep_tokens=5_000_000, questions=questions, parameters=PARAMETERS)
+
+
+def _questions(*, tokens: int) -> dict[str, Question]:
+    """What is asked before and after, on books that no arm has read and on code."""
+    held_out: dict[str, Any] = {
+        "models": (TRAINED,),
+        "length": 512,
+        "data": DataConfig(data=(f"{BOOKS}#test",), validation=WHOLE),
+    }
+    code: Any = EvaluateConfig(
+        models=(TRAINED,), tasks=("perplexity",), lengths=(512,), tokens=tokens
+    )
+    return {
+        "bits": QuantizeConfig(scheme=SCHEMES, tokens=tokens, **held_out),
+        "inside": DiagnoseConfig(windows=min(64, tokens // 512), extrapolate=1, **held_out),
+        "code": code,
+    }

@@ -1,0 +1,69 @@
+"""docs/repair.md from a diagnosis to a server: its commands in order, on a tiny model."""
+
+import random
+import re
+import shlex
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from .conftest import WORDS, call
+
+PAGE = Path(__file__).parents[2] / "docs/repair.md"
+TUTORIAL = PAGE.read_text("utf-8").partition("## From a diagnosis")[2].partition("\n## ")[0]
+COMMANDS = [
+    shlex.split(line)
+    for block in re.findall(r"```\n(.*?)```", TUTORIAL, re.DOTALL)
+    for line in block.splitlines()
+]
+# The page's words that are too large for a test, and what stands for them; names of folders that
+# the commands make are the page's own.
+TINY = {"250000": "4096", "16": "2"}
+SAID = {
+    "diagnose SmolLM2-135M": r"three numbers(.|\n)*report: runs/diagnose/diagnosis.html",
+    "convert SmolLM2-135M softmax1": r"start: KL 0\.0000(.|\n)*with equal logits: softmax1",
+    "train --from softmax1": r"model: repaired/final",
+    "train --from SmolLM2-135M": r"model: control/final",
+    "diagnose control repaired": r"in control and .* in(.|\n)*repaired(.|\n)*runs/after",
+    "quantize control repaired": r"w8a8-coarse costs repaired(.|\n)*page: bits.html",
+    "convert repaired served": r"GraniteSWAForCausalLM, with equal logits: served",
+    "generate served": r"Once upon a time.+",
+    "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model",
+    "quantize SmolLM2-135M few-bits": r"page: few-bits.html",
+    "generate few-bits": r"Once upon a time.+",
+}
+
+
+def test_the_page_has_every_step():
+    verbs = [command[1] for command in COMMANDS]
+    assert {"diagnose", "convert", "train", "quantize", "generate"} == set(verbs)
+    assert len(COMMANDS) == len(SAID)
+
+
+def test_the_commands_run_in_order_as_written(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **shape, **heads)
+    LlamaForCausalLM(config).save_pretrained("SmolLM2-135M")
+    tokenizer.save_pretrained("SmolLM2-135M")
+    Path("books").mkdir()
+    draw = random.Random(0)
+    for index in range(300):
+        lines = [" ".join(draw.choices(WORDS, k=12)) for _ in range(30)]
+        Path("books", f"{index:03}.txt").write_text("\n".join(lines), "utf-8")
+    for _, *words in COMMANDS:
+        capsys.readouterr()
+        assert call(*(TINY.get(word, word) for word in words)) == 0, words
+        shown = "".join(capsys.readouterr())
+        (said,) = [said for start, said in SAID.items() if " ".join(words).startswith(start)]
+        assert re.search(said, shown), shown
+    assert call("convert", "few-bits", "refused", "--for", "serving") == 2
+    assert "its keys and values stand before the text" in capsys.readouterr().err
+    assert call("train", "--resume", "repaired", "--train.tokens", "6144") == 0
+    assert "extended to 6,144 tokens" in capsys.readouterr().err

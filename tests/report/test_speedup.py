@@ -1,0 +1,136 @@
+"""Effective speed-up of arms whose curves are known."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clearhead.report import append, load, page_of
+from clearhead.report.speedup import speedup_section
+from clearhead.report.statistics import Verdict
+
+from .conftest import printed, shown
+
+STEPS, TOKENS = 20, 100
+Law = Callable[[float], float]
+
+
+def _base(cost: float) -> float:
+    return 2.0 + 3.0 * cost**-0.3
+
+
+def write(
+    path: Path, arm: str, law: Law, label: str = "", steps: int = STEPS, sizes: tuple = ()
+) -> None:
+    """Three seeds of an arm whose loss is a law of its tokens; a step takes a second."""
+    for seed, noise in enumerate((-1e-3, 0.0, 1e-3)):
+        run = {"run": f"{label}/{arm}/seed{seed}"}
+        header = {"arm": arm, "preset": arm, "seed": seed, "label": label, "forward_flops": 1.0}
+        header |= {"train": {"sequence_length": 8}, "sizes": list(sizes)}
+        append(path, {"kind": "run", **run, **header})
+        for step in range(1, steps + 1):
+            counted = {"step": step, "tokens": step * TOKENS}
+            append(path, {"kind": "step", **run, **counted, "seconds": step * 1.0, "loss": 9.0})
+            loss = law(step * TOKENS) * (1 + noise)
+            line = {"kind": "measure", **run, "metric": "loss", "length": 8, "value": loss}
+            append(path, {**line, "step": step})
+        if steps:
+            append(path, line)
+
+
+def cells(path: Path) -> dict[tuple[str, str, str], object]:
+    section = speedup_section(load(path))
+    assert section is not None
+    table = section.blocks[0]
+    return {
+        (row.title, column.group.removeprefix("Speed-up in "), column.title): cell[0]
+        for row, some in zip(table.rows, table.cells, strict=True)
+        for column, cell in zip(table.columns, some, strict=True)
+        if cell
+    }
+
+
+def test_a_slower_arm_is_where_the_baseline_was_earlier(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, "transformer", _base)
+    write(path, "half", lambda cost: _base(cost / 2))
+    found = cells(path)
+    assert set(found) == {("at this size", cost, "in the run") for cost in ("FLOPs", "wall-clock")}
+    for entry in found.values():
+        assert entry.text.startswith("0.5")
+        assert entry.difference.mean == pytest.approx(-0.5, abs=0.01)
+        assert entry.difference.verdict is Verdict.LOWER
+        assert entry.difference.p < 1e-3
+
+
+def test_what_the_baseline_never_reaches_is_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, "transformer", _base)
+    write(path, "twice", lambda cost: _base(2 * cost))
+    write(path, "awful", lambda cost: _base(cost / 1000))
+    section = speedup_section(load(path))
+    better, worse = (row[0][0] for row in section.blocks[0].cells)
+    assert (better.text, better.note) == ("≥ 1.00 ×", "never reached")
+    assert worse.text == "≤ 0.0500 ×"
+    assert better.difference is None
+    assert worse.note == "reached before the first measurement"
+
+
+def test_without_losses_on_the_way_there_is_no_section(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, "transformer", _base, steps=0)
+    write(path, "other", _base, steps=0)
+    assert speedup_section(load(path)) is None
+
+
+@pytest.fixture
+def ladder(tmp_path: Path) -> Path:
+    path = tmp_path / "records.jsonl"
+    sizes = ("64", "128", "256")
+    for size, steps in zip(sizes, (5, 20, 80), strict=True):
+        place = {"label": f"width {size}", "steps": steps, "sizes": sizes}
+        write(path, "transformer", _base, **place)
+        write(path, "twice", lambda cost: _base(2 * cost), **place)
+    return path
+
+
+def test_over_a_ladder_the_fit_says_what_no_run_reached(ladder: Path) -> None:
+    found = cells(ladder)
+    last = "projected to 10 × the largest cost"
+    for title in ("at width 64", "at width 128", "at width 256", last):
+        for cost in ("FLOPs", "wall-clock"):
+            entry = found[title, cost, "by the fit"]
+            value, low, high = _numbers(entry.text)
+            assert value == pytest.approx(2.0, rel=0.05)
+            assert low < 2 < high
+            extrapolated = title in ("at width 256", last)
+            assert entry.note == ("extrapolated" if extrapolated else "")
+    assert (last, "FLOPs", "in the run") not in found
+
+
+def test_a_ladder_that_is_no_power_law_says_so(ladder: Path) -> None:
+    lines = ladder.read_text().replace('"value": 2.4', '"value": 4.4')
+    ladder.write_text(lines)
+    section = speedup_section(load(ladder))
+    assert section is not None
+    assert "misses a size’s mean loss by up to" in section.blocks[1].texts[0]
+    text = cells(ladder)["projected to 10 × the largest cost", "FLOPs", "by the fit"].text
+    assert "over 100" in text or "under 0.01" in text
+    assert len(text) < 40
+
+
+def test_page_and_terminal_show_it_first(ladder: Path) -> None:
+    page = page_of(load(ladder))
+    assert page.sections[0].name == "speed-up"
+    assert page.verdict[0].startswith(
+        "Effective speed-up: twice over transformer projected to 10 × the largest cost: "
+    )
+    assert "extrapolated" in shown(page)
+    assert printed(page).startswith("effective speed-up, Speed-up in FLOPs")
+    assert "twice over transformer, FLOPs: E 2.0" in printed(page)
+
+
+def _numbers(text: str) -> tuple[float, float, float]:
+    value, _, interval = text.partition(" × ")
+    low, high = interval.strip("[]").split(", ")
+    return float(value), float(low), float(high)

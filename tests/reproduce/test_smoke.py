@@ -1,0 +1,41 @@
+"""Every experiment of the book in a few steps: `clearhead reproduce all --scale smoke`."""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+from clearhead.records.loading import load
+from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce.claims import claims, judged
+
+CPU_SECONDS = 720
+# Claims that smoke has no numbers for: GLUE is a download, six needles do not fit its windows.
+LEFT_OUT = ("sas/glue", "diff/table2")
+
+
+def _cpu() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+@pytest.mark.slow
+def test_all_experiments_run_whole_and_end_with_the_book(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    started = _cpu()
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "all", "--scale", "smoke", "--output", str(tmp_path)])
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert _cpu() - started < CPU_SECONDS
+    records: dict[str, Path] = {one.parent.name: one for one in tmp_path.glob("*/records.jsonl")}
+    studies = {claim.study for claim in claims() if claim.study}
+    assert {*records} == {name for name in studies if "smoke" in EXPERIMENTS[name].scales}
+    assert all((tmp_path / name / "report.html").exists() for name in records)
+    assert "claims: " in capsys.readouterr().out
+    for claim, outcomes, _ in judged({name: load(path) for name, path in records.items()}):
+        if claim.study and claim.contrasts and claim.name not in LEFT_OUT:
+            assert outcomes, claim.name
