@@ -29,6 +29,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "processes": ("scale", "processes"),
     "saving": ("scale", "saving"),
     "sliding": ("evaluation", "sliding_windows"),
+    "tokens": ("tokens", "tokens"),
     "start": ("start", "start"),
     "demo": ("demo", "demo"),
     "view": ("view", "view"),

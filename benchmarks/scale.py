@@ -67,9 +67,9 @@ class _Times(Callback):
         self.saved = 0.0
 
     def start(self, run: Run) -> None:
-        self.began.clear()  # a batch is read to check it
+        run.model.register_forward_pre_hook(self.begin)
 
-    def begin(self) -> None:
+    def begin(self, *_: object) -> None:
         self.began.append((time.perf_counter(), time.process_time()))
 
     def step(self, metrics: StepMetrics) -> None:
@@ -94,11 +94,10 @@ class _Batches:
 
     fingerprint = "random"
 
-    def __init__(self, shape: tuple[int, int], vocabulary: int, times: _Times) -> None:
-        self.shape, self.vocabulary, self.times = shape, vocabulary, times
+    def __init__(self, shape: tuple[int, int], vocabulary: int) -> None:
+        self.shape, self.vocabulary = shape, vocabulary
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
-        self.times.begin()
         generator = torch.Generator().manual_seed(number)
         tokens = torch.randint(self.vocabulary, self.shape, generator=generator)
         return {"input_ids": tokens, "labels": tokens}
@@ -117,7 +116,7 @@ def _train(
         log_every=1,
         **options,
     )
-    batches = _Batches((rows, length), SIZES[size]["vocab_size"], times)
+    batches = _Batches((rows, length), SIZES[size]["vocab_size"])
     train(model, batches, config, output=output, callbacks=[times])
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.data import preparation, prepare, tokenizer
+from clearhead.data import prepare, tokenisation, tokenizer
 from clearhead.errors import ClearheadError
 
 from .conftest import documents
@@ -93,8 +93,8 @@ def test_description_is_json_and_names_only_what_the_user_named(folder, configur
 
 
 def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypatch, lines):
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
-    monkeypatch.setattr(preparation, "_PIECE_CHARACTERS", 3000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 5000)
+    monkeypatch.setattr(tokenisation, "_PIECE_CHARACTERS", 3000)
     path = tmp_path / "rows.jsonl"
     long = "".join(lines(number) for number in range(20))
     rows = [long, "short", *(lines(number) for number in range(100, 130)), "x" * 20_000]
@@ -113,7 +113,7 @@ def test_text_in_the_tokenizer_at_once_is_bounded(tmp_path, configure, monkeypat
 
 def test_batches_are_encoded_side_by_side_and_written_in_order(folder, configure, monkeypatch):
     plain = prepare(configure(folder))
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
     together = threading.Barrier(2, timeout=20)
     begun = itertools.count()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.data import preparation, prepare, shards, tokenizer
+from clearhead.data import prepare, shards, tokenisation, tokenizer
 from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
 
@@ -232,7 +232,7 @@ def test_same_bytes_in_another_process(folder, configure):
 
 def test_a_build_interrupted_before_its_first_mark_leaves_nothing(folder, configure, monkeypatch):
     config = configure(folder)
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 4000)
     calls = []
 
     def fails(self, texts, original=tokenizer.Encoder.encode):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from clearhead.data import preparation, prepare, tokenizer
+from clearhead.data import prepare, tokenisation, tokenizer
 from clearhead.data.journal import JOURNAL
 from clearhead.data.stat_cache import digest_of
 from clearhead.errors import ClearheadError
@@ -21,9 +21,9 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import transformers.tokenization_utils_tokenizers
-from clearhead.data import DataConfig, preparation, prepare
+from clearhead.data import DataConfig, prepare, tokenisation
 from clearhead.models.loading import load_tokenizer
-preparation._MARK_BYTES, preparation._BATCH_CHARACTERS = 4000, 3000
+tokenisation._MARK_BYTES, tokenisation._BATCH_CHARACTERS = 4000, 3000
 
 def run(cache, left):
     def watch(event, arguments):
@@ -87,8 +87,8 @@ def test_a_build_killed_again_and_again_has_the_bytes_of_one_that_was_not(folder
 @pytest.fixture
 def interrupted(folder, configure, monkeypatch):
     """A config, and the folder of its build, interrupted at the tenth batch."""
-    monkeypatch.setattr(preparation, "_MARK_BYTES", 4000)
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 3000)
+    monkeypatch.setattr(tokenisation, "_MARK_BYTES", 4000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 3000)
     calls = []
 
     def encode(self, texts, original=tokenizer.Encoder.encode):

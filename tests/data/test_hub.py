@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clearhead.data import preparation, prepare
+from clearhead.data import prepare, tokenisation
 from clearhead.data.hub import parse_hub
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
@@ -106,8 +106,8 @@ def test_it_has_the_tokens_of_the_same_text_in_a_file(configure, hub, tmp_path):
 
 
 def test_a_stream_that_breaks_is_gone_on_with(configure, hub, monkeypatch, tokenizer, tmp_path):
-    monkeypatch.setattr(preparation, "_MARK_BYTES", 20_000)
-    monkeypatch.setattr(preparation, "_BATCH_CHARACTERS", 5000)
+    monkeypatch.setattr(tokenisation, "_MARK_BYTES", 20_000)
+    monkeypatch.setattr(tokenisation, "_BATCH_CHARACTERS", 5000)
     options = {"text_field": "body", "tokenizer": tokenizer}
     config = configure("hf:org/name", **options)
     hub.fails_at = 500

@@ -23,7 +23,7 @@ class Command:
 
     names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, liger, blocks,
-    encoders, orthoadam, diagnose, quantize, passkey, sliding, start, demo, view."""
+    encoders, orthoadam, diagnose, quantize, passkey, sliding, tokens, start, demo, view."""
     rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None

@@ -196,11 +196,6 @@ class Batches:
         return order
 
 
-def is_order_of(began: str, corpus: str) -> bool:
-    """True if batches of the fingerprint `began` are of the corpus of that fingerprint."""
-    return began.partition(",")[0] in (corpus, fingerprint_of(corpus, "feistel"))
-
-
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
     """Model arguments by which no token sees another document than its own.
 

@@ -80,6 +80,11 @@ def fingerprint_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def is_order_of(began: str, corpus: str) -> bool:
+    """True if batches of the fingerprint `began` are of the corpus of that fingerprint."""
+    return began.partition(",")[0] in (corpus, fingerprint_of(corpus, "feistel"))
+
+
 class Corpus:
     """Tokenised text with its tokenizer; `clearhead.data.prepare` makes it.
 

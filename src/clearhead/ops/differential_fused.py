@@ -55,10 +55,9 @@ HOPPER = {
         Tiles(16, 128, 8, 1, split=2),
     ),
 }
+BLACKWELL = HOPPER | {64: HOPPER[64]._replace(backward_keys=Tiles(16, 64, 8, 2))}
 AMPERE = {
-    64: Launch(
-        Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)
-    ),
+    64: Launch(Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
     128: Launch(
         Tiles(128, 32, 8, 2, split=2),
         Tiles(16, 64, 8, 1, split=2),
@@ -296,5 +295,6 @@ def _constants(q: Tensor, tiles: Tiles, causal: bool, ids: Tensor | None) -> dic
 def _launch_of(q: Tensor) -> Launch:
     by_width = AMD
     if q.is_cuda and torch.version.hip is None:
-        by_width = HOPPER if torch.cuda.get_device_capability(q.device)[0] in (9, 10) else AMPERE
+        generation = torch.cuda.get_device_capability(q.device)[0]
+        by_width = {9: HOPPER, 10: BLACKWELL}.get(generation, AMPERE)
     return by_width[128 if q.shape[3] > 64 else 64]

@@ -227,7 +227,7 @@ def backward_keys(
             r = first + tl.arange(0, M)
             inside = r < queries
             id_q = _ids(idq_ptr, b * queries + r, inside, -1, IDS)
-            sees = inside[None, :] & _sees(
+            sees = _sees(
                 (r + before)[None, :], c[:, None], id_q[None, :], id_k[:, None],
                 queries, keys, window, CAUSAL, IDS,
             )  # fmt: skip

@@ -95,6 +95,8 @@ def _in_words(one: Outcome) -> str:
     words = f"{one.contrast.words}: {_mean(one.arm)} against {_mean(one.than)}"
     if one.difference.interval is None:
         return f"{words}, one seed"
+    if not one.applies:
+        words += f", where the claim needs at least {style.number(one.contrast.needs, 3)}"
     low, high = (style.number(bound, 3) for bound in one.difference.interval)
     return f"{words} ({low} to {high}; {one.source})"
 

@@ -37,6 +37,7 @@ class Contrast:
         times: length of the text in training lengths; None is any.
         claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
         label: pattern of the labels of the records to read.
+        needs: least number of `than`; below it there is nothing to repair, and no verdict.
         words: the comparison as the book writes it.
     """
 
@@ -49,6 +50,7 @@ class Contrast:
     times: float | None = None
     margin: float = 0.0
     label: str = "*"
+    needs: float = float("-inf")
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
@@ -102,10 +104,15 @@ class Outcome:
     than: Summary
     difference: Difference
 
+    @property
+    def applies(self) -> bool:
+        """False where the model compared with lacks the defect."""
+        return self.than.mean >= self.contrast.needs
+
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
         claimed, margin = self.contrast.claimed, self.contrast.margin
-        if self.difference.interval is None:
+        if self.difference.interval is None or not self.applies:
             return Judgement.UNDECIDED
         low, high = self.difference.interval
         if claimed == "not higher" and high <= margin:

@@ -1,14 +1,16 @@
 """First-token sinks: arXiv 2410.17174, its elimination study, and the rivals of softmax-1.
 
 Ordinary text grows no sink within a day of two cores. The made text of arXiv 2410.13835 (bigrams,
-some of which copy back) grows one in minutes, so `sink` and `elimination` train on it.
+some of which copy back) grows one in minutes, so `sink` and `elimination` train on it. It is seen
+in windows that open at a document's begin token, so both ask for a diagnosis of such windows.
 """
 
 from collections.abc import Iterator
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.experiments.sweep_configs import DiagnoseConfig
+from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 RATES = (1.5e-3, 3e-3, 6e-3)
@@ -77,7 +79,13 @@ def _table(scale: str, label: str) -> Table:
         data=DataConfig(data=("synthetic:backcopy:documents=20000",), vocabulary=512),
         label=label,
     )
-    return Table(config=config, sweep_tokens=TOKENS[scale] // 4)
+    text = DataConfig(data=config.data.data)  # tokenised by the model's own vocabulary
+    questions = {
+        "opening": DiagnoseConfig(
+            models=(TRAINED,), length=64, at="documents", extrapolate=1, data=text
+        )
+    }
+    return Table(config=config, sweep_tokens=TOKENS[scale] // 4, questions=questions)
 
 
 def _text(scale: str) -> Table:

@@ -153,6 +153,8 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 if line["kind"] != "measure" or not line.keys().isdisjoint(("layer", "head")):
                     continue
                 del line["cell"]  # of which this is a part
+                if job.config.at != "anywhere":  # where training measures too
+                    line["at"] = job.config.at
             lines.append(jsonl.encode(line))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
