@@ -13,6 +13,7 @@ from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.ops.dispatch import FUSED
+from clearhead.ops.visibility import Visibility
 
 # Tokens of a batch, lengths, widths of a head, and channels of all heads.
 SHAPES = {
@@ -28,6 +29,8 @@ PEER = "PyTorch softmax"
 # Of the peer's time, by width where that matters: what issue and documentation promise on an H200.
 BOUNDS = {"softmax": 1.05, "softmax-1": 1.1, "sink": 1.1, "documents": 1.11, "padding": 1.25}
 BOUNDS |= {"V1": 2.1, "V2": 2.1, "V1, differential-fused": 1.6, "V1, differential-single-pass": 1.3}
+# The same of a step's attention; CoCA's half keys count from 16 K.
+STEPS = {"softmax": 1.05, "V1": 1 / 0.95, "CoCA": 1 / 1.2}
 
 
 def lengths(rounds: int) -> Iterator[Ratio]:
@@ -55,26 +58,54 @@ def decoding(rounds: int) -> Iterator[Ratio]:
     for batch in batches:
         for length in caches:
             q = _drawn(batch, 16, 1, 64)
-            k, v = (_drawn(batch, 16, length, 64) for _ in range(2))
-
-            def run(function: Callable[..., Any], *inputs: Any, **keys: Any) -> Callable[[], None]:
-                @torch.no_grad()
-                def step() -> None:
-                    for _ in range(8):
-                        function(*inputs, **keys)
-
-                return step
-
+            k, v = (_drawn(batch, 16, length, 64).contiguous() for _ in range(2))
+            t, collinear = k[..., :32].contiguous(), _collinear(length)
             sides = {
-                PEER: run(nn.functional.scaled_dot_product_attention, q, k, v),
-                "softmax": run(ops.attend, q, k, v),
-                "V1": run(_differential, q, k, v, lam=lam),
+                PEER: _step(nn.functional.scaled_dot_product_attention, q, k, v),
+                "softmax": _step(ops.attend, q, k, v),
+                "V1": _step(_differential, q, k, v, lam=lam),
+                "CoCA": _step(ops.attend_unrotated, q, t, v, **collinear),
             }
             seconds = take_turns(sides, rounds)
-            for name in ("softmax", "V1"):
+            for name, bound in STEPS.items():
+                aimed = None if name == "CoCA" and length < 16_384 else bound
                 two = {side: seconds[side] for side in (name, PEER)}
-                yield ratio_of(f"decoding, {batch} × {length} keys", name, PEER, 1.05, two)
+                yield ratio_of(f"decoding, {batch} × {length} keys", name, PEER, aimed, two)
+            del k, v, t, sides
     yield from _steps(rounds)
+
+
+def _step(function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[[], None]:
+    """Eight calls; on a GPU as a graph, for a step of a model is one."""
+
+    @torch.no_grad()
+    def step() -> None:
+        for _ in range(8):
+            function(*inputs, **options)
+
+    if not torch.cuda.is_available():
+        return step
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        step()  # kernels prove themselves and are compiled
+    aside.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _collinear(keys: int) -> dict[str, Any]:
+    """What CoCA's attention takes beside query, t and value."""
+    device = best_device()
+    frequency = 1e4 ** -(torch.arange(0, 64, 2, device=device) / 64)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, **options: Any) -> Tensor:
+        return ops.attend(q, k, v, **visibility._asdict(), **options)
+
+    rotation = ops.Rotation(torch.arange(keys, device=device)[None], frequency)
+    plain = {"form": "exact", "sink": None, "scale": 0.125, "visibility": Visibility()}
+    return {"rotation": rotation, "attend": attend, **plain}
 
 
 def _steps(rounds: int) -> Iterator[Ratio]:

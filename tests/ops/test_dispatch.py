@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import attend, dispatch, oracles, self_test, tiles
+from clearhead.ops import attend, differential, dispatch, oracles, self_test, tiles
 from clearhead.ops.requests import HALF, Request
 
 CPU = dispatch._PLAIN
@@ -94,6 +94,41 @@ def test_an_argument_or_the_environment_names_kernels_in_order(monkeypatch, capl
     with pytest.raises(ClearheadError, match="did you mean flash"):
         attend(q, q, q)
     assert torch.allclose(attend(q, q, q, kernel="tiles"), want, atol=1e-5)
+
+
+def test_the_names_govern_a_lone_query_of_differential_attention(monkeypatch, caplog):
+    """By argument and by environment: both maps at once, or one by one by the kernel named."""
+    q, k, v = torch.randn(1, 4, 1, 24), *torch.randn(2, 1, 2, 11, 24).unbind()
+    lam = torch.tensor(0.3)
+    plain = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+    want = oracles.differential(q, k, v, lam, **plain).float()
+
+    def kernels(names: str | None = None, **options: object) -> list[str]:
+        dispatch._chosen.cache_clear()
+        caplog.clear()
+        if names is not None:
+            monkeypatch.setenv(dispatch.VARIABLE, names)
+        with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
+            got = differential(q, k, v, lam, **plain, **options)
+        assert torch.allclose(got, want, atol=1e-5)
+        return [line.rpartition(": ")[2] for line in caplog.messages]
+
+    assert kernels() == ["differential-products"]
+    assert kernels(kernel="tiles") == ["in two steps", "tiles"]
+    assert kernels("tiles,differential-products") == ["in two steps", "tiles"]
+    assert kernels("differential-products,tiles") == ["differential-products"]
+    assert kernels("split-decode,tiles")[0].endswith("it runs on cuda)")
+    dispatch._chosen.cache_clear()
+
+
+def test_unrotated_keys_have_no_kernel_on_a_cpu_and_one_on_a_gpu():
+    asked = CPU._replace(**dispatch._REQUESTS["decoding, CoCA"])
+    assert dispatch.resolve(asked) == ("", {})
+    asked = HOPPER._replace(**dispatch._REQUESTS["decoding, CoCA"])
+    assert dispatch.resolve(asked).name == "split-decode"
+    refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
+    assert refused == ("", {"split-decode": "o is off"})
+    assert dispatch.resolve(asked._replace(learning=True)).refusals["split-decode"]
 
 
 def test_the_fused_kernels_are_used_where_they_are_named_and_not_refused(monkeypatch, caplog):

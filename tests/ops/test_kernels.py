@@ -6,8 +6,10 @@ What the interpreter takes (`test_shaped.py`) a compiler may not: `make kernels`
 import inspect
 import re
 import subprocess
+import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +77,7 @@ LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries", "single_pass"])
-def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp_path):
+def test_fused_differential_attention_spills_no_register(gpu, width, kernel):
     """And the documentation's table has what these compilers make of it."""
     adds = kernel == "single_pass"
     tiles = getattr(LAUNCHES[gpu][width], kernel)
@@ -84,10 +86,10 @@ def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     function = "backward_keys" if adds else kernel
     constants["IDS"] = False
-    registers, spilt, shared = _build(gpu, function, constants, options, tmp_path)
+    registers, spilt, shared = _build(gpu, function, constants, options)
     if width == 64:
         documents = constants | {"IDS": True}
-        assert spilt == _build(gpu, function, documents, options, tmp_path)[1] == 0
+        assert spilt == _build(gpu, function, documents, options)[1] == 0
     row = f"| {kernel} | {width} | {gpu} | {tiles.rows} × {tiles.keys}, {tiles.warps}, "
     row += f"{tiles.stages} | {registers} | {spilt} | {shared // 1024} KB |"
     print(row)
@@ -96,13 +98,13 @@ def test_fused_differential_attention_spills_no_register(gpu, width, kernel, tmp
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("adds", [False, True])
-def test_the_sums_before_a_backward_pass_spill_no_register(gpu, adds, tmp_path):
+def test_the_sums_before_a_backward_pass_spill_no_register(gpu, adds):
     for width in (64, 128):
         constants = {"D": width, "ADDS": adds, "M": differential_fused.ROWS}
-        assert _build(gpu, "backward_rows", constants, {}, tmp_path)[1] == 0
+        assert _build(gpu, "backward_rows", constants, {})[1] == 0
 
 
-def _build(gpu, kernel, constants, options, folder):
+def _build(gpu, kernel, constants, options):
     """Registers, and bytes spilt and shared, of a kernel of differential attention in bfloat16."""
     from clearhead.ops import differential_kernels
 
@@ -124,18 +126,8 @@ def _build(gpu, kernel, constants, options, folder):
         for at, name in enumerate(names)
         if name.endswith("_ptr") or name in strides
     }
-    source = triton.compiler.ASTSource(
-        function, {name: type_of(name) for name in names}, constants, even
-    )
-    built = triton.compile(source, triton.backends.compiler.GPUTarget(*GPUS[gpu]), options)
-    if GPUS[gpu][0] == "cuda":
-        cubin = folder / "kernel.cubin"
-        cubin.write_bytes(built.asm["cubin"])
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        registers, spilt = map(int, FOUND.search(told).groups())
-    else:
-        registers, spilt = (int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    signature = {name: type_of(name) for name in names}
+    built, registers, spilt = resources(function, signature, constants, even, gpu, options)
     assert built.metadata.shared <= LENT[gpu] * 1024
     return registers, spilt, built.metadata.shared
 
@@ -143,3 +135,19 @@ def _build(gpu, kernel, constants, options, folder):
 def _type(name: str, held: str) -> str:
     """Tensors are those whose name ends in a shape."""
     return f"*{held}" if name.rpartition("_")[2].isupper() else "i32"
+
+
+def resources(
+    function: Any, signature: dict, constants: dict, even: dict, gpu: str, options: dict
+) -> tuple[Any, int, int]:
+    """A kernel as a GPU's compiler makes it, its registers, and bytes of them that it spills."""
+    source = triton.compiler.ASTSource(function, signature, constants, even)
+    built = triton.compile(source, triton.backends.compiler.GPUTarget(*GPUS[gpu]), options)
+    if GPUS[gpu][0] != "cuda":
+        return built, *(int(x.search(built.asm["amdgcn"])[1]) for x in AMD)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(built.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return built, *map(int, FOUND.search(told).groups())

@@ -21,6 +21,7 @@ from clearhead.nn.protocols import (
 )
 from clearhead.nn.registry import REGISTRY
 from clearhead.ops import groups as sharing
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -190,7 +191,12 @@ class Attention(nn.Module):
         visibility: Visibility,
     ) -> Tensor:
         """The heads' outputs for some of the queries, [B, heads, rows, width]."""
-        if self.cache_unrotated:
+        attend_maps = partial(attend, self, lambdas=lambdas, rows=group.rows)
+        whole = getattr(self.scores, "attend_unrotated", None)
+        lone = q.shape[2] == 1 and group.stop is None and isinstance(group.keys, Rotation)
+        if lone and whole is not None and getattr(attend, "fuses", False):
+            attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
+        elif self.cache_unrotated:
             k = self.scores.keys(k, _last(group.keys, k.shape[2]))
         k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
         if group.stop is not None:  # causally, queries are the last of their keys
@@ -202,7 +208,7 @@ class Attention(nn.Module):
 
         return self.maps(
             *(self.scores.queries(q, group.queries), k, v, lambdas),
-            attend=partial(attend, self, lambdas=lambdas, rows=group.rows),
+            attend=attend_maps,
             sink=self.normalizer.sink(q),
             prefix=None if prefix is None else self._prepared(prefix, group.keys, v),
             visibility=visibility,
@@ -242,8 +248,11 @@ class Attention(nn.Module):
                     f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
-        v = v[:, :, :keys].unflatten(-1, (self.value_heads // self.groups, -1))
-        return k[:, :, :keys], v.transpose(2, 3).flatten(1, 2)
+        v = v[:, :, :keys]
+        if self.value_heads != self.groups or torch.compiler.is_compiling():
+            # A compiler learns by it that there are as many values as keys.
+            v = v.unflatten(-1, (self.value_heads // self.groups, -1)).transpose(2, 3).flatten(1, 2)
+        return k[:, :, :keys], v
 
 
 def _last(table: Any, keys: int) -> Any:
@@ -252,13 +261,15 @@ def _last(table: Any, keys: int) -> Any:
 
 
 def _part(table: Any, keys: slice) -> Any:
+    if isinstance(table, Rotation):
+        table = table.table()
     if isinstance(table, tuple):
         return tuple(_part(part, keys) for part in table)
     return table if table is None else table[..., keys, :]
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:
-    return x_BTN.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x_BTN.view(*x_BTN.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _together(groups: tuple[QueryGroup, ...], outputs: list[Tensor], queries: int) -> Tensor:

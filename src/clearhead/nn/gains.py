@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from clearhead.nn.identity import Identity
 from clearhead.spec import Declaration, LayerSpec
 
 # Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
@@ -95,7 +96,7 @@ class Feedback(nn.Module):
 
 def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module:
     """The gain of a branch; no number and no work where it has none."""
-    return nn.Identity() if start is None else kind(start)
+    return Identity() if start is None else kind(start)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

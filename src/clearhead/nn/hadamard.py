@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.adoption import Weights
+from clearhead.nn.identity import Identity
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
 from clearhead.spec import Declaration, LayerSpec
 
@@ -58,7 +59,7 @@ NONE = Declaration(
     name="none",
     summary="the MLP's output matrix reads its channels as they are",
     source="arXiv 1706.03762",
-    build=lambda width: nn.Identity(),
+    build=lambda width: Identity(),
     adopt=_turned,
 )
 HADAMARD = Declaration(

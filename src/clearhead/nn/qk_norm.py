@@ -1,7 +1,6 @@
 """Norms of queries and keys, head by head, before position is put into them."""
 
-from torch import nn
-
+from clearhead.nn.identity import Identity
 from clearhead.nn.norms import RMSNorm
 from clearhead.spec import Declaration, LayerSpec
 
@@ -26,7 +25,7 @@ NONE = Declaration(
     name="none",
     summary="queries and keys as projected",
     source="arXiv 1706.03762",
-    build=lambda layer, width: nn.Identity(),
+    build=lambda layer, width: Identity(),
 )
 RMSNORM = Declaration(
     axis="qk_norm",

@@ -69,7 +69,7 @@ class Rotary(NoPosition):
         queries = ops.rotary_table(queries_BT, frequency, factor)
         if keys_BS is queries_BT:
             return QueryGroup(queries, queries)
-        return QueryGroup(queries, ops.rotary_table(keys_BS, frequency, factor))
+        return QueryGroup(queries, ops.Rotation(keys_BS, frequency, factor))
 
     def _lengths(self, positions: Tensor) -> Tensor:
         """Powers of two times the trained length."""

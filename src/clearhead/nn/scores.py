@@ -37,6 +37,9 @@ class Collinear:
     def keys(self, t_BGSE: Tensor, table: Any) -> Tensor:
         return ops.coca_keys(t_BGSE, table, self.form)
 
+    def attend_unrotated(self, q: Tensor, t: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return ops.attend_unrotated(q, t, v, form=self.form, **options)
+
 
 def _refuses(layer: LayerSpec) -> str | None:
     if layer.position not in ("rope", "xpos"):

@@ -73,12 +73,31 @@ def attend(
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
     name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    if not torch.is_grad_enabled():
+        return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
     return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
     """The sink if every query were 0: a logit by query is a product with it."""
     return 0.0 if isinstance(sink, Tensor) and sink.ndim == 3 else sink
+
+
+def _joined(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    value: Tensor | None,
+    scale: float,
+    visibility: Visibility,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, with the sink."""
+    # Autocast would round the float32 scores that the tiles are careful to keep.
+    with without_autocast(q):
+        o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
+    return sinks.join(o, lse, sink, value)
 
 
 class _Attend(torch.autograd.Function):
@@ -94,10 +113,7 @@ class _Attend(torch.autograd.Function):
         visibility: Visibility,
         kernel: str,
     ) -> Tensor:
-        # Autocast would round the float32 scores that the tiles are careful to keep.
-        with without_autocast(q):
-            o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
-        o, lse = sinks.join(o, lse, sink, value)
+        o, lse = _joined(q, k, v, sink, value, scale, visibility, kernel)
         masks = visibility.key_mask, visibility.segments
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale

@@ -6,13 +6,19 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import differential_fused, lone
+from clearhead.ops import differential_fused
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import SINGLE_PASS, fused_differential, is_proved
+from clearhead.ops.dispatch import (
+    KERNELS,
+    SINGLE_PASS,
+    fused_differential,
+    is_proved,
+    select_kernel,
+)
 from clearhead.ops.norm import rms_norm
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.requests import arguments_of
+from clearhead.ops.requests import DIFFERENTIAL, arguments_of
 from clearhead.ops.visibility import Visibility
 
 
@@ -99,11 +105,16 @@ def _at_once(
     check(q, k, v, sink, visibility)
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if lone.serves_differential(q, visibility, k.shape[2]):
-        mask = visibility.key_mask
-        with without_autocast(q):  # as in attend
-            return lone.differential(q, k, v, lam, sink=sink, scale=scale, key_mask=mask)
     named: Any = options.get("kernel")
+    if q.shape[2] == 1:
+        if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
+            k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
+        settled = visibility.settled(1, k.shape[2])
+        if name := select_kernel(q, k, v, settled, named, DIFFERENTIAL):
+            with without_autocast(q):  # as in attend
+                return KERNELS[name].run.difference(
+                    q, k, v, lam, sink=sink, scale=scale, visibility=settled
+                )
     kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
     if kernel is None or not is_proved(kernel, *arguments_of(q, k, v, visibility)):
         return None

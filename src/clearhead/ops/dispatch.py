@@ -23,10 +23,18 @@ from clearhead.ops import (
     differential_fused,
     lone,
     self_test,
+    split_decode,
     tiles,
 )
 from clearhead.ops.packed import Operator
-from clearhead.ops.requests import Request, arguments_of, request
+from clearhead.ops.requests import (
+    DIFFERENTIAL,
+    PLAIN,
+    UNROTATED,
+    Request,
+    arguments_of,
+    request,
+)
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
@@ -41,13 +49,16 @@ class Kernel(NamedTuple):
 
     Attributes:
         device: on which it runs; None for every one. serves: in words, for the documentation.
-        run: has `forward` and `backward`. refuses: the reason why it does not serve a request.
+        run: has `forward` and `backward`; for DIFFERENTIAL, `difference`.
+        refuses: the reason why it does not serve a request.
+        kinds: of requests that it knows.
     """
 
     device: str | None
     serves: str
     run: Any
     refuses: Callable[[Request], str | None]
+    kinds: tuple[str, ...] = (PLAIN,)
 
 
 def _unmasked(request: Request) -> str | None:
@@ -63,7 +74,14 @@ KERNELS: Mapping[str, Kernel] = {
         "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
     ),
     "flash": Kernel("cuda", "T ≤ S, windows; D and V ≤ 256", cuda_flash, _unmasked),
-    # For a lone query before packing, which would move its cache: it reads that as it lies.
+    # For a lone query before packing, which would move its cache: these read that as it lies.
+    "split-decode": Kernel(
+        "cuda",
+        "T = 1, padding; V1 and CoCA at once; D and V 32, 64 or 128",
+        split_decode,
+        split_decode.refuses,
+        (PLAIN, DIFFERENTIAL, UNROTATED),
+    ),
     "efficient-decode": Kernel(
         "cuda", "T = 1, padding", Operator("efficient"), cuda_efficient.refuses_lone
     ),
@@ -77,6 +95,9 @@ KERNELS: Mapping[str, Kernel] = {
         cuda_efficient.refuses,
     ),
     "tiles": Kernel(None, "everything", tiles, lambda request: None),
+    "differential-products": Kernel(
+        None, "V1 at T = 1, padding", lone, lone.refuses_differential, (DIFFERENTIAL,)
+    ),
     "differential-fused": Kernel(
         "cuda",
         "differential attention V1 at once, where it is named",
@@ -105,8 +126,12 @@ def select_kernel(
     v_BGSV: Tensor,
     visibility: Visibility,
     kernel: str | None = None,
+    kind: str = PLAIN,
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this.
+
+    Of a kind that is not PLAIN it may be "": then V1's maps go one by one, CoCA's keys are rotated
+    first, and what comes of them is plain.
 
     Args:
         kernel: names of kernels, in order, with commas between; by default what the environment
@@ -115,9 +140,12 @@ def select_kernel(
     Raises:
         ClearheadError: if none of the kernels named serves the request.
     """
-    if torch.compiler.is_exporting():
-        return "tiles"  # of any length, on any device
-    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility))
+    if torch.compiler.is_exporting():  # what serves any length, on any device
+        if kind == PLAIN:
+            return "tiles"
+        lone_query = visibility.window is None and visibility.segments is None
+        return "differential-products" if kind == DIFFERENTIAL and lone_query else ""
+    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind))
 
 
 @torch.compiler.assume_constant_result
@@ -130,7 +158,8 @@ def _chosen(names: str, *arguments: Any) -> str:
     asked = request(*arguments)
     choice = resolve(asked, names, self_test.failure)
     refusals = "; ".join(f"not {name}: {reason}" for name, reason in choice.refusals.items())
-    _log.info("attention on %s: %s%s", asked, choice.name, f" ({refusals})" if refusals else "")
+    name = choice.name or "in two steps"
+    _log.info("attention on %s: %s%s", asked, name, f" ({refusals})" if refusals else "")
     return choice.name
 
 
@@ -139,13 +168,21 @@ def resolve(
 ) -> Choice:
     """The first kernel that serves the request; of `names`, if any are given.
 
+    For a kind that is not PLAIN, the names up to the first that does not know it.
+
     Args:
         failure: tests a kernel on its GPU; None trusts every one.
     """
     order = [name for name in _named(names) if name not in FUSED]
+    if asked.kind == PLAIN:
+        order = [name for name in order if PLAIN in KERNELS[name].kinds]
     refusals: dict[str, str] = {}
     for name in order or [name for name in KERNELS if name not in FUSED]:
         kernel = KERNELS[name]
+        if asked.kind not in kernel.kinds:
+            if order:
+                break
+            continue
         if kernel.device not in (None, asked.device):
             if order:
                 refusals[name] = f"it runs on {kernel.device}"
@@ -156,6 +193,8 @@ def resolve(
         if reason is None:
             return Choice(name, refusals)
         refusals[name] = reason
+    if asked.kind != PLAIN:
+        return Choice("", refusals)
     told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
 
@@ -201,7 +240,7 @@ def markdown() -> str:
         choices = [resolve(_PLAIN._replace(**of, **changes)) for of in _DEVICES.values()]
         hopper = choices[list(_DEVICES).index("Hopper bf16")]
         why = "; ".join(f"{name}: {reason}" for name, reason in hopper.refusals.items())
-        cells = " | ".join(f"`{choice.name}`" for choice in choices)
+        cells = " | ".join(f"`{choice.name}`" if choice.name else "none" for choice in choices)
         lines.append(f"| {title} | {cells} | {why} |")
     return "\n".join(lines)
 
@@ -243,5 +282,7 @@ _REQUESTS: Mapping[str, dict[str, Any]] = {
     "1 < T < S": _LAST,
     "decoding, T = 1": _LONE,
     "decoding, padded cache": _LONE | {"key_mask": True},
+    "decoding, V1": _LONE | {"kind": DIFFERENTIAL},
+    "decoding, CoCA": _LONE | {"kind": UNROTATED},
     "more than 256 wide": {"depth": 320, "width": 320},
 }

@@ -12,12 +12,13 @@ from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
+_ALONE = "T = 1 without documents and windows only"
 
 
 def refuses(request: Request) -> str | None:
     """The reason why this does not compute the request, or more slowly than another."""
     if not request.lone or request.segments or request.window:
-        return "T = 1 without documents and windows only"
+        return _ALONE
     return None if request.dtype in HALF else "flash is as fast in float32"
 
 
@@ -27,18 +28,19 @@ def forward(
     """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
     score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
     lse_BGR = _log_sum_exp(score_BGRS)
-    o_BGRV = torch.matmul(_weights(score_BGRS, lse_BGR).to(v_BGSV.dtype), v_BGSV)
+    weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
+    o_BGRV = torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV)
     return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
 
 
-def serves_differential(q_BHTD: Tensor, visibility: Visibility, keys: int) -> bool:
-    """True for one query of V1 that sees all keys, but for padding."""
-    if q_BHTD.shape[2] != 1 or visibility.segments is not None:
-        return False
-    return visibility.settled(1, keys).window is None
+def refuses_differential(request: Request) -> str | None:
+    """The reason why `difference` does not compute the request."""
+    if not request.lone or request.segments or request.window:
+        return _ALONE
+    return None
 
 
-def differential(
+def difference(
     q_BH1D: Tensor,
     k_BGSD: Tensor,
     v_BGSD: Tensor,
@@ -46,7 +48,7 @@ def differential(
     *,
     sink: float | Tensor | None,
     scale: float,
-    key_mask: Tensor | None,
+    visibility: Visibility,
 ) -> Tensor:
     """o1 − λ o2 before any norm, [B, H/2, 1, 2D] in the dtype of v: (P1 − λ P2) V by one product.
 
@@ -57,8 +59,10 @@ def differential(
     # The first maps of the pairs that share keys are rows over the first key, the second over the
     # second: (pair of keys, pair of queries, map) → (pair of keys, map, pair of queries).
     by_map = (groups // 2, shared, 2)
-    q = q_BH1D.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
-    score_BGRS = _scores(q, k_BGSD, scale, key_mask)
+    q = q_BH1D
+    if shared > 1:
+        q = q.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
+    score_BGRS = _scores(q, k_BGSD, scale, visibility.key_mask)
     lse_BGR = _log_sum_exp(score_BGRS)
     if isinstance(sink, float | int):
         lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
@@ -66,7 +70,8 @@ def differential(
         by_row = sinks.by_row(sink, lse_BGR).expand(len(lse_BGR), heads, 1)
         by_row = by_row.unflatten(1, by_map).transpose(2, 3)
         lse_BGR = torch.logaddexp(lse_BGR, by_row.reshape(lse_BGR.shape))
-    weight_BP2RS = _weights(score_BGRS, lse_BGR).unflatten(1, (groups // 2, 2))
+    weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
+    weight_BP2RS = weight_BGRS.unflatten(1, (groups // 2, 2))
     first, second = weight_BP2RS.unbind(2)
     difference_BP1RS = (first - lam.to(first.dtype) * second).to(v_BGSD.dtype)[:, :, None]
     o_BP2RD = torch.matmul(difference_BP1RS, v_BGSD.unflatten(1, (groups // 2, 2)))
@@ -84,7 +89,9 @@ def _scores(q_BH1D: Tensor, k_BGSD: Tensor, scale: float, key_mask: Tensor | Non
 
 
 def _log_sum_exp(score_BGRS: Tensor) -> Tensor:
-    """As torch.logsumexp, which no compiler traces over keys of unknown number; −inf of no key."""
+    """torch.logsumexp, by parts that a compiler traces over keys of unknown number too."""
+    if not torch.compiler.is_compiling():
+        return score_BGRS.logsumexp(-1)
     top = score_BGRS.amax(-1, keepdim=True).detach()
     shift = torch.where(top == -torch.inf, 0.0, top)
     total = torch.exp(score_BGRS - shift).sum(-1, keepdim=True)
@@ -92,6 +99,8 @@ def _log_sum_exp(score_BGRS: Tensor) -> Tensor:
     return torch.where(total == 0, -torch.inf, shift + log).squeeze(-1)
 
 
-def _weights(score_BGRS: Tensor, lse_BGR: Tensor) -> Tensor:
+def _weights(score_BGRS: Tensor, lse_BGR: Tensor, key_mask: Tensor | None) -> Tensor:
     """exp(score − lse); 0 where no key is seen."""
+    if key_mask is None:
+        return torch.exp(score_BGRS - lse_BGR[..., None])
     return torch.exp(score_BGRS - torch.where(lse_BGR == -torch.inf, torch.inf, lse_BGR)[..., None])

@@ -8,4 +8,6 @@ from torch import Tensor
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Hold off autocast on the device of x; the meta device has none."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)

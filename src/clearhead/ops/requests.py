@@ -9,6 +9,8 @@ from torch import Tensor
 from clearhead.ops.visibility import Visibility
 
 HALF = (torch.bfloat16, torch.float16)
+# Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation.
+PLAIN, DIFFERENTIAL, UNROTATED = "plain", "differential", "unrotated"
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
@@ -23,6 +25,7 @@ class Request(NamedTuple):
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
         learning: gradients are wanted. compiled: under torch.compile.
+        kind: PLAIN, DIFFERENTIAL or UNROTATED.
     """
 
     device: str
@@ -41,9 +44,11 @@ class Request(NamedTuple):
     segments: bool
     learning: bool
     compiled: bool
+    kind: str = PLAIN
 
     def __str__(self) -> str:
-        words = [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
+        words = [self.kind] * (self.kind != PLAIN)
+        words += [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
         words += [f"values {self.width} wide"] * (self.width != self.depth)
         words += [f"{self.shared} queries a key"] * (self.shared > 1)
         words += ["causal" if self.causal else "both ways"]
@@ -54,7 +59,7 @@ class Request(NamedTuple):
 
 
 def arguments_of(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, kind: str = PLAIN
 ) -> tuple[object, ...]:
     """The arguments of `request`, each of which torch.compile takes for a constant."""
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
@@ -71,7 +76,7 @@ def arguments_of(
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, torch.compiler.is_compiling()),
+        *(learning, torch.compiler.is_compiling(), kind),
     )
 
 

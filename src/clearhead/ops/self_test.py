@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.ops import oracles, sinks
-from clearhead.ops.requests import Request
+from clearhead.ops.coca import coca_keys
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 # ‖error‖ / ‖exact‖; float32 products may run as TF32.
@@ -44,8 +46,8 @@ def _guarded(test: Callable[[torch.device], str | None], request: Request) -> st
     ):
         try:
             return test(device)
-        except (RuntimeError, NotImplementedError) as error:
-            return f"it failed: {str(error).splitlines()[0]}"
+        except Exception as error:  # Triton's have no common class
+            return f"it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
 def _drawn(request: Request, device: torch.device) -> tuple[list[Tensor], Tensor, Visibility]:
@@ -68,6 +70,8 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
     (q, k, v), grad, visibility = _drawn(request, device)
     sink = torch.tensor([0.5] * q.shape[1], device=device)
     scale = request.depth**-0.5
+    if request.kind != PLAIN:
+        return _lone(kernel, request, (q, k, v), sink, scale, visibility)
     shown = torch.ones((), device=device)
     if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
         shown = visibility.key_mask[:, None, -q.shape[2] :, None]
@@ -82,6 +86,35 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
     found[0] = found[0] * shown
     gradients = torch.autograd.grad(want, exact, grad.double())
     return _compared(found, [want.detach() * shown, *gradients], request)
+
+
+@torch.no_grad()
+def _lone(
+    kernel: Any,
+    request: Request,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    sink: Tensor,
+    scale: float,
+    visibility: Visibility,
+) -> str | None:
+    """The output alone, of a kind that is not PLAIN."""
+    q, k, v = inputs
+    q_exact, k_exact, v_exact = (x.double() for x in inputs)
+    options: dict[str, Any] = {"scale": scale, "sink": sink, **visibility._asdict()}
+    if request.kind == DIFFERENTIAL:
+        lam = torch.tensor(0.4, device=q.device)
+        o = kernel.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
+        options |= {"norm_weight": None, "norm_eps": None, "gain": 1.0}
+        want = oracles.differential(q_exact, k_exact, v_exact, lam.double(), **options)
+        return _compared([o], [want], request)
+    assert request.kind == UNROTATED
+    t, keys = k[..., : request.depth // 2].contiguous(), k.shape[2]
+    frequency = 1e4 ** -(torch.arange(0, request.depth, 2, device=q.device) / request.depth)
+    rotation = Rotation(torch.arange(90, 90 + keys, device=q.device)[None], frequency)
+    o, lse = kernel.forward(q, t, v, scale=scale, visibility=visibility, rotation=rotation)
+    o, _ = sinks.join(o, lse, sink)
+    k_tilde = coca_keys(t.double(), rotation.table(), "exact")
+    return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
 
 
 def _differential(run: Callable[..., Tensor], request: Request, device: torch.device) -> str | None:

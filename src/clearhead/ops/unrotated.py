@@ -1,0 +1,60 @@
+"""Attention of a lone query over CoCA's keys as they are cached: t, half as wide, unrotated."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.ops import sinks
+from clearhead.ops.coca import Form, coca_keys
+from clearhead.ops.dispatch import KERNELS, select_kernel
+from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import UNROTATED
+from clearhead.ops.rope import Rotation
+from clearhead.ops.visibility import Visibility
+
+
+def attend_unrotated(
+    q_BHTD: Tensor,
+    t_BGSE: Tensor,
+    v_BGSV: Tensor,
+    *,
+    rotation: Rotation,
+    form: Form,
+    attend: Any,
+    visibility: Visibility,
+    sink: float | Tensor | None,
+    scale: float,
+    **options: Any,
+) -> Tensor:
+    """`attend` over `coca_keys(t, rotation.table(), form)`, which a kernel may make as it reads t.
+
+    Args:
+        q_BHTD: as of `coca_queries`. t_BGSE: x W_T before the relu, [B, G, S, D/2].
+        rotation: of the last S keys, or of more.
+        attend: what computes it where no kernel does, with `options`.
+
+    Returns:
+        [B, H, T, V].
+    """
+    keys = t_BGSE.shape[2]
+    if q_BHTD.is_cuda and (first := visibility.earliest(q_BHTD.shape[2], keys)):
+        t_BGSE, v_BGSV = t_BGSE[:, :, first:], v_BGSV[:, :, first:]
+        visibility, keys = visibility.of_keys(first), keys - first
+    settled = visibility.settled(q_BHTD.shape[2], keys)
+    name = select_kernel(q_BHTD, t_BGSE, v_BGSV, settled, None, UNROTATED)
+    if not name or options.get("prefix") is not None:
+        table = tuple(part[..., -keys:, :] for part in rotation.table())
+        k_BGSD = coca_keys(t_BGSE, table, form)  # type: ignore[arg-type]
+        options |= {"visibility": visibility, "sink": sink, "scale": scale}
+        return attend(q_BHTD, k_BGSD, v_BGSV, **options)
+    if form == "slack":  # q · R [t; t] as q′ · R [t; 0]
+        first_half, second_half = q_BHTD.chunk(2, -1)
+        q_BHTD = torch.cat([first_half + second_half, second_half - first_half], -1)
+    if isinstance(sink, float | int):
+        sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
+    with without_autocast(q_BHTD):
+        o, lse = KERNELS[name].run.forward(
+            q_BHTD, t_BGSE, v_BGSV, scale=scale, visibility=settled, rotation=rotation
+        )
+        return sinks.join(o, lse, sink)[0]
