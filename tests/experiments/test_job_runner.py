@@ -237,7 +237,9 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         jobs.append(Job(name=name, config=asked, records=path, arm="dense", label="r", seed=3))
     untrained = [replace(job, arm="as it is") for job in jobs[1:]]
-    records = load(collect([*jobs, *untrained], tmp_path / "records.jsonl"))
+    joined = collect([*jobs, *untrained], tmp_path / "records.jsonl")
+    assert joined.read_text().count('"kurtosis"') == 2  # none of which another hides
+    records = load(joined)
     assert records.arms() == ["dense", "as it is"]
     for arm in records.arms():
         (run,) = records.of(arm)

@@ -2,7 +2,9 @@
 best, evaluations."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
@@ -14,7 +16,7 @@ from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
-from clearhead.records.runs import COMPARISON, DIAGNOSIS
+from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
@@ -129,12 +131,13 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
     """Join the records of jobs, each under its arm, label and seed.
 
     The first header of a run counts, so that of a training comes before its evaluations'. Of a
-    diagnosis the numbers over all layers and heads are kept.
+    diagnosis the numbers over all layers and heads are kept. Where two jobs measured the same, the
+    later counts: a question asked on purpose, after what the training measured.
 
     Raises:
         ClearheadError: where there are none.
     """
-    lines, headed = list[str](), set[str]()
+    groups, headed = dict[Any, tuple[Job, list[str]]](), set[str]()
     for job in jobs:
         if not job.records.exists():
             continue
@@ -155,7 +158,14 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 del line["cell"]  # of which this is a part
                 if job.config.at != "anywhere":  # where training measures too
                     line["at"] = job.config.at
-            lines.append(jsonl.encode(line))
+            key: Any = len(groups)
+            if line["kind"] == "measure":
+                given = {name: line.get(name) for name in DIMENSIONS}
+                key = run, measure_key(line["metric"], given)
+            if key not in groups or groups[key][0] is not job:
+                groups[key] = job, []
+            groups[key][1].append(jsonl.encode(line))
+    lines = list(chain.from_iterable(group for _, group in groups.values()))
     if not lines:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))
