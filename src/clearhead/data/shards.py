@@ -60,7 +60,7 @@ class ShardWriter:
 
     @property
     def files(self) -> tuple[MarkedFile, MarkedFile]:
-        """What is written to."""
+        """The stream that is written to."""
         return self._ids, self._starts
 
     def start(self) -> None:

@@ -104,7 +104,7 @@ def _small() -> Table:
 
 
 def _questions(*, tokens: int) -> dict[str, Question]:
-    """What is asked before and after, on books that no arm has read and on code."""
+    """Questions asked before and after, on books that no arm has read and on code."""
     held_out: dict[str, Any] = {
         "models": (TRAINED,),
         "length": 512,

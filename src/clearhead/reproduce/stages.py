@@ -23,7 +23,7 @@ RATES = "rates.json"
 
 
 def preparations(trials: Iterable[Trial]) -> list[Job]:
-    """What makes the models to start from, each once."""
+    """Jobs that make the models to start from, each once."""
     return [*{job.name: job for one in trials for job in one.preparations()}.values()]
 
 
