@@ -79,7 +79,7 @@ def test_bench_of_lengths_and_decoding(tmp_path, monkeypatch):
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     ours = [line["ours"] for line in lines]
     assert ours[:7] == ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"]
-    assert ours[7:] == ["softmax", "V1", "transformer", "differential"]
+    assert ours[7:] == ["softmax", "V1", "CoCA", "transformer", "differential"]
     assert lines[0]["name"] == "attention, D 16, T 32"
     assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
 

@@ -24,7 +24,7 @@ from typing import (
 import tyro
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.commands import overrides, pairs, value_of
+from clearhead.pairs import overrides, pairs, value_of
 from clearhead.ranges import check
 
 T = TypeVar("T")

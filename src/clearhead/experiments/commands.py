@@ -1,14 +1,12 @@
-"""Settings as the words of a command line, and KEY=VALUE words as settings."""
+"""Settings as the words of a command line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import chain
 from typing import Any, get_args, get_type_hints
 
 from tyro.conf import Positional
-
-from clearhead.errors import ClearheadError
 
 _POSITIONAL = get_args(Positional[int])[1]
 
@@ -70,33 +68,3 @@ def _is_text(value: str) -> bool:
 
 def _default(field: "Field[Any]") -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def pairs(words: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE words as {KEY: VALUE}.
-
-    Raises:
-        ClearheadError: for another form, and for a key given twice.
-    """
-    found: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key or not value:
-            raise ClearheadError(f"{word!r} is not KEY=VALUE: for example maps=differential")
-        if key in found:
-            raise ClearheadError(f"{key} is given twice: {found[key]} and {value}")
-        found[key] = value
-    return found
-
-
-def overrides(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words for a configuration; a value is JSON, or else plain text."""
-    return {key: value_of(text) for key, text in pairs(words).items()}
-
-
-def value_of(text: str) -> Any:
-    """A value that is JSON, or else plain text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

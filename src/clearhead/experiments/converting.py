@@ -12,7 +12,6 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
 from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.commands import overrides
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.prefixes import (
     AUTO,
@@ -37,6 +36,7 @@ from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.null import NOTHING
 from clearhead.nn.sink import Sink
+from clearhead.pairs import overrides
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance

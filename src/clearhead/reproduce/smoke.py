@@ -93,7 +93,9 @@ def _text(data: DataConfig) -> DataConfig:
 def _little(question: Measurement, length: int) -> Question:
     text = _text(question.data)
     if isinstance(question, DiagnoseConfig):
-        return replace(question, length=length, windows=WINDOWS, data=text)
+        if question.at == "anywhere":  # a document has the length that it has
+            question = replace(question, length=length)
+        return replace(question, windows=WINDOWS, data=text)
     if isinstance(question, QuantizeConfig):
         return replace(question, length=length, tokens=WINDOWS * length, data=text)
     changes: dict[str, Any] = {

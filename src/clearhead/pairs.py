@@ -1,0 +1,37 @@
+"""KEY=VALUE words of a command line."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from clearhead.errors import ClearheadError
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as {KEY: VALUE}.
+
+    Raises:
+        ClearheadError: for another form, and for a key given twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            raise ClearheadError(f"{word!r} is not KEY=VALUE: for example maps=differential")
+        if key in found:
+            raise ClearheadError(f"{key} is given twice: {found[key]} and {value}")
+        found[key] = value
+    return found
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words for a configuration; a value is JSON, or else plain text."""
+    return {key: value_of(text) for key, text in pairs(words).items()}
+
+
+def value_of(text: str) -> Any:
+    """A value that is JSON, or else plain text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
