@@ -76,6 +76,15 @@ def test_what_the_baseline_never_reaches_is_a_bound(tmp_path: Path) -> None:
     assert worse.note == "reached before the first measurement"
 
 
+def test_losses_that_seeds_cannot_tell_apart_give_no_bound(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, "transformer", _base)
+    write(path, "like it", lambda cost: _base(cost) - 1e-6)
+    section = speedup_section(load(path))
+    (row, *_) = section.blocks[0].cells
+    assert row[0][0].text == "undecided"
+
+
 def test_without_losses_on_the_way_there_is_no_section(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     write(path, "transformer", _base, steps=0)

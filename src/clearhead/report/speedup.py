@@ -19,7 +19,7 @@ from clearhead.report.milestones import steps_of
 from clearhead.report.page import Block, Notes, Section, section
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.power_laws import PowerLaws, fit
-from clearhead.report.statistics import Difference, compare
+from clearhead.report.statistics import Difference, Verdict, compare
 
 SIZES = 3  # with fewer no power law is fitted
 LEAST, MOST = 0.01, 100  # ratios told apart
@@ -179,6 +179,9 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
     ratio = math.exp(fmean(rows))
     text = f"{style.number(ratio)} ×"
     if bounds:
+        final = compare([curve[-1][0] for curve in ours], [curve[-1][0] for curve in theirs])
+        if final is not None and final.interval and final.verdict is Verdict.UNDECIDED:
+            return Entry(text="undecided", note="the final losses differ by less than seeds do")
         if len(bounds) > 1:
             return Entry(text="none", note="some seeds are out of reach on either side")
         bound = bounds.pop()
