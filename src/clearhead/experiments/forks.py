@@ -88,6 +88,7 @@ class Template:
                 # A terminal's Ctrl-C is for the runner alone.
                 process_group=0,
             )
+        log.touch()  # there to be told, should the job be killed before it opens it
         orders, _ = self._streams()
         seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         order = {"job": job.to_json(), "log": str(log), "environment": seen}
