@@ -20,11 +20,11 @@ from clearhead.eval.document_prompts import (
     Case,
     DocumentPrompt,
     PromptTemplate,
+    digest_of,
     load_cases,
-    local_file,
     stop_of,
 )
-from clearhead.eval.fingerprints import check_files, file_digest
+from clearhead.eval.fingerprints import check_files
 from clearhead.eval.grounding_metrics import grounding_metrics
 from clearhead.eval.judges import (
     Judge,
@@ -264,7 +264,7 @@ class HallucinationTask(HallucinationOptions):
         return [
             {
                 "file": Path(file).name,
-                "digest": file_digest(local_file(file)),
+                "digest": digest_of(file),
                 **by,
                 "length": length,
             }
@@ -309,7 +309,7 @@ class HallucinationTask(HallucinationOptions):
         """The cases that are asked, those on one document together."""
         cases = load_cases(file)
         if len(cases) > self.samples:
-            draws = SeededChoices(f"hallucination {subject.seed} {file_digest(local_file(file))}")
+            draws = SeededChoices(f"hallucination {subject.seed} {digest_of(file)}")
             places = draws.sample(range(len(cases)), self.samples)
             cases = [cases[place] for place in sorted(places)]
         groups: dict[tuple[str, str], list[Case]] = {}
