@@ -36,8 +36,8 @@ from clearhead.models.loading import load_tokenizer
 from clearhead.models.rotated import Part, rotated
 from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
-from clearhead.nn.null import NOTHING
 from clearhead.nn.sink import Sink
+from clearhead.nn.softmax1 import NOTHING
 from clearhead.pairs import overrides
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
