@@ -45,7 +45,7 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     looks = built.looks
-    sections = (
+    return built.with_sections(
         speedup,
         _comparison(records) if trained else None,
         _training(records, looks),
@@ -59,8 +59,6 @@ def page(records: Records, title: str = "") -> Page:
         _layers(records, looks),
         made.section(records) if records.runs else None,
     )
-    built.sections = [section for section in sections if section is not None]
-    return built
 
 
 def tables(

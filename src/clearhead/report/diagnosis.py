@@ -45,15 +45,13 @@ def page(records: Records, title: str = "") -> Page:
     )
     held = max((run.header.get("probes_hold_bytes") or 0 for run in records.runs), default=0)
     beside = f"The probes held at most {held / 2**20:,.0f} MiB beside a model."
-    three = by_arm(records, "three numbers", _three(), corner="", arms_across=True)
-    every = numbers(records)
-    sections = (
+    return built.with_sections(
         section(
             "comparison",
             "Three numbers",
             "A sink, outliers and rank collapse are what the repairs are about.",
             "",
-            [three] if three else [],
+            [by_arm(records, "three numbers", _three(), corner="", arms_across=True)],
         ),
         *(_section(records, built.looks, one) for one in declared()["sections"]),
         section(
@@ -62,13 +60,11 @@ def page(records: Records, title: str = "") -> Page:
             "Every number by a definition of its own name; those of one kind do not compare across "
             "definitions.",
             "A dash is what a model does not have or could not be measured.",
-            [every, Notes(texts=(beside,) * bool(held))] if every else [],
+            [numbers(records), Notes(texts=(beside,)) if held else None],
             folded=True,
         ),
         made.section(records, made.of_header(*FACTS), SAMPLED),
     )
-    built.sections = [one for one in sections if one is not None]
-    return built
 
 
 def numbers(records: Records) -> Pivot | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
@@ -148,14 +148,20 @@ class Section:
 
 
 def section(
-    name: str, title: str, answer: str, caption: str, blocks: Iterable[Block], folded: bool = False
+    name: str,
+    title: str,
+    answer: str,
+    caption: str,
+    blocks: Iterable[Block | None],
+    folded: bool = False,
 ) -> Section | None:
-    """A section; None where no block shows a number."""
-    blocks = tuple(blocks)
-    if not any(isinstance(block, Pivot | Panels) for block in blocks):
+    """A section of the blocks that there are; None where none shows a number."""
+    found = tuple(block for block in blocks if block is not None)
+    tables = [block for block in found if isinstance(block, Pivot | Panels)]
+    if not tables and not any(isinstance(block, Fold) and block.pivot for block in found):
         return None
     return Section(
-        name=name, title=title, answer=answer, caption=caption, blocks=blocks, folded=folded
+        name=name, title=title, answer=answer, caption=caption, blocks=found, folded=folded
     )
 
 
@@ -188,6 +194,11 @@ class Page:
     def looks(self) -> dict[str, style.Look]:
         """Styles of the arms, the same in every figure and table."""
         return style.looks(self.records.arms())
+
+    def with_sections(self, *sections: Section | None) -> Self:
+        """Show the sections that there are, in this order."""
+        self.sections = [section for section in sections if section is not None]
+        return self
 
     @property
     def key(self) -> bool:

@@ -77,13 +77,13 @@ def page(records: Records, title: str = "") -> Page:
             "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
             "that divided by their characters."
         )
-    sections = (
+    return built.with_sections(
         section(
             "numbers",
             "What schemes cost",
             _extremes(records),
             caption,
-            [*filter(None, [results(records)]), *((Notes(texts=remarks),) if remarks else ())],
+            [results(records), Notes(texts=remarks) if remarks else None],
         ),
         section(
             "fewest",
@@ -91,7 +91,7 @@ def page(records: Records, title: str = "") -> Page:
             f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
             "full precision, and is so with every larger number measured.",
             "",
-            filter(None, [fewest(records)]),
+            [fewest(records)],
         ),
         _curves(records, built.looks),
         made.section(
@@ -102,8 +102,6 @@ def page(records: Records, title: str = "") -> Page:
             "between texts.",
         ),
     )
-    built.sections = [one for one in sections if one is not None]
-    return built
 
 
 def kind_of(family: str) -> str:
