@@ -61,12 +61,8 @@ def page(parts: Parts) -> Page:
 def _lengths(parts: Parts, built: Page) -> Section | None:
     shown = only(parts.text, BASE, ALIBI, COCA)
     return section(
-        "lengths",
-        "Texts longer than in training",
+        "demo.lengths",
         said.lengths(parts.text),
-        "Perplexity is the number of next tokens that would surprise as much if all were "
-        "equally likely: lower is better. A line that rises to the right of the mark belongs to a "
-        "model that copes badly with texts longer than it was trained on.",
         (
             _panels(figures.perplexity_by_length(shown, built.looks)),
             by_arm(shown, "perplexity by length", _by_length(shown)),
@@ -120,12 +116,8 @@ def _blocks(parts: Parts, built: Page) -> Section | None:
         (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
     ]
     return section(
-        "blocks",
-        "A block without skips, values and projections",
+        "demo.blocks",
         said.blocks(parts.text),
-        "A lower curve learns more from the same text. SAS-P leaves out the skip "
-        "connections and the matrices for values and projections, and computes attention and MLP "
-        "side by side; shaped attention, which starts as the identity, makes up for them.",
         (
             _panels(figures.loss(shown, built.looks, "tokens")),
             by_arm(shown, "blocks", columns),
@@ -153,14 +145,8 @@ def _sinks(parts: Parts) -> Section | None:
         ),
     ]
     return section(
-        "sinks",
-        "The attention sink",
+        "demo.sinks",
         said.sinks(parts.sinks),
-        "In this made text three words are followed by a copy of the word before them. A "
-        "head that copies has nothing to do at all other words; as softmax weights sum to one, it "
-        "parks them on the first token: the bright first column. A null key (softmax1, or learned: "
-        "key-bias) is another place to park them, a gate (gated) can switch the head off. Maps are "
-        "of the first seed alone, the table of all.",
         (
             *comparison.maps(parts.sinks),
             by_arm(parts.sinks, "the sink", columns),
@@ -203,12 +189,8 @@ def _bits(parts: Parts) -> Section | None:
         return next(filter(None, cells), ())
 
     return section(
-        "bits",
-        "Outliers, and the cost of 8 bits",
+        "demo.bits",
         said.bits(parts),
-        "Where one scale serves a whole tensor, its largest number decides how finely all "
-        "others are written. Small models trained for a minute have no outliers; larger ones do. "
-        "OrthoAdam is an optimizer against them: it steps in a rotated basis.",
         (
             build("outliers and 8 bits", rows, columns, fill, corner="model"),
             _beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
