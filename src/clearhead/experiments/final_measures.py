@@ -13,7 +13,7 @@ from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
 from clearhead.records.loading import as_line
 from clearhead.train import Run, StepMetrics, TrainConfig
-from clearhead.train.callbacks.metrics import LinesFile
+from clearhead.train.callbacks import LinesFile
 
 DIAGNOSED_WINDOWS = 32
 HEAT_MAP_TOKENS = 48
