@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from clearhead.errors import ClearheadError, choose
-from clearhead.terminal import complain
+from clearhead.errors import ClearheadError, Stopped, choose
+from clearhead.terminal import complain, say
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
@@ -59,6 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
             time.sleep(1)  # torchrun ends every process once one has failed: the other prints first
             raise SystemExit(2) from error
         code = _fail(str(error))
+    except Stopped as stop:
+        say(str(stop))
+        code = stop.code
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             code = 0  # the reader, such as `head`, had enough

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.prefixes import (
     AUTO,
@@ -22,6 +21,7 @@ from clearhead.experiments.prefixes import (
     given_prefix,
     searched_prefix,
 )
+from clearhead.experiments.run_setup import load_model
 from clearhead.models.conversion import (
     converted,
     for_serving,
