@@ -47,11 +47,11 @@ def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(start, text, tmp_pat
     logs = [tmp_path / f"{name}.log" for name in "abc"]
     stopped, killed = (start(jobs[0], log, None) for log in logs[:2])
     done = start(jobs[1], logs[2], None)
+    killed.kill()
     while os.getpgid(stopped.pid) != stopped.pid:  # a terminal's Ctrl-C does not reach it
         time.sleep(0.01)
     assert stopped.exitcode is None
     stopped.terminate()
-    killed.kill()
     assert _end(stopped) in (-signal.SIGTERM, 128 + signal.SIGTERM)
     assert _end(killed) == -signal.SIGKILL
     killed.terminate()  # has ended: nothing happens

@@ -28,6 +28,10 @@ VERBS = {
 }
 
 
+# transformers imports torchao where it is installed, and that tells what the machine lacks.
+for _chatty in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_chatty).setLevel(logging.ERROR)
+
 # Those that several processes run as one, started by torchrun.
 TOGETHER = ("compare", "train")
 
@@ -43,9 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"clearhead {__version__}")
         return
-    # transformers imports torchao where it is installed, and that tells what the machine lacks.
-    for chatty in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         module, _ = VERBS[choose("verb", words[0], VERBS)]
         if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":

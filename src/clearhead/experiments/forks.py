@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 
 _PERFORMING = "clearhead.experiments.performing"
+_IMPORTED = ["clearhead.cli", _PERFORMING]  # the first silences libraries that the second imports
 
 
 def starting(jobs: int) -> Start:
@@ -29,7 +31,7 @@ def starting(jobs: int) -> Start:
     seconds of a core, which short jobs save. It computes nothing and never uses a GPU, so that a
     copy of it may.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([_PERFORMING])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
     return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
 
 
@@ -38,9 +40,14 @@ def _start(job: Job, log: Path, device: str | None, *, threads: int) -> BaseProc
     words = (job.config, log, device, threads)
     process = multiprocessing.get_context("forkserver").Process(target=_perform, args=words)
     # A terminal's Ctrl-C is for the runner alone, not for the process that jobs are forked from.
+    resource_tracker.ensure_running()  # which starts with that process, and would let it through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
+    except (EOFError, OSError) as error:
+        raise ClearheadError(
+            "the process that starts the jobs has ended; the same command goes on from here"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
