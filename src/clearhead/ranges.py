@@ -5,9 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, choose
 
 WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
 
@@ -42,9 +51,10 @@ _WANTED = {
 
 
 def check(settings: Any, place: str = "") -> None:
-    """Refuse a number outside the range that its field declares, in nested settings too.
+    """Refuse a number outside the range that its field declares, or a word that is no choice of it.
 
-    A field that declares none takes whole numbers of 64 bits, or finite ones.
+    A field that declares none takes whole numbers of 64 bits, or finite ones. Settings within
+    settings are checked too.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
@@ -57,6 +67,9 @@ def check(settings: Any, place: str = "") -> None:
             wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
             wanted = _WANTED[int] if wide else _wanted(hint)
             raise ClearheadError(f"{place}{name} is {_short(value)}: give {wanted}")
+        elif (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
+            for word in _items(value):
+                choose(f"{place}{name}", str(word), words)
 
 
 def check_distinct(settings: Any, *names: str) -> None:
@@ -133,6 +146,12 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         return False
     finite = abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value)
     return finite and (within is None or within.holds(value))
+
+
+def _words(hint: Any) -> list[str]:
+    """The choices that a hint names, as Literal or within one."""
+    literals = (one for one in (hint, *get_args(hint)) if get_origin(one) is Literal)
+    return [word for literal in literals for word in get_args(literal)]
 
 
 def _items(value: Any) -> tuple[Any, ...]:

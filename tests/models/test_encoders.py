@@ -27,7 +27,7 @@ from clearhead import (
 )
 from clearhead.models import plan
 from clearhead.models.base_model import ClearheadModel
-from clearhead.nn.mlps import GatedMLP
+from clearhead.nn.mlps import MLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
 
 PAD = 60
@@ -254,7 +254,7 @@ def test_learned_positions_that_run_out_are_told():
 
 def test_geglu_by_hand():
     layer = preset("bert", **SHAPE).layer(0)
-    mlp = GatedMLP(layer, torch.nn.Identity(), F.gelu)
+    mlp = MLP(layer, torch.nn.Identity(), function=F.gelu, gated=True)
     x = torch.randn(3, 32, dtype=torch.float64)
     gate, up, down = (m.weight.double() for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     z = x @ gate.T

@@ -37,7 +37,7 @@ from clearhead.train import (
     make_trackers,
     train_to_end,
 )
-from clearhead.train.callbacks.metrics import FILE as METRICS
+from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined

@@ -12,7 +12,7 @@ from clearhead.eval import perplexity
 from clearhead.experiments.final_measures import states
 from clearhead.records.loading import as_line
 from clearhead.train import Run, StepMetrics, TrainConfig
-from clearhead.train.callbacks.metrics import LinesFile
+from clearhead.train.callbacks import LinesFile
 
 FILE = "milestones.jsonl"
 WINDOWS = 16

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.positions import NoPosition
+from clearhead.nn.bases import NoPosition
 from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
@@ -172,21 +172,23 @@ def _rotation_flops(layer: LayerSpec, length: int) -> float:
     return 3.0 * layer.head_dim * (layer.num_attention_heads + layer.num_key_value_heads)
 
 
-ROPE = Declaration(
-    axis="position",
-    name="rope",
-    summary="rotary: queries and keys turned by an angle that grows with position",
-    source="arXiv 2104.09864",
-    build=Rotary,
-    refuses=_refuses,
-    flops=_rotation_flops,
-)
-XPOS = Declaration(
-    axis="position",
-    name="xpos",
-    summary="rotary, with scores that fade with distance; causal",
-    source="arXiv 2212.10554",
-    build=XPos,
-    refuses=_xpos_refuses,
-    flops=_rotation_flops,
+DECLARATIONS = (
+    Declaration(
+        "position",
+        "rope",
+        "rotary: queries and keys turned by an angle that grows with position",
+        "arXiv 2104.09864",
+        Rotary,
+        refuses=_refuses,
+        flops=_rotation_flops,
+    ),
+    Declaration(
+        "position",
+        "xpos",
+        "rotary, with scores that fade with distance; causal",
+        "arXiv 2212.10554",
+        XPos,
+        refuses=_xpos_refuses,
+        flops=_rotation_flops,
+    ),
 )
