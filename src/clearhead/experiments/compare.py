@@ -23,6 +23,7 @@ from clearhead.experiments.final_measures import (
     measure,
 )
 from clearhead.experiments.forks import make_at_once
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.run_setup import batches, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
@@ -134,7 +135,7 @@ def _compare(
         spread = [job for job in jobs if not job.records.exists()]
         for _ in range(len(jobs) - len(spread)):
             work.skip()
-        make_at_once(config, spread, say, work)
+        make_at_once(config, [job.of_a_process() for job in spread], say, work)
     for job in jobs:
         trained = None
         if job in spread:
@@ -212,6 +213,16 @@ class _Job:
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
         self.header = self._header()
+
+    def of_a_process(self) -> Job:
+        """The run as a job of a process of its own."""
+        return Job(
+            name=self.folder.name,
+            config=OneRun(comparison=self.config, arm=self.arm.name, seed=self.seed),
+            records=self.records,
+            arm=self.arm.name,
+            label=self.config.label,
+        )
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""
