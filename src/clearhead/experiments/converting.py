@@ -157,9 +157,8 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    before, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
-    if basis:
-        before = with_equal_logits(before, rotated(before, basis))
+    first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    before = with_equal_logits(first, rotated(first, basis)) if basis else first
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
@@ -173,7 +172,7 @@ def to_other_mechanisms(
 
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
-            found = distance(before, made, windows, **inputs)
+            found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
         lines.append(
             f"{what}: KL {found.divergence:.4f} nats a token, perplexity "
