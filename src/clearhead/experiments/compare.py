@@ -66,7 +66,8 @@ def compare(
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
-    torchrun started train every run together; the first measures and writes.
+    torchrun started train every run together; the first measures and writes. A script that asks for
+    several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants it.
 
     Args:
         work: shows which run is at hand and how far it is, a unit a run.
