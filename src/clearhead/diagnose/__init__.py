@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from clearhead.diagnose.diagnosis import diagnose as diagnose
     from clearhead.diagnose.diagnosis import with_extrapolation as with_extrapolation
     from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
+    from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
     from clearhead.diagnose.hidden import kurtosis as kurtosis
-    from clearhead.diagnose.rotated import RotatedKurtosis as RotatedKurtosis
     from clearhead.diagnose.whole_maps import attention_maps as attention_maps
 
 

@@ -45,8 +45,10 @@ class Rotary(NoPosition):
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
             return (self._group(queries_BT, keys_BS, self._theta(length_B)),)
         if kind == "dynamic-causal":
-            if self.layer.direction != "causal":
-                reach_B = self._lengths(keys_BS)[self._bucket(keys_BS.amax(1))]
+            lone = queries_BT.shape[1] == 1  # then a row has one base
+            if lone or self.layer.direction != "causal":
+                last_BS = queries_BT if lone else keys_BS
+                reach_B = self._lengths(last_BS)[self._bucket(last_BS.amax(1))]
                 return (self._group(queries_BT, keys_BS, self._theta(reach_B)),)
             return tuple(self._by_bucket(queries_BT, keys_BS))
         return (self._group(queries_BT, keys_BS),)
