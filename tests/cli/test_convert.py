@@ -189,6 +189,20 @@ def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, 
     assert "Llama has no normalizer='key-value'" in _error(capsys)
 
 
+def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):
+    made, back = tmp_path / "made", tmp_path / "back"
+    assert _call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
+    assert "with equal logits" in capsys.readouterr().out
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert record["rotated"] == ["residual", "values"]
+    assert _call("convert", str(made), str(back)) == 0
+    theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(tokens).logits, theirs(tokens).logits, atol=1e-4)
+    assert bool((again.model.norm.weight == 1).all())
+
+
 def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):
     made, loud = tmp_path / "made", tmp_path / "loud"
     words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")

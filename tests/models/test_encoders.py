@@ -26,7 +26,7 @@ from clearhead import (
 )
 from clearhead.models import plan
 from clearhead.models.base_model import ClearheadModel
-from clearhead.nn.mlps import GatedMLP
+from clearhead.nn.mlps import MLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
 
 from .space import WHOLE as SHAPE
@@ -250,7 +250,7 @@ def test_kinds_of_problem():
 
 def test_geglu_by_hand():
     layer = preset("bert", **SHAPE).layer(0)
-    mlp = GatedMLP(layer, torch.nn.Identity(), F.gelu)
+    mlp = MLP(layer, torch.nn.Identity(), function=F.gelu, gated=True)
     x = torch.randn(3, 32, dtype=torch.float64)
     gate, up, down = (m.weight.double() for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     z = x @ gate.T

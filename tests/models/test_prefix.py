@@ -13,7 +13,7 @@ from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments.prefixes import fill
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
-from clearhead.nn import hadamard
+from clearhead.nn import REGISTRY
 
 from . import space
 
@@ -174,7 +174,7 @@ def test_the_rotation_is_the_same_function_and_is_turned_back():
         assert not torch.allclose(start.model.model.layers[0].mlp.down_proj.weight, first)
     spec = plain.config.layer(0)
     with pytest.raises(ClearheadError, match="has no down_proj whose input could be turned"):
-        hadamard.HADAMARD.adopt({}, spec, spec)
+        REGISTRY.find("mlp_rotation", "hadamard").adopt({}, spec, spec)
 
 
 _ELSEWHERE = """

@@ -1,4 +1,5 @@
 import json
+import resource
 from threading import Event
 
 import pytest
@@ -7,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
-from clearhead.train import checkpoint
+from clearhead.train import Callback, checkpoint, train
 from clearhead.train.saver import Saver
 from clearhead.train.world import ALONE
 
@@ -86,6 +87,32 @@ def test_a_checkpoint_written_beside_the_training_is_of_the_step_it_is_named_for
     assert {file.name for file in path.iterdir()} == {file.name for file in expected.iterdir()}
     for file in path.iterdir():
         assert file.read_bytes() == (expected / file.name).read_bytes()
+
+
+class Faults(Callback):
+    """Counts the pages of memory that the training thread took new from a step to the next."""
+
+    def __init__(self):
+        self.ended, self.began = [], []
+
+    def start(self, run):
+        run.model.register_forward_pre_hook(lambda *_: self.began.append(self.count()))
+
+    def step(self, metrics):
+        self.ended.append(self.count())
+
+    def count(self):
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def test_the_first_checkpoint_finds_the_memory_of_its_copies_in_use(tiny, tmp_path):
+    model = tiny.make_model(hidden_size=256, intermediate_size=4096)
+    faults = Faults()
+    settings = tiny.make_config(save_every=3, log_every=1)
+    train(model, tiny.Batches(), settings, output=tmp_path, callbacks=[faults])
+    saving = faults.began[3] - faults.ended[2]
+    state = 3 * sum(parameter.nbytes for parameter in model.parameters())  # with two moments
+    assert saving * resource.getpagesize() < state / 10
 
 
 def test_the_newest_stay(trained, tmp_path):

@@ -116,8 +116,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     import torch
 
     from clearhead.data.config import DataConfig
-    from clearhead.experiments.checkpoints import load_model
-    from clearhead.experiments.run_setup import untrained
+    from clearhead.experiments.run_setup import load_model, untrained
 
     if source.startswith("init:"):
         torch.manual_seed(0)

@@ -10,8 +10,7 @@ from clearhead.lazy import lazily
 if TYPE_CHECKING:
     from clearhead.diagnose.attention_profile import RowMeans
     from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
-    from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
-    from clearhead.diagnose.rotated import RotatedKurtosis
+    from clearhead.diagnose.hidden import HiddenStatistics, RotatedKurtosis, kurtosis
     from clearhead.diagnose.whole_maps import attention_maps
 
 __all__ = [

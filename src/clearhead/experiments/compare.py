@@ -16,11 +16,14 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
-from clearhead.experiments.final_measures import attention_records, measure
-from clearhead.experiments.milestones import FILE as MILESTONES
-from clearhead.experiments.milestones import Milestones
+from clearhead.experiments.final_measures import (
+    MILESTONES,
+    Milestones,
+    attention_records,
+    measure,
+)
+from clearhead.experiments.forks import make_at_once
 from clearhead.experiments.run_setup import batches, masked_batches
-from clearhead.experiments.side_by_side import make_at_once
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -37,7 +40,7 @@ from clearhead.train import (
     make_trackers,
     train_to_end,
 )
-from clearhead.train.callbacks.metrics import FILE as METRICS
+from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined

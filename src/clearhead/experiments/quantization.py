@@ -7,9 +7,8 @@ from transformers.utils import logging
 
 from clearhead.data import prepare
 from clearhead.errors import require
-from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.names import short_names
-from clearhead.experiments.run_setup import refuse_tokenizer
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep

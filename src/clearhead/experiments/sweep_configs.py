@@ -83,7 +83,7 @@ EvaluateConfig = make_dataclass(
     bases=(EvaluateSettings,),
     frozen=True,
     kw_only=True,
-    namespace={"__doc__": EvaluateSettings.__doc__},
+    namespace={"__doc__": EvaluateSettings.__doc__, "__module__": __name__},  # to be pickled
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.identity import Identity
+from clearhead.nn.norms import Identity
 from clearhead.spec import Declaration, LayerSpec
 
 # Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
@@ -126,27 +126,29 @@ def _silent(layer: LayerSpec) -> str | None:
     return None
 
 
-TRAINABLE = Declaration(
-    axis="residual_scale",
-    name="trainable",
-    summary="attention_gain and mlp_gain, where given, are trained",
-    source="arXiv 2311.01906, section 4.1",
-    build=Trainable,
-    refuses=_silent,
-)
-SCHEDULED = Declaration(
-    axis="residual_scale",
-    name="scheduled",
-    summary="they grow from 0 to what is given, in proportion to the training done",
-    source="a reading of arXiv 2311.01906 for norm-free blocks",
-    build=Scheduled,
-    refuses=lambda layer: _silent(layer) or _refuses(layer),
-)
-FEEDBACK = Declaration(
-    axis="residual_scale",
-    name="feedback",
-    summary="they shrink where the loss leaps, and else grow slowly",
-    source="a reading of arXiv 2311.01906 for norm-free blocks",
-    build=Feedback,
-    refuses=_refuses,
+DECLARATIONS = (
+    Declaration(
+        "residual_scale",
+        "trainable",
+        "attention_gain and mlp_gain, where given, are trained",
+        "arXiv 2311.01906, section 4.1",
+        Trainable,
+        refuses=_silent,
+    ),
+    Declaration(
+        "residual_scale",
+        "scheduled",
+        "they grow from 0 to what is given, in proportion to the training done",
+        "a reading of arXiv 2311.01906 for norm-free blocks",
+        Scheduled,
+        refuses=lambda layer: _silent(layer) or _refuses(layer),
+    ),
+    Declaration(
+        "residual_scale",
+        "feedback",
+        "they shrink where the loss leaps, and else grow slowly",
+        "a reading of arXiv 2311.01906 for norm-free blocks",
+        Feedback,
+        refuses=_refuses,
+    ),
 )

@@ -15,7 +15,6 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.prefix import as_null
 from clearhead.ops.visibility import Visibility
 
 
@@ -69,7 +68,7 @@ def attend(
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     value = None
     if prefix is not None:
-        sink, value = as_null(q_BHTD, prefix, sink, scale)
+        sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
     name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)

@@ -7,9 +7,9 @@ zeros; its causal form aligns the first query with the first key, so it serves o
 import torch
 from torch import Tensor
 
+from clearhead.ops.layouts import alike
 from clearhead.ops.requests import HALF, SHORT, Request
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 _aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ It makes a plan for every shape, which only training repays: requests without gr
 import torch
 from torch import Tensor
 
+from clearhead.ops.layouts import alike
 from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 _aten = torch.ops.aten
 

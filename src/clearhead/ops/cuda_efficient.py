@@ -8,11 +8,11 @@ of their group. There padding is an additive bias; elsewhere padded rows and doc
 import torch
 from torch import Tensor
 
-from clearhead.ops import groups
+from clearhead.ops import layouts
+from clearhead.ops.layouts import alike
 from clearhead.ops.packing import Packing
 from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 _aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def backward(
         window_size=visibility.window,
     )
     dq = dq.transpose(1, 2)[..., :depth].reshape(q_BHTD.shape)
-    dk, dv = (groups.add(x.transpose(1, 2), shared) for x in (dk, dv))
+    dk, dv = (layouts.add(x.transpose(1, 2), shared) for x in (dk, dv))
     return dq, dk[..., :depth], dv[..., :width]
 
 
@@ -140,7 +140,7 @@ def packed_backward(
         scale=scale,
         window_size=window,
     )
-    dk, dv = (groups.add(x.transpose(1, 2), shared).transpose(1, 2) for x in (dk, dv))
+    dk, dv = (layouts.add(x.transpose(1, 2), shared).transpose(1, 2) for x in (dk, dv))
     depth, width = q_NHD.shape[2], v_NGV.shape[2]
     return dq[0, ..., :depth], dk[0, ..., :depth], dv[0, ..., :width]
 
@@ -152,14 +152,14 @@ def _ready(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     if q.shape[2] == 1:
         q = q.reshape(len(q), k.shape[1], -1, q.shape[3])
-    k, v = groups.repeat(k, q.shape[1]), groups.repeat(v, q.shape[1])
+    k, v = layouts.repeat(k, q.shape[1]), layouts.repeat(v, q.shape[1])
     (q, k), (v,) = alike(q, k, multiple=8), alike(v, multiple=8)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def _spread(x_NGD: Tensor, heads: int) -> Tensor:
     """[N, G, D] → [1, N, H, D]."""
-    x = groups.repeat(x_NGD[None].transpose(1, 2), heads).transpose(1, 2)
+    x = layouts.repeat(x_NGD[None].transpose(1, 2), heads).transpose(1, 2)
     return alike(x, multiple=8)[0]
 
 

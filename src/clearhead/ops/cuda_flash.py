@@ -9,10 +9,10 @@ of 8 up to 256: narrower tensors are padded with zeros.
 import torch
 from torch import Tensor
 
+from clearhead.ops.layouts import alike
 from clearhead.ops.packing import Packing
 from clearhead.ops.requests import HALF, Request
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 _aten = torch.ops.aten
 

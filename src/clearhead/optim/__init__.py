@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.optim.build import OPTIMIZERS, OptimizerConfig, build_optimizer
+    from clearhead.optim.build import OPTIMIZERS, build_optimizer
     from clearhead.optim.groups import decay_groups, pattern_groups
     from clearhead.optim.orthoadam import OrthoAdam
-    from clearhead.optim.readers import READERS
-    from clearhead.optim.schedule import SCHEDULES, ScheduleConfig, learning_rate
+    from clearhead.optim.recipe import READERS, SCHEDULES, Course, Recipe, Windows, learning_rate
 
 __all__ = [
     "OPTIMIZERS",
     "READERS",
     "SCHEDULES",
-    "OptimizerConfig",
+    "Course",
     "OrthoAdam",
-    "ScheduleConfig",
+    "Recipe",
+    "Windows",
     "build_optimizer",
     "decay_groups",
     "learning_rate",

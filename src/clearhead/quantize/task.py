@@ -8,8 +8,8 @@ from typing import ClassVar
 from clearhead.data import windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import load_questions
-from clearhead.eval.fingerprints import file_digest
 from clearhead.eval.options import LISTED
+from clearhead.eval.task import file_digest
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.quantize.linear import linear_layers
 from clearhead.quantize.measure import CALIBRATION, Texts, cost

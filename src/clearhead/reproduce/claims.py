@@ -1,12 +1,10 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
@@ -14,6 +12,7 @@ from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of, found
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds, threshold_of
+from clearhead.reproduce import rows
 
 
 class Judgement(StrEnum):
@@ -162,10 +161,8 @@ class Claim:
 @cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the book."""
-    text = resources.files("clearhead.reproduce").joinpath("claims.toml").read_text("utf-8")
     return tuple(
-        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row)
-        for row in tomllib.loads(text)["claim"]
+        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row) for row in rows("claims")
     )
 
 

@@ -51,6 +51,15 @@ def newest(output: Path) -> Path | None:
     return next(reversed(folders(output)), None)
 
 
+def prepare(model: "PreTrainedModel", optimizer: torch.optim.Optimizer, saver: Saver) -> None:
+    """Have `saver` take the memory of its copies before the first checkpoint, while steps go on.
+
+    The optimizer has its state: a step was made.
+    """
+    weights, tensors, _ = _state(model, optimizer, sharded=_in_shards(model, saver.world))
+    saver.prepare(weights, tensors)
+
+
 def save(
     output: Path,
     *,
@@ -77,19 +86,15 @@ def save(
     previous = newest(output)
     safe = f"the one before, {previous}, is whole" if previous else "there is none before it"
     advice = f"{safe}; make room and resume"
-    sharded = world.size > 1 or is_sharded(model)
+    sharded = _in_shards(model, world)
     with ExitStack() as stack:
         # Written by all, published by the first.
         folder = world.by_first(lambda: stack.enter_context(publish_folder(target, advice)))
-        tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
+        weights, tensors, outline = _state(model, optimizer, sharded=sharded)
         random = sharded_checkpoint.random_state(model.device)
         if sharded:
-            weights = dict(sharded_checkpoint.named_weights(model))
             random = {f"{name}/{world.rank}": tensor for name, tensor in random.items()}
-        else:
-            weights = adapters.weights(model)
-            tensors |= adapters.buffers(model)
-        beside = not last and saver.has_room_for((*weights.values(), *tensors.values()))
+        beside = not last and saver.prepare(weights, tensors)
         if beside:
             weights, tensors = saver.copies(weights), saver.copies(tensors)
         publishing = stack.pop_all()
@@ -196,6 +201,21 @@ def restore(
     optimizer_state.unpack(names, optimizer, tensors, record["optimizer"])
     if record.get("processes", 1) == world.size:
         sharded_checkpoint.set_random_state(tensors, model.device)
+
+
+def _in_shards(model: "PreTrainedModel", world: World) -> bool:
+    """True if each process writes its part of a checkpoint."""
+    return world.size > 1 or is_sharded(model)
+
+
+def _state(
+    model: "PreTrainedModel", optimizer: torch.optim.Optimizer, *, sharded: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
+    """Weights, the other tensors and the optimizer's outline: of this process, where `sharded`."""
+    tensors, outline = optimizer_state.pack(_parameter_names(model), optimizer)
+    if sharded:
+        return dict(sharded_checkpoint.named_weights(model)), tensors, outline
+    return adapters.weights(model), tensors | adapters.buffers(model), outline
 
 
 def _parameter_names(model: "PreTrainedModel") -> dict[torch.Tensor, str]:

@@ -230,6 +230,8 @@ class _Loop:
         stopped = None
         before = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
         logged = before
+        every = config.save_every or config.steps
+        saves_before_end = (config.steps - 1) // every > progress.step // every
         self.model.train()
         while progress.step < config.steps:
             alive()
@@ -243,8 +245,10 @@ class _Loop:
                 self.log(norm, before, logged)
                 logged = _Mark(progress.step, progress.seconds, self.prefetcher.waited)
             self.tell_published()
-            if config.save_every and progress.step % config.save_every == 0:
+            if progress.step % every == 0:
                 self.save(last=progress.step == config.steps)
+            elif saves_before_end and progress.step == self.run.first_step + 1:
+                checkpoint.prepare(self.model, self.optimizer, self.saver)
             received = int(max(self.world.gather(stop.received or 0)))
             if received:
                 stopped = signal.Signals(received)

@@ -47,7 +47,7 @@ def train_to_end(
         resume = world.by_first(lambda: run_dir.holds_run(output))
         result = train(model, batches, config, output=output, resume=resume, **options)
         if result.stop_signal is not None:
-            raise InterruptedRun(result)
+            raise InterruptedRun(result.stop_signal)
         if is_sharded(result.model):  # no process can run it alone
             return pretrained(kind, final).to(device), result
         return result.model, result
