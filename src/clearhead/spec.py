@@ -1,12 +1,12 @@
 """Description of one layer: the axes, a name on each, and the table of what fits with what.
 
 No tensor lives here. A mechanism declares itself once (`Declaration`, in its own file under
-`clearhead.nn`); `clearhead.nn.registry` lists the declarations; the configuration, the validity
+`clearhead.nn`); `clearhead.nn.mechanisms` lists the declarations; the configuration, the validity
 table, `clearhead plan` and the documentation read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -134,9 +134,9 @@ def _refuses_nothing(layer: LayerSpec) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Declaration:
-    """All that the house knows of one mechanism.
+    """All that the house knows of one mechanism; options after `build` are given by name.
 
     Attributes:
         axis: a key of `AXES`.
@@ -170,6 +170,7 @@ class Declaration:
     summary: str
     source: str
     build: Callable[..., Any]
+    _: KW_ONLY
     refuses: Callable[[LayerSpec], str | None] = _refuses_nothing
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
@@ -184,11 +185,9 @@ class Declaration:
 class Registry:
     """The declarations, by axis and name."""
 
-    def __init__(self, declarations: Iterable[Declaration]) -> None:
+    def __init__(self) -> None:
         self._table: dict[str, dict[str, Declaration]] = {axis: {} for axis in AXES}
         self._packages: dict[tuple[str, str], str] = {}  # of those that are not of this house
-        for declaration in declarations:
-            self.add(declaration)
 
     def add(self, declaration: Declaration, package: str = "clearhead") -> None:
         """Add a mechanism; again from the same package, in place of the first.

@@ -13,7 +13,7 @@ from clearhead.cli import main
 from clearhead.data import Batches
 from clearhead.eval import perplexity
 from clearhead.experiments import compare as job
-from clearhead.experiments import milestones
+from clearhead.experiments import final_measures
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
 
@@ -137,13 +137,13 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, c
         read.append(perplexity(*given, **options))
         return read[-1]
 
-    monkeypatch.setattr(milestones, "perplexity", spy)
+    monkeypatch.setattr(final_measures, "perplexity", spy)
     words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
     assert _call(*words) == 0
     lines = [json.loads(x) for x in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     losses = [x for x in lines if x.get("metric") == "loss"]
     assert [x["value"] for x in losses if "step" in x] == [found.loss for found in read]
-    assert all(found.tokens < 15 * milestones.WINDOWS for found in read)
+    assert all(found.tokens < 15 * final_measures.WINDOWS for found in read)
     for line in losses:
         if "step" not in line:
             assert line["predicted_tokens"] < 64 // line["length"] * (line["length"] - 1)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,10 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     plain = tmp_path / "plain"
     assert _call("train", "transformer", "--output", str(plain), *settings) == 0
 
-    def wrong(model: ClearheadForCausalLM) -> LlamaForCausalLM:
-        broken = LLAMA.exported(model)
-        torch.nn.init.zeros_(broken.model.norm.weight)
-        return broken
+    def wrong(state: dict[str, torch.Tensor], ours: object) -> dict[str, torch.Tensor]:
+        return state | {"model.norm.weight": 0 * state["model.norm.weight"]}
 
-    other = conversion.FAMILIES["LlamaForCausalLM"]._replace(write=wrong)
+    other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
     assert _call("convert", str(plain), str(made)) == 2
     assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)
@@ -187,6 +186,20 @@ def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, 
     assert next(map(json.loads, lines))["left_out"] == {}
     assert _call("convert", str(made), str(tmp_path / "llama")) == 2
     assert "Llama has no normalizer='key-value'" in _error(capsys)
+
+
+def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):
+    made, back = tmp_path / "made", tmp_path / "back"
+    assert _call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
+    assert "with equal logits" in capsys.readouterr().out
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert record["rotated"] == ["residual", "values"]
+    assert _call("convert", str(made), str(back)) == 0
+    theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(tokens).logits, theirs(tokens).logits, atol=1e-4)
+    assert bool((again.model.norm.weight == 1).all())
 
 
 def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):

@@ -17,7 +17,7 @@ from clearhead.eval.options import OPTIONS
 from clearhead.models import SIZES
 from clearhead.models.catalogue import _OWN as OWN_PRESETS
 from clearhead.optim import OPTIMIZERS
-from clearhead.train.config import Optimizer
+from clearhead.optim.recipe import Optimizer
 
 HEAVY = {"torch", "transformers", "datasets", "numpy", "plotly", "pandas", "tokenizers"}
 ROOMS = (
@@ -30,7 +30,6 @@ ROOMS = (
     "quantize",
     "report",
     "train",
-    "train.callbacks",
     "view",
 )
 

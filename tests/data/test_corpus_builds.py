@@ -292,7 +292,7 @@ def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
 
 def test_two_builds_at_once(folder, configure):
     config = configure(folder)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     with context.Pool(2) as pool:
         results = pool.map(_digest, [config, config], chunksize=1)
     assert results[0] == results[1] == _digest(config)

@@ -9,8 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bill import bill
-from clearhead.experiments.hardware import GPUS
+from clearhead.experiments.bill import GPUS, bill
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import plan, preset

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, DynamicCache
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.ops import oracles
-from clearhead.ops.groups import repeat
+from clearhead.ops.layouts import repeat
 
 from . import space
 

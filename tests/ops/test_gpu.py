@@ -17,7 +17,7 @@ from clearhead.ops import (
     shaped_causal,
     shaped_fused,
 )
-from clearhead.ops.requests import arguments_of, request
+from clearhead.ops.dispatch import arguments_of, request
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
 

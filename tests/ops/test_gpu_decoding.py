@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import StaticCache
 
 from clearhead import ClearheadForCausalLM, ops, preset
+from clearhead.models import PRESETS
 from clearhead.ops import dispatch, oracles
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
 from clearhead.ops.visibility import Visibility
@@ -129,3 +131,34 @@ def test_a_static_cache_generates_the_same_compiled(name):
     options["attention_mask"] = torch.ones_like(ids)
     want = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), want)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(
+    "name", [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+)
+@torch.no_grad()
+def test_a_whole_step_in_a_graph(name, padding):
+    """Captured once, it serves every later length."""
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 97, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(preset(name, **shape)).to("cuda").eval()
+    ids = torch.randint(0, 97, (2, 12), device="cuda")
+    mask = torch.ones(2, 16, dtype=torch.long, device="cuda")
+    mask[1, :padding] = 0
+    whole = model(ids, attention_mask=mask[:, :12], use_cache=False).logits
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    model(ids[:, :5], attention_mask=mask, past_key_values=cache)
+    given = {"attention_mask": mask if padding else None, "past_key_values": cache}
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # kernels are chosen and compiled
+        model(ids[:, 5:6], **given)
+    torch.cuda.current_stream().wait_stream(aside)
+    token, graph = ids[:, 6:7].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = model(token, **given).logits
+    for place in range(6, 12):
+        token.copy_(ids[:, place : place + 1])
+        graph.replay()
+        assert (logits[:, 0] - whole[:, place]).abs().max() <= 1e-3 * whole.abs().max()

@@ -4,11 +4,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tyro.conf import Positional
-
 from clearhead.cli.options import Overrides, Variations, given, parse, said_once
 from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
-from clearhead.metavars import Preset
 from clearhead.terminal import say
 
 
@@ -16,7 +13,6 @@ from clearhead.terminal import say
 class Command(CompareConfig):
     """A comparison and its report."""
 
-    presets: Positional[tuple[Preset, ...]] = CompareConfig.presets
     set: Overrides = field(default_factory=dict)
     vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
@@ -44,24 +40,15 @@ def run(words: list[str]) -> int:
         )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
-    from clearhead.experiments.job_runner import Stopped
     from clearhead.experiments.ladder import ladder
     from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.train import InterruptedRun
     from clearhead.train.world import joined
 
     with said_once():
         load(command.beside)  # a file that cannot be read is better known before the training
-    with joined(command.train.timeout) as world:
-        try:
-            with Line() if world.first else nullcontext() as work:
-                (ladder if command.sizes else compare)(command, say=say, work=work)
-        except (InterruptedRun, Stopped) as stop:
-            say("stopped and saved: the same command goes on from here")
-            return stop.code
-    if not world.first:
-        return 0
-    page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page)
+    with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
+        (ladder if command.sizes else compare)(command, say=say, work=work)
+    if world.first:
+        publish([command.output / RECORDS, *command.beside], command.output / "report.html")
     return 0

@@ -89,33 +89,23 @@ def run(words: list[str]) -> int:
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.forks import Template
-    from clearhead.experiments.job_runner import Stopped
+    from clearhead.experiments import forks
     from clearhead.progress import Line
     from clearhead.reproduce import stages
     from clearhead.train import make_trackers
 
     make_trackers(command.track)  # refuses one that is not installed
     failed, sources = 0, {}
-    with Template(command.jobs) as template:
-        for name, trials, output in chosen:
-            try:
-                with Line(unit="job") as work:
-                    records, wrong = stages.reproduce(
-                        trials,
-                        output,
-                        jobs=command.jobs,
-                        start=template.start,
-                        say=say,
-                        work=work,
-                    )
-            except Stopped as stop:
-                say("stopped: the same command goes on from here")
-                return stop.code
-            failed += wrong
-            sources[name] = records
-            title = f"clearhead reproduce {name}, {command.scale}"
-            publish([records], output / "report.html", title=title)
+    start = forks.starting(command.jobs)
+    for name, trials, output in chosen:
+        with Line(unit="job") as work:
+            records, wrong = stages.reproduce(
+                trials, output, jobs=command.jobs, start=start, say=say, work=work
+            )
+        failed += wrong
+        sources[name] = records
+        title = f"clearhead reproduce {name}, {command.scale}"
+        publish([records], output / "report.html", title=title)
     _publish_book(sources, (command.output or Path("runs")) / "claims.html")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
@@ -162,7 +152,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
-    from clearhead.reproduce.selection import ALL, choose_studies
+    from clearhead.reproduce.claims import ALL, choose_studies
 
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []

@@ -25,8 +25,8 @@ from typing import Any, Literal, NamedTuple
 from clearhead.data import DataConfig, hub
 from clearhead.data.readers import JSON_LINES, ending, json_rows
 from clearhead.errors import ClearheadError
-from clearhead.eval.fingerprints import file_digest
 from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import file_digest
 from clearhead.terminal import say
 
 Tokens = tuple[int, ...]

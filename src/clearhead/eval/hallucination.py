@@ -8,11 +8,10 @@ that a judge finds supported by the document. Without a judge there are `groundi
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
@@ -24,7 +23,6 @@ from clearhead.eval.document_prompts import (
     load_cases,
     stop_of,
 )
-from clearhead.eval.fingerprints import check_files
 from clearhead.eval.grounding_metrics import grounding_metrics
 from clearhead.eval.judges import (
     Judge,
@@ -34,10 +32,9 @@ from clearhead.eval.judges import (
     question_to,
 )
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import Subject, check_count
+from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records import jsonl
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
@@ -230,12 +227,10 @@ def _until(text: str, stop: str | None) -> str:
     return text if stop is None else text.partition(stop)[0].rstrip()
 
 
-@dataclass(frozen=True, kw_only=True)
-class HallucinationTask(HallucinationOptions):
+class HallucinationTask(EvalTask, HallucinationOptions):
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = (
+    headlines = (
         "accuracy",
         "undecided",
         "answer_contained",
@@ -272,7 +267,7 @@ class HallucinationTask(HallucinationOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         template = self._template(subject)
         groups = [
@@ -291,7 +286,7 @@ class HallucinationTask(HallucinationOptions):
             # A judge that is not there is found out before the long part.
             before=None if judge is None else judge.check,
         )
-        result = {
+        return {
             **({} if judge is None else verdicts(work.judge(judge, texts))),
             **grounding_metrics([one.text for one in texts], prompts),
             "items": len(prompts),
@@ -300,7 +295,6 @@ class HallucinationTask(HallucinationOptions):
             "cut": sum(one.cut for one in prompts) / len(prompts),
             "prompt_tokens": fmean(len(one.prompt.ids) for one in prompts),
         }
-        return lines_of(self.headlines, result)
 
     def _template(self, subject: Subject) -> PromptTemplate:
         return PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=self.chat)

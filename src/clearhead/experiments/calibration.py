@@ -11,7 +11,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.sources import find
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.nn.null import NOTHING
+from clearhead.nn.softmax1 import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 

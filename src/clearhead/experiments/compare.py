@@ -17,11 +17,15 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
-from clearhead.experiments.final_measures import attention_records, measure
-from clearhead.experiments.milestones import FILE as MILESTONES
-from clearhead.experiments.milestones import Milestones
+from clearhead.experiments.final_measures import (
+    MILESTONES,
+    Milestones,
+    attention_records,
+    measure,
+)
+from clearhead.experiments.forks import make_at_once
+from clearhead.experiments.jobs import Job
 from clearhead.experiments.run_setup import batches, data_of, masked_batches
-from clearhead.experiments.side_by_side import make_at_once
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -38,7 +42,7 @@ from clearhead.train import (
     make_trackers,
     train_to_end,
 )
-from clearhead.train.callbacks.metrics import FILE as METRICS
+from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
 from clearhead.train.world import World, joined
@@ -63,7 +67,8 @@ def compare(
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
-    torchrun started train every run together; the first measures and writes.
+    torchrun started train every run together; the first measures and writes. A script that asks for
+    several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants it.
 
     Args:
         work: shows which run is at hand and how far it is, a unit a run.
@@ -132,7 +137,7 @@ def _compare(
         spread = [job for job in jobs if not job.records.exists()]
         for _ in range(len(jobs) - len(spread)):
             work.skip()
-        make_at_once(config, spread, say, work)
+        make_at_once(config, [job.of_a_process() for job in spread], say, work)
     for job in jobs:
         trained = None
         if job in spread:
@@ -227,6 +232,16 @@ class _Job:
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
         self.header = self._header()
+
+    def of_a_process(self) -> Job:
+        """The run as a job of a process of its own."""
+        return Job(
+            name=self.folder.name,
+            config=OneRun(comparison=self.config, arm=self.arm.name, seed=self.seed),
+            records=self.records,
+            arm=self.arm.name,
+            label=self.config.label,
+        )
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""

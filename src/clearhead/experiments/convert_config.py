@@ -30,9 +30,11 @@ class ConvertConfig(OpensModels):
     prefix: Text | None = None
     """Tokens to stand before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
-    rotate: Literal["down"] | None = None
-    """Turn what the MLPs' down projections read by a Hadamard matrix (mlp_rotation=hadamard), and
-    their weights back: the same function, for few bits."""
+    rotate: tuple[Literal["residual", "values", "down"], ...] = ()
+    """Turn what holds outliers, and the weights around it back: the same function, for few bits.
+    The residual stream and the heads' values turn for nothing, by random rotations in the weights;
+    what the MLPs' down projections read turns at run time, by a Hadamard matrix
+    (mlp_rotation=hadamard)."""
     purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
     modelling file of its own, which they run with trust_remote_code."""

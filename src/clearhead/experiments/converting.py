@@ -1,6 +1,6 @@
 """A model of one family or mechanism as one of another, and how far apart they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.prefixes import (
     AUTO,
@@ -22,6 +21,7 @@ from clearhead.experiments.prefixes import (
     given_prefix,
     searched_prefix,
 )
+from clearhead.experiments.run_setup import load_model
 from clearhead.models.conversion import (
     converted,
     for_serving,
@@ -29,13 +29,15 @@ from clearhead.models.conversion import (
     logit_difference,
     require_convertible,
     tolerance,
+    with_equal_logits,
 )
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
+from clearhead.models.rotated import Part, rotated
 from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
-from clearhead.nn.null import NOTHING
 from clearhead.nn.sink import Sink
+from clearhead.nn.softmax1 import NOTHING
 from clearhead.pairs import overrides
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
@@ -62,7 +64,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         ClearheadError: as the conversions below; for an output that exists, and parts of several
             processes that are to change too.
     """
-    rotation = ["mlp_rotation=hadamard"] if config.rotate else []
+    rotation = ["mlp_rotation=hadamard"] if "down" in config.rotate else []
     settings = overrides([*(word for word in config.to if "=" in word), *rotation])
     preset = next((word for word in config.to if "=" not in word), None)
     require_new(config.output)
@@ -87,6 +89,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
             config.model,
             preset=preset,
             settings=settings,
+            basis=[part for part in config.rotate if part != "down"],
             prefix=config.prefix,
             sink_logit=config.sink_logit,
             calibration=config.calibrate,
@@ -121,6 +124,7 @@ def to_other_mechanisms(
     *,
     preset: str | None,
     settings: dict[str, Any],
+    basis: Sequence[Part] = (),
     prefix: str | None = None,
     sink_logit: float | None = None,
     calibration: str | None = None,
@@ -131,6 +135,7 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
+        basis: what is turned before, as in `rotated`.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
             search for one on the calibration text.
         calibration: a source of text; half of the windows read calibrate the sinks or the learned
@@ -152,7 +157,8 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    before, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    before = with_equal_logits(first, rotated(first, basis)) if basis else first
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
@@ -166,7 +172,7 @@ def to_other_mechanisms(
 
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
-            found = distance(before, made, windows, **inputs)
+            found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
         lines.append(
             f"{what}: KL {found.divergence:.4f} nats a token, perplexity "
@@ -222,6 +228,7 @@ def to_other_mechanisms(
         record={
             **record,
             "changes": changes,
+            "rotated": list(basis),
             "same_function": exact,
             "new": start.new,
             "dropped": start.dropped,

@@ -44,7 +44,7 @@ from clearhead.train import (
     make_trackers,
     train_to_end,
 )
-from clearhead.train.callbacks.metrics import FILE as STEPS
+from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.run_dir import FREE_KEYS, describe, refuse_changes
 

@@ -18,11 +18,13 @@ from clearhead.models.checks import (
     check_arguments,
     check_cache,
     check_inputs,
+    check_mask,
     check_positions,
     is_batch,
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
+from clearhead.models.static_cache import room_of, seen_slots
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
@@ -82,6 +84,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         )
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         self.places_before: int = max(each.normalizer.places for each in attentions)
+        self._windowed = any(each.window is not None for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
         self._position_keys = [_position_key(each.layer) for each in attentions]
@@ -112,9 +115,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
-            attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too.
+            attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
+                a static cache S may be all its room: what is said of tokens to come is not read.
             position_ids: int64 [B, T]; by default counted from the first token not padded.
-            past_key_values: a transformers Cache.
+            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
+                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
@@ -146,8 +151,23 @@ class ClearheadModel(ClearheadPreTrainedModel):
         if use_cache and past_key_values is None and not self.training:
             windowed = self.config.sliding_window is not None
             past_key_values = DynamicCache(config=self.config if windowed else None)
-        past = _cached(past_key_values)
-        key_mask = _key_mask(attention_mask, x.shape[0], past + x.shape[1], in_chunks)
+        maps: list[Tensor] | None = None
+        if _wanted(output_attentions, self.config.output_attentions):
+            maps = []
+        room = room_of(past_key_values)
+        whole = attention_mask is not None and attention_mask.shape == (x.shape[0], room)
+        key_mask: Tensor | None
+        on_device = self.steps_on_device(past_key_values, x.shape[1]) and maps is None
+        if on_device and (whole or attention_mask is None):
+            # Every slot is a key, the new token the last query; a mask says which slots are seen.
+            length, key_mask = seen_slots(past_key_values, attention_mask, x)
+            past = key_mask.shape[1] - 1
+        else:
+            past = _cached(past_key_values)
+            length = past + x.shape[1]
+            if whole:
+                attention_mask = attention_mask[:, :length]  # type: ignore[index]
+            key_mask = _key_mask(attention_mask, x.shape[0], length, in_chunks)
         before = self.places_before
         longest = self.position.longest()  # type: ignore[operator]
         longest = None if longest is None else longest - before
@@ -158,14 +178,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 positions = _within(document_ids)
             positions = before + positions
         if not batched:  # then a row is many texts
-            self._check_length(before + past + x.shape[1])
+            self._check_length(before + length)
         if document_ids is not None and past_key_values is not None:
             raise ClearheadError("document_ids cannot be used with a key-value cache")
 
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
-        maps: list[Tensor] | None = None
-        if _wanted(output_attentions, self.config.output_attentions):
-            maps = []
         attend = paged_attention(unknown) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         groups = self._query_groups(positions, key_mask, past)
@@ -194,6 +211,15 @@ class ClearheadModel(ClearheadPreTrainedModel):
             hidden_states=(*hidden[:-1], x) if wants_hidden else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
+
+    def steps_on_device(self, cache: Cache | None, tokens: int) -> bool:
+        """True where `tokens` after this cache need not know its length on the host.
+
+        transformers counts the tokens of windows on the host.
+        """
+        if cache is None or tokens > 1 or self._windowed or room_of(cache) is None:
+            return False
+        return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
 
     def _query_groups(
         self, positions_BT: Tensor, key_mask: Tensor | None, past: int
@@ -314,11 +340,7 @@ def _key_mask(
     if not torch.compiler.is_compiling() and not mask.is_meta:
         if bool(mask.all()):
             return None  # the unpadded kernels are faster
-        if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
-            raise ClearheadError(
-                "attention_mask must be of 1, for a token, and 0, for padding; found "
-                f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
-            )
+        check_mask(attention_mask)
         if not in_chunks and not bool(mask.any(-1).all()):
             row = int(mask.any(-1).int().argmin())
             raise ClearheadError(

@@ -55,10 +55,20 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         self.loss = NextTokenLoss()
         self.post_init()
 
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, **unused: Any) -> Tensor | None:
-        """transformers' hook: with a static cache it would make a [B, 1, T, S] mask; not for us."""
-        return attention_mask
+    def create_masks_for_generate(
+        self,
+        attention_mask: Tensor | None,
+        past_key_values: Any,
+        inputs_embeds: Tensor,
+        **unused: Any,
+    ) -> Tensor | None:
+        """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
+        if attention_mask is None or not self.model.steps_on_device(
+            past_key_values, inputs_embeds.shape[1]
+        ):
+            return attention_mask
+        spare = past_key_values.get_max_length() - attention_mask.shape[1]
+        return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
         """transformers' hook, which its threads come through: there errors would only be logged."""

@@ -58,6 +58,15 @@ def check_positions(
         )
 
 
+def check_mask(attention_mask: Tensor) -> None:
+    """Only 1, for a token, and 0, for padding."""
+    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+        raise ClearheadError(
+            "attention_mask must be of 1, for a token, and 0, for padding; found "
+            f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
+        )
+
+
 def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int) -> None:
     """One for each token: int64, below `vocabulary`, or −100 where no loss is taken."""
     if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
@@ -65,7 +74,7 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int) -> None:
             f"labels must be int64 {list(x_BTC.shape[:2])}, as the tokens; "
             f"found {labels.dtype} {list(labels.shape)}"
         )
-    if _readable(labels):
+    if readable(labels):
         outside = (labels >= vocabulary) | ((labels < 0) & (labels != IGNORED))
         if bool(outside.any()):
             raise ClearheadError(
@@ -76,7 +85,7 @@ def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int) -> None:
 
 def check_any_counts(labels: Tensor) -> None:
     """At least one label that a loss is taken of: the mean of none is NaN."""
-    if _readable(labels) and not bool((labels != IGNORED).any()):
+    if readable(labels) and not bool((labels != IGNORED).any()):
         raise ClearheadError(
             f"every label is {IGNORED}, so that there is no loss to take the mean of: leave the "
             "batch out, or give num_items_in_batch"
@@ -84,7 +93,7 @@ def check_any_counts(labels: Tensor) -> None:
 
 
 def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
-    if _readable(numbers):
+    if readable(numbers):
         low, high = (int(end) for end in numbers.aminmax())
         if low < 0 or high >= limit:
             raise ClearheadError(
@@ -92,7 +101,7 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
             )
 
 
-def _readable(x: Tensor) -> bool:
+def readable(x: Tensor) -> bool:
     """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped.
 
     Fake tensors, by which memory is planned, have none.
@@ -112,7 +121,12 @@ def check_cache(cache: Any, layers: int) -> None:
         )
     if torch.compiler.is_compiling():
         return
-    if cache.get_seq_length(layers) or cache.get_seq_length(layers - 1) != cache.get_seq_length():
+    length = cache.get_seq_length()
+    if isinstance(length, Tensor):  # of a static cache, whose layers are made at once
+        fits = len(cache.layers) == layers
+    else:
+        fits = not cache.get_seq_length(layers) and cache.get_seq_length(layers - 1) == length
+    if not fits:
         raise ClearheadError(
             f"the cache is not of the {layers} layers of this model: "
             "it is another model's; start a new one"

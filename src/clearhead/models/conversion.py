@@ -33,7 +33,7 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
-    return _with_equal_logits(model, _convert(model))
+    return with_equal_logits(model, _convert(model))
 
 
 def for_serving(model: Any) -> Any:
@@ -51,10 +51,11 @@ def for_serving(model: Any) -> Any:
         made = _convert(model)
     except ClearheadError:  # no family has a place for it
         made = served(model)
-    return _with_equal_logits(model, made)
+    return with_equal_logits(model, made)
 
 
-def _with_equal_logits(model: Any, made: Any) -> Any:
+def with_equal_logits(model: Any, made: Any) -> Any:
+    """Return `made`, or raise a ClearheadError where its logits are not those of the model."""
     difference = logit_difference(model, made)
     if not difference <= tolerance(model.dtype):  # nor where it is no number
         raise ClearheadError(
@@ -71,12 +72,11 @@ def imported(model: Any) -> ClearheadForCausalLM:
 
 def _convert(model: Any) -> Any:
     if isinstance(model, ClearheadForCausalLM):
-        write = next(family.write for family in FAMILIES.values() if family.suits(model.config))
-        assert write is not None
-        return write(model)
-    family, kind = FAMILIES.get(type(model).__name__), type(model).__name__
-    if family is not None:
-        return family.read(model)
+        family = next(family for family in FAMILIES.values() if family.suits(model.config))
+        return family.exported(model)
+    kind = type(model).__name__
+    if kind in FAMILIES:
+        return FAMILIES[kind].imported(model)
     for key in _EXPERTS:
         if count := getattr(model.config, key, None):
             raise ClearheadError(

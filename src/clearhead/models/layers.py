@@ -3,7 +3,7 @@
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.nn.positions import NoPosition
+from clearhead.nn.bases import NoPosition
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES
 

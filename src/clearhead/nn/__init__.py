@@ -1,8 +1,9 @@
-"""Modules: one file a mechanism, listed in `registry`, put together by `attention` and `block`.
+"""Modules: one file a mechanism, listed in `mechanisms`, put together by `attention` and `block`.
 
 Shape suffixes as in `clearhead.ops`; C is the width of the residual stream.
 """
 
+from clearhead.nn import mechanisms  # noqa: F401 (fills the registry)
 from clearhead.nn.block import Block
 from clearhead.nn.init import initialise
 from clearhead.nn.registry import REGISTRY

@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.costs import visible_keys
-from clearhead.nn.positions import NoPosition
+from clearhead.nn.bases import NoPosition, visible_keys
 from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec

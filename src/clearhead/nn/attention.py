@@ -20,7 +20,7 @@ from clearhead.nn.protocols import (
     Shaping,
 )
 from clearhead.nn.registry import REGISTRY
-from clearhead.ops import groups as sharing
+from clearhead.ops import layouts
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
@@ -137,17 +137,13 @@ class Attention(nn.Module):
 
         def own() -> Tensor:
             value = _heads(own_BTC, self.value_heads)
-            value = sharing.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
+            value = layouts.repeat(value, self.layer.num_attention_heads, self.maps.keys_together)
             return value.transpose(1, 2).flatten(2)
 
         return self.o_proj(self.epilogue(o_BTC, x_BTC, own))
 
     def effective_weights(
-        self,
-        weights_BHRS: Tensor,
-        lambdas: Tensor | None,
-        alone: Callable[[], Tensor],
-        first: int,
+        self, weights_BHRS: Tensor, lambdas: Tensor | None, alone: Callable[[], Tensor], first: int
     ) -> Tensor:
         """The matrix [B, heads, R, S] that multiplies the values, for some of the queries.
 
@@ -169,7 +165,7 @@ class Attention(nn.Module):
     def _product(self, matrix_BHTS: Tensor, v_BGSD: Tensor) -> Tensor:
         """The heads' outputs again, [B, T, width], by the matrix that multiplies the values."""
         heads = matrix_BHTS.shape[1]
-        v = sharing.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
+        v = layouts.repeat(v_BGSD, self.layer.num_attention_heads, self.maps.keys_together)
         v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
         return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
 
@@ -198,7 +194,7 @@ class Attention(nn.Module):
             attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
         elif self.cache_unrotated:
             k = self.scores.keys(k, _last(group.keys, k.shape[2]))
-        k = sharing.repeat(k, v.shape[1], self.maps.keys_together)
+        k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
         if group.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + group.stop
             q, k, v = q[:, :, group.start : group.stop], k[:, :, :end], v[:, :, :end]
@@ -221,7 +217,7 @@ class Attention(nn.Module):
         """A prefix as `attend` takes it; its positions are the first of the table."""
         key_BGND, value_BGND = (x.expand(len(v_BGSD), *x.shape) for x in prefix)
         key_BGND = self.scores.keys(key_BGND, _part(table, slice(key_BGND.shape[2])))
-        key_BGND = sharing.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
+        key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
         return key_BGND, value_BGND
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:

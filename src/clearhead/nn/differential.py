@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.costs import attention_flops
-from clearhead.nn.offloading import with_own_parameters
+from clearhead.nn.bases import SingleMaps, attention_flops, with_own_parameters
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
 
 
-class Differential(nn.Module):
+class Differential(SingleMaps):
     """λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
 
     λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
@@ -29,13 +28,12 @@ class Differential(nn.Module):
     keys_together = 2
 
     def __init__(self, layer: LayerSpec) -> None:
-        super().__init__()
+        super().__init__(layer)
         fixed = layer.lambda_init
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer.index) if fixed is None else fixed
-        self.lambda_q1 = nn.Parameter(torch.empty(layer.head_dim))
-        self.lambda_k1 = nn.Parameter(torch.empty(layer.head_dim))
-        self.lambda_q2 = nn.Parameter(torch.empty(layer.head_dim))
-        self.lambda_k2 = nn.Parameter(torch.empty(layer.head_dim))
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(torch.empty(layer.head_dim)) for _ in range(4)
+        )
         self.head_norm = layer.head_norm
         if self.head_norm == "affine":
             self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
@@ -57,21 +55,11 @@ class Differential(nn.Module):
             return first - second + self.lambda_init
 
     def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        lambdas: Tensor,
-        *,
-        attend: Any,
-        **options: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Tensor, *, attend: Any, **options: Any
     ) -> Tensor:
         """[B, H/2, T, 2D]."""
         return ops.differential(
-            q_BHTD,
-            k_BGSD,
-            v_BGSD,
-            lambdas,
+            *(q, k, v, lambdas),
             norm_weight=self.norm_weight if self.head_norm == "affine" else None,
             norm_eps=None if self.head_norm == "none" else self.norm_eps,
             gain=1 - self.lambda_init,
@@ -116,11 +104,11 @@ def _refuses(layer: LayerSpec) -> str | None:
 
 
 DECLARATION = Declaration(
-    axis="maps",
-    name="differential",
-    summary="the difference of two maps a head, over a value of twice the width (V1)",
-    source="arXiv 2410.05258, eqs. 1 to 3",
-    build=Differential,
+    "maps",
+    "differential",
+    "the difference of two maps a head, over a value of twice the width (V1)",
+    "arXiv 2410.05258, eqs. 1 to 3",
+    Differential,
     heads=lambda layer: layer.num_attention_heads // 2,
     refuses=_refuses,
     # Both maps read a value of width 2D: a half more than the baseline of the same width.

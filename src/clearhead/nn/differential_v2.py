@@ -6,22 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
-from clearhead.nn.adoption import Weights, with_doubled_output
-from clearhead.nn.costs import attention_flops
+from clearhead.nn.bases import SingleMaps, Weights, attention_flops, with_doubled_output
 from clearhead.spec import Declaration, LayerSpec
 
 
-class DifferentialV2(nn.Module):
+class DifferentialV2(SingleMaps):
     """λ = σ(x W_λ) for each token and head, from attention's input; no norm, no λ_init.
 
     At initialisation λ is about 1/2: x is normed and W_λ is N(0, 0.02²).
     """
 
     maps = ("map 1", "map 2")
-    keys_together = 1
 
     def __init__(self, layer: LayerSpec) -> None:
-        super().__init__()
+        super().__init__(layer)
         self.lambda_proj = nn.Linear(layer.hidden_size, layer.num_attention_heads, bias=False)
 
     def lambdas(self, x_BTC: Tensor) -> Tensor:
@@ -29,17 +27,10 @@ class DifferentialV2(nn.Module):
         return torch.sigmoid(self.lambda_proj(x_BTC).float()).transpose(1, 2)[..., None]
 
     def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        lambdas: Tensor,
-        *,
-        attend: Any,
-        **options: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Tensor, *, attend: Any, **options: Any
     ) -> Tensor:
         """[B, H/2, T, D]; H is twice the baseline's heads."""
-        return ops.differential_v2(q_BHTD, k_BGSD, v_BGSD, lambdas, attend=attend, **options)
+        return ops.differential_v2(q, k, v, lambdas, attend=attend, **options)
 
     def split(self, heads_BH: Tensor) -> tuple[Tensor, Tensor]:
         """First and second maps, of anything that `attend` has for each of them."""
@@ -49,9 +40,6 @@ class DifferentialV2(nn.Module):
         """The signed difference [B, H/2, T, S]."""
         first, second = self.split(weights_BHTS)
         return first - lambdas.to(first.dtype) * second
-
-    def finish(self, o_BHTD: Tensor) -> Tensor:
-        return o_BHTD
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """mass 1 − λ · mass 2, by token."""
@@ -73,11 +61,11 @@ def _adopt(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
 
 
 DECLARATION = Declaration(
-    axis="maps",
-    name="differential-v2",
-    summary="the difference of two maps a head over the same keys and values, λ by token (V2)",
-    source="microsoft/unilm, Diff-Transformer-V2 (2026-01)",
-    build=DifferentialV2,
+    "maps",
+    "differential-v2",
+    "the difference of two maps a head over the same keys and values, λ by token (V2)",
+    "microsoft/unilm, Diff-Transformer-V2 (2026-01)",
+    DifferentialV2,
     query_heads=lambda layer: 2 * layer.num_attention_heads,
     flops=lambda layer, length: 2 * attention_flops(layer, length),
     adopt=_adopt,

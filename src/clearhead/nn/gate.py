@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.adoption import Weights, with_doubled_output
-from clearhead.nn.epilogues import NoEpilogue
+from clearhead.nn.bases import NoEpilogue, Weights, with_doubled_output
 from clearhead.spec import Declaration, LayerSpec
 
 

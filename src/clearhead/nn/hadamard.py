@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.adoption import Weights
-from clearhead.nn.identity import Identity
+from clearhead.nn.bases import Weights
+from clearhead.nn.norms import Identity
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks
 from clearhead.spec import Declaration, LayerSpec
 
@@ -54,23 +54,28 @@ def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
     return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}
 
 
-NONE = Declaration(
-    axis="mlp_rotation",
-    name="none",
-    summary="the MLP's output matrix reads its channels as they are",
-    source="arXiv 1706.03762",
-    build=lambda width: Identity(),
-    adopt=_turned,
-)
-HADAMARD = Declaration(
-    axis="mlp_rotation",
-    name="hadamard",
-    summary="turned by a Hadamard matrix in blocks of up to 512 channels, for few bits",
-    source="arXiv 2404.00456 (QuaRot)",
-    build=Hadamard,
-    refuses=_refuses,
-    adopt=_turned,
-    flops=lambda layer, length: (
-        2.0 * layer.intermediate_size * sum(map(len, factors(block_of(layer.intermediate_size))))
+def _flops(layer: LayerSpec, length: int) -> float:
+    width = layer.intermediate_size
+    return 2.0 * width * sum(map(len, factors(block_of(width))))
+
+
+DECLARATIONS = (
+    Declaration(
+        "mlp_rotation",
+        "none",
+        "the MLP's output matrix reads its channels as they are",
+        "arXiv 1706.03762",
+        lambda width: Identity(),
+        adopt=_turned,
+    ),
+    Declaration(
+        "mlp_rotation",
+        "hadamard",
+        "turned by a Hadamard matrix in blocks of up to 512 channels, for few bits",
+        "arXiv 2404.00456 (QuaRot)",
+        Hadamard,
+        refuses=_refuses,
+        adopt=_turned,
+        flops=_flops,
     ),
 )

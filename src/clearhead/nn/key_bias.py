@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.null import NullKey
-from clearhead.nn.offloading import with_own_parameters
-from clearhead.ops import groups
+from clearhead.nn.bases import with_own_parameters
+from clearhead.nn.softmax1 import Softmax1
+from clearhead.ops import layouts
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 
-class KeyBias(NullKey):
+class KeyBias(Softmax1):
     """exp(s) / (exp(q · k′ / √d) + Σ exp(s)), k′ learned for each key head (arXiv 2410.10781).
 
     k′ has no position: it is scored against the query as projected, so that distance changes
@@ -30,7 +30,7 @@ class KeyBias(NullKey):
     @with_own_parameters
     def sink(self, q_BHTD: Tensor) -> Tensor:
         exact = torch.promote_types(q_BHTD.dtype, torch.float32)
-        key_BHD1 = groups.repeat(self.key[None, :, :, None], self.heads, self.together)
+        key_BHD1 = layouts.repeat(self.key[None, :, :, None], self.heads, self.together)
         # Autocast would round the logits to bfloat16.
         with without_autocast(q_BHTD):
             logit_BHT = (q_BHTD.to(exact) @ key_BHD1.to(exact)).squeeze(-1) * self.scale

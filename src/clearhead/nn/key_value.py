@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.softmax import Softmax
+from clearhead.nn.bases import Softmax, with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
 

@@ -1,6 +1,7 @@
 """Position-wise networks."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,43 +10,33 @@ from clearhead.nn.init import residual_output
 from clearhead.spec import Declaration, LayerSpec
 
 
-class GatedMLP(nn.Module):
-    """(f(x W_gate) ∘ x W_up) W_down."""
+class MLP(nn.Module):
+    """f(x W_up) W_down, or where it is gated (f(x W_gate) ∘ x W_up) W_down."""
 
     def __init__(
-        self, layer: LayerSpec, rotation: nn.Module, function: Callable[[Tensor], Tensor]
+        self,
+        layer: LayerSpec,
+        rotation: nn.Module,
+        *,
+        function: Callable[[Tensor], Tensor],
+        gated: bool,
     ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
-        self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
+        width = layer.intermediate_size
+        if gated:
+            self.gate_proj = nn.Linear(layer.hidden_size, width, bias=layer.bias)
+        self.up_proj = nn.Linear(layer.hidden_size, width, bias=layer.bias)
         self.rotation = rotation
-        self.down_proj = _down(layer)
-        self.function = function
+        scaled = layer.mlp_skip == "identity" and layer.mlp_gain is None
+        self.down_proj = residual_output(layer, width, scaled=scaled)
+        self.function, self.gated = function, gated
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        wide = self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC)
+        if self.gated:
+            wide = self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC)
+        else:
+            wide = self.function(self.up_proj(x_BTC))
         return self.down_proj(self.rotation(wide))
-
-
-class PlainMLP(nn.Module):
-    """f(x W_up) W_down."""
-
-    def __init__(
-        self, layer: LayerSpec, rotation: nn.Module, function: Callable[[Tensor], Tensor]
-    ) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(layer.hidden_size, layer.intermediate_size, bias=layer.bias)
-        self.rotation = rotation
-        self.down_proj = _down(layer)
-        self.function = function
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down_proj(self.rotation(self.function(self.up_proj(x_BTC))))
-
-
-def _down(layer: LayerSpec) -> nn.Linear:
-    scaled = layer.mlp_skip == "identity" and layer.mlp_gain is None
-    return residual_output(layer, layer.intermediate_size, scaled=scaled)
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -61,38 +52,23 @@ def _relu(x: Tensor) -> Tensor:
     return F.relu(x.flatten(0, -2)).view_as(x)
 
 
-SWIGLU = Declaration(
-    axis="mlp",
-    name="swiglu",
-    summary="silu gate times a linear branch; three matrices",
-    source="arXiv 2002.05202",
-    build=lambda layer, rotation: GatedMLP(layer, rotation, F.silu),
-)
-GEGLU = Declaration(
-    axis="mlp",
-    name="geglu",
-    summary="exact GELU gate times a linear branch; three matrices",
-    source="arXiv 2002.05202",
-    build=lambda layer, rotation: GatedMLP(layer, rotation, F.gelu),
-)
-GELU = Declaration(
-    axis="mlp",
-    name="gelu",
-    summary="GELU in GPT-2's tanh form; two matrices",
-    source="arXiv 1606.08415",
-    build=lambda layer, rotation: PlainMLP(layer, rotation, _gelu),
-)
-GELU_EXACT = Declaration(
-    axis="mlp",
-    name="gelu-exact",
-    summary="GELU by the error function; two matrices",
-    source="arXiv 1606.08415, as GPT-NeoX has it",
-    build=lambda layer, rotation: PlainMLP(layer, rotation, F.gelu),
-)
-RELU = Declaration(
-    axis="mlp",
-    name="relu",
-    summary="ReLU; two matrices",
-    source="arXiv 1706.03762",
-    build=lambda layer, rotation: PlainMLP(layer, rotation, _relu),
+def _mlp(
+    name: str, summary: str, source: str, function: Callable[[Tensor], Tensor], *, gated: bool
+) -> Declaration:
+    return Declaration("mlp", name, summary, source, partial(MLP, function=function, gated=gated))
+
+
+_GATED, _TWO = "gate times a linear branch; three matrices", "two matrices"
+DECLARATIONS = (
+    _mlp("swiglu", f"silu {_GATED}", "arXiv 2002.05202", F.silu, gated=True),
+    _mlp("geglu", f"exact GELU {_GATED}", "arXiv 2002.05202", F.gelu, gated=True),
+    _mlp("gelu", f"GELU in GPT-2's tanh form; {_TWO}", "arXiv 1606.08415", _gelu, gated=False),
+    _mlp(
+        "gelu-exact",
+        f"GELU by the error function; {_TWO}",
+        "arXiv 1606.08415, as GPT-NeoX has it",
+        F.gelu,
+        gated=False,
+    ),
+    _mlp("relu", f"ReLU; {_TWO}", "arXiv 1706.03762", _relu, gated=False),
 )

@@ -1,11 +1,25 @@
-"""Normalisation layers."""
+"""Normalisation layers: of the stream, and of queries and keys; and the identity in their place."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.ops import rms_norm
 from clearhead.ops.precision import without_autocast
-from clearhead.spec import Declaration
+from clearhead.spec import Declaration, LayerSpec
+
+
+class Identity(nn.Identity):
+    """Its input. Without hooks a call costs no more than a function's.
+
+    A decoder's step on a CPU is short enough for that to count (docs/performance.md).
+    """
+
+    def __call__(self, x: Any) -> Any:
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
+            return super().__call__(x)
+        return x
 
 
 class RMSNorm(nn.Module):
@@ -38,35 +52,64 @@ class LayerNorm(nn.LayerNorm):
             return super().forward(x)
 
 
-def _no_norm(width: int, eps: float) -> nn.Module:
-    return nn.Identity()
+def _qk_refuses(layer: LayerSpec) -> str | None:
+    from_zero = layer.shaping in ("shaped", "skipinit")
+    if layer.query_range == 0 or (layer.query_range is None and from_zero):
+        return (
+            "beside W_Q = 0 it would multiply the gradient of W_Q by 1/eps: choose "
+            "qk_norm='none', or a query_range above 0"
+        )
+    if layer.scores != "dot":
+        return (
+            f"scores={layer.scores!r} read lengths of queries and keys, which it takes out: choose "
+            "scores='dot'"
+        )
+    return None
 
 
-RMSNORM = Declaration(
-    axis="norm",
-    name="rmsnorm",
-    summary="root mean square, a gain for each channel",
-    source="arXiv 1910.07467",
-    build=RMSNorm,
-)
-RMSNORM_SINGLE = Declaration(
-    axis="norm",
-    name="rmsnorm-single",
-    summary="root mean square, one gain for all channels (part of the OrthoAdam recipe)",
-    source="arXiv 2410.17174, RMSNorm-S",
-    build=RMSNormSingle,
-)
-LAYERNORM = Declaration(
-    axis="norm",
-    name="layernorm",
-    summary="mean and variance, gain and bias for each channel",
-    source="arXiv 1607.06450",
-    build=LayerNorm,
-)
-NONE = Declaration(
-    axis="norm",
-    name="none",
-    summary="nothing, but LayerNorm in the first layer and after the last",
-    source="arXiv 2311.01906, section 4.4, as its authors' code does",
-    build=_no_norm,
+def _qk_flops(layer: LayerSpec, length: int) -> float:
+    return 4.0 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
+
+
+DECLARATIONS = (
+    Declaration(
+        "norm", "rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm
+    ),
+    Declaration(
+        "norm",
+        "rmsnorm-single",
+        "root mean square, one gain for all channels (part of the OrthoAdam recipe)",
+        "arXiv 2410.17174, RMSNorm-S",
+        RMSNormSingle,
+    ),
+    Declaration(
+        "norm",
+        "layernorm",
+        "mean and variance, gain and bias for each channel",
+        "arXiv 1607.06450",
+        LayerNorm,
+    ),
+    Declaration(
+        "norm",
+        "none",
+        "nothing, but LayerNorm in the first layer and after the last",
+        "arXiv 2311.01906, section 4.4, as its authors' code does",
+        lambda width, eps: nn.Identity(),
+    ),
+    Declaration(
+        "qk_norm",
+        "none",
+        "queries and keys as projected",
+        "arXiv 1706.03762",
+        lambda layer, width: Identity(),
+    ),
+    Declaration(
+        "qk_norm",
+        "rmsnorm",
+        "each head's queries and keys by root mean square, one gain a channel for all heads",
+        "arXiv 2010.04245, as Qwen3 has it",
+        lambda layer, width: RMSNorm(width, layer.norm_eps),
+        refuses=_qk_refuses,
+        flops=_qk_flops,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Positions added to the input (learned, sinusoidal), no position, and the base of all.
+"""Positions added to the input: learned, sinusoidal; and no position.
 
 `embed` adds to the input; `query_groups` makes, once for all layers, what queries and keys need at
 these positions; `prepare` puts it into them, in every layer. A position that adds to the scores
@@ -6,56 +6,12 @@ also says what they are with nothing else in them: `attention_at_init` and `posi
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead import ops
-from clearhead.nn.offloading import with_own_parameters
-from clearhead.nn.protocols import QueryGroup
-from clearhead.ops.visibility import Visibility
+from clearhead.nn.bases import NoPosition, with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
-
-
-class NoPosition(nn.Module):
-    """No position at all: order is known through the causal mask alone. The base of the others.
-
-    Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
-    """
-
-    def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.heads = heads
-
-    @staticmethod
-    def cache_unrotated(layer: LayerSpec) -> bool:
-        return False
-
-    def longest(self) -> int | None:
-        return None
-
-    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
-        return x_BTC
-
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
-        return (QueryGroup(),)
-
-    @staticmethod
-    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
-        return x_BHTD
-
-    @staticmethod
-    def attention_at_init(
-        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
-    ) -> tuple[Tensor, Tensor]:
-        mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
-        return mean, count_BT[:, None]
-
-    @staticmethod
-    def position_only(x_BHTN: Tensor) -> Tensor:
-        return torch.zeros_like(x_BHTN)
 
 
 class Learned(NoPosition):
@@ -108,31 +64,33 @@ def _waves(positions_BT: Tensor, width: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
-LEARNED = Declaration(
-    axis="position",
-    name="learned",
-    summary="a learned vector a position, up to max_position_embeddings",
-    source="GPT-2",
-    build=Learned,
-)
-SINUSOIDAL = Declaration(
-    axis="position",
-    name="sinusoidal",
-    summary="fixed waves added to the embedding",
-    source="arXiv 1706.03762, section 3.5",
-    build=Sinusoidal,
-)
-SCALED_SINUSOIDAL = Declaration(
-    axis="position",
-    name="scaled-sinusoidal",
-    summary="fixed waves times a learned number, added to the embedding",
-    source="arXiv 2212.14034 (crammed BERT); arXiv 2202.10447",
-    build=ScaledSinusoidal,
-)
-NONE = Declaration(
-    axis="position",
-    name="none",
-    summary="no position: the causal mask alone tells order; without it, a bag of tokens",
-    source="arXiv 2305.19466",
-    build=NoPosition,
+DECLARATIONS = (
+    Declaration(
+        "position",
+        "learned",
+        "a learned vector a position, up to max_position_embeddings",
+        "GPT-2",
+        Learned,
+    ),
+    Declaration(
+        "position",
+        "sinusoidal",
+        "fixed waves added to the embedding",
+        "arXiv 1706.03762, section 3.5",
+        Sinusoidal,
+    ),
+    Declaration(
+        "position",
+        "scaled-sinusoidal",
+        "fixed waves times a learned number, added to the embedding",
+        "arXiv 2212.14034 (crammed BERT); arXiv 2202.10447",
+        ScaledSinusoidal,
+    ),
+    Declaration(
+        "position",
+        "none",
+        "no position: the causal mask alone tells order; without it, a bag of tokens",
+        "arXiv 2305.19466",
+        NoPosition,
+    ),
 )

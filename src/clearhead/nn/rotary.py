@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.positions import NoPosition
+from clearhead.nn.bases import NoPosition
 from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
@@ -45,8 +45,10 @@ class Rotary(NoPosition):
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
             return (self._group(queries_BT, keys_BS, self._theta(length_B)),)
         if kind == "dynamic-causal":
-            if self.layer.direction != "causal":
-                reach_B = self._lengths(keys_BS)[self._bucket(keys_BS.amax(1))]
+            lone = queries_BT.shape[1] == 1  # then a row has one base
+            if lone or self.layer.direction != "causal":
+                last_BS = queries_BT if lone else keys_BS
+                reach_B = self._lengths(last_BS)[self._bucket(last_BS.amax(1))]
                 return (self._group(queries_BT, keys_BS, self._theta(reach_B)),)
             return tuple(self._by_bucket(queries_BT, keys_BS))
         return (self._group(queries_BT, keys_BS),)
@@ -172,21 +174,23 @@ def _rotation_flops(layer: LayerSpec, length: int) -> float:
     return 3.0 * layer.head_dim * (layer.num_attention_heads + layer.num_key_value_heads)
 
 
-ROPE = Declaration(
-    axis="position",
-    name="rope",
-    summary="rotary: queries and keys turned by an angle that grows with position",
-    source="arXiv 2104.09864",
-    build=Rotary,
-    refuses=_refuses,
-    flops=_rotation_flops,
-)
-XPOS = Declaration(
-    axis="position",
-    name="xpos",
-    summary="rotary, with scores that fade with distance; causal",
-    source="arXiv 2212.10554",
-    build=XPos,
-    refuses=_xpos_refuses,
-    flops=_rotation_flops,
+DECLARATIONS = (
+    Declaration(
+        "position",
+        "rope",
+        "rotary: queries and keys turned by an angle that grows with position",
+        "arXiv 2104.09864",
+        Rotary,
+        refuses=_refuses,
+        flops=_rotation_flops,
+    ),
+    Declaration(
+        "position",
+        "xpos",
+        "rotary, with scores that fade with distance; causal",
+        "arXiv 2212.10554",
+        XPos,
+        refuses=_xpos_refuses,
+        flops=_rotation_flops,
+    ),
 )

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.nn.adoption import Weights
-from clearhead.nn.costs import numbers_per_group
+from clearhead.nn.bases import Weights, numbers_per_group
 from clearhead.ops.coca import Form
 from clearhead.spec import Declaration, LayerSpec
 
@@ -87,29 +86,24 @@ def _collinear(form: Form, name: str, summary: str, source: str) -> Declaration:
     )
 
 
-DOT = Declaration(
-    axis="scores",
-    name="dot",
-    summary="q · k / √d",
-    source="arXiv 1706.03762",
-    build=Dot,
-    cache=numbers_per_group,
-)
-EXACT = _collinear(
-    "exact",
-    "collinear",
-    "CoCA as the paper defines it: Σ t_j |q_j|² cos((m−n)θ_j) / √d",
-    "arXiv 2309.08646, eqs. 9 and 17",
-)
-STRICT = _collinear(
-    "strict",
-    "collinear-strict",
-    "CoCA with both halves of q equal",
-    "arXiv 2309.08646, CoCA-Strict",
-)
-SLACK = _collinear(
-    "slack",
-    "collinear-slack",
-    "CoCA as the authors trained it: (q ∘ R_m q) · R_n [t; t] / √d, not a function of distance",
-    "arXiv 2309.08646, CoCA-Slack (eq. 10)",
+DECLARATIONS = (
+    Declaration("scores", "dot", "q · k / √d", "arXiv 1706.03762", Dot, cache=numbers_per_group),
+    _collinear(
+        "exact",
+        "collinear",
+        "CoCA as the paper defines it: Σ t_j |q_j|² cos((m−n)θ_j) / √d",
+        "arXiv 2309.08646, eqs. 9 and 17",
+    ),
+    _collinear(
+        "strict",
+        "collinear-strict",
+        "CoCA with both halves of q equal",
+        "arXiv 2309.08646, CoCA-Strict",
+    ),
+    _collinear(
+        "slack",
+        "collinear-slack",
+        "CoCA as the authors trained it: (q ∘ R_m q) · R_n [t; t] / √d, not a function of distance",
+        "arXiv 2309.08646, CoCA-Slack (eq. 10)",
+    ),
 )

@@ -1,31 +1,106 @@
-"""No shaping, the base of all shapings; and the layers that cannot be shaped."""
+"""Shaped attention: the identity, attention and its centre, so that a block starts as its input."""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
+from clearhead import ops
+from clearhead.nn.bases import NoShaping
 from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
-class NoShaping(nn.Module):
-    """A. The base of all shapings."""
+class SkipInit(NoShaping):
+    """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
 
-    zero_queries = False
+    With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
+    """
+
+    zero_queries = True
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__()
+        super().__init__(layer, heads)
+        self.alpha = nn.Parameter(torch.empty(heads))
+        self.beta = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.alpha)
+        nn.init.zeros_(self.beta)
+
+    def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of the identity, of attention and of its centre: a number a head, or one for all."""
+        return self.alpha, self.beta, None
 
     def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
-        return o_BTC
+        alpha, beta, gamma = self.gains()
+        x, o = (each.unflatten(-1, (len(alpha), -1)) for each in (x_BTC, o_BTC))
+        if gamma is None:
+            return ops.shaped(x, o, None, alpha, beta, None).flatten(2)
+        if centring.running:
+            return ops.shaped_causal(x, o, alpha, beta, gamma).flatten(2)
+        return ops.shaped(x, o, centring.make(), alpha, beta, gamma).flatten(2)
 
     def effective_weights(
         self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
     ) -> Tensor:
-        return weights_BHRS
+        def wide(gain: Tensor) -> Tensor:
+            return gain.to(weights_BHRS.dtype)[:, None, None]
+
+        alpha, beta, gamma = self.gains()
+        mixed = wide(alpha) * own_BHRS + wide(beta) * weights_BHRS
+        return mixed if gamma is None else mixed - wide(gamma) * centring()
 
 
-def mixes_no_matrix(layer: LayerSpec) -> str | None:
+class Shaped(SkipInit):
+    """α I + β A − γ C, three trained gains for each head, all from 1; W_Q starts at 0.
+
+    C is A at W_Q = 0: under softmax the mean over visible keys, under softmax-1 their sum over
+    n + 1, under a sink b over n + exp(b), and of several maps what they combine to; with ALiBi each
+    key weighs exp(−slope · distance) in these. So A = C at the start, and the whole is the identity
+    (arXiv 2311.01906, eq. 5 and footnote 3).
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__(layer, heads)
+        self.gamma = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for gain in self.parameters():
+            nn.init.ones_(gain)
+
+    def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.alpha, self.beta, self.gamma
+
+
+class Annealed(SkipInit):
+    """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
+
+    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it.
+    """
+
+    zero_queries = False
+    identity: Tensor
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        NoShaping.__init__(self, layer, heads)
+        self.register_buffer("identity", torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.identity)
+
+    def on_step_end(self, done: float, loss: float) -> None:
+        """After a step: `done` of the run, from 0 to 1."""
+        self.identity.fill_(1 - done)
+
+    def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.identity, 1 - self.identity, None
+
+
+def _mixes_no_matrix(layer: LayerSpec) -> str | None:
     """Why the identity cannot be mixed into this layer's attention."""
     if layer.num_value_heads != layer.num_attention_heads:
         return (
@@ -41,10 +116,42 @@ def mixes_no_matrix(layer: LayerSpec) -> str | None:
     return None
 
 
-DECLARATION = Declaration(
-    axis="shaping",
-    name="none",
-    summary="A",
-    source="arXiv 1706.03762",
-    build=NoShaping,
+def _from_zero_refuses(layer: LayerSpec) -> str | None:
+    """Why attention cannot start from W_Q = 0 beside the identity."""
+    if layer.scores != "dot" and not layer.query_range:
+        return (
+            f"scores={layer.scores!r} are quadratic in the queries, so that from W_Q = 0 no "
+            "gradient ever moves them: state query_range=0.02, or choose scores='dot'"
+        )
+    return _mixes_no_matrix(layer)
+
+
+DECLARATIONS = (
+    Declaration(
+        "shaping",
+        "skipinit",
+        "α I + β A, from α = 1 and β = 0, a pair for each head; W_Q from 0",
+        "arXiv 2302.10322; 2311.01906, eq. 4",
+        SkipInit,
+        refuses=_from_zero_refuses,
+        flops=lambda layer, length: 3.0 * layer.width,
+    ),
+    Declaration(
+        "shaping",
+        "shaped",
+        "α I + β A − γ C, all from 1, three gains a head; C is A at W_Q = 0, where W_Q starts",
+        "arXiv 2311.01906, eq. 5",
+        Shaped,
+        refuses=_from_zero_refuses,
+        flops=lambda layer, length: 8.0 * layer.width,  # the running mean beside the three gains
+    ),
+    Declaration(
+        "shaping",
+        "annealed",
+        "λ I + (1 − λ) A, λ falling from 1 to 0 over the training run",
+        "a reading of arXiv 2311.01906",
+        Annealed,
+        refuses=_mixes_no_matrix,
+        flops=lambda layer, length: 3.0 * layer.width,
+    ),
 )

@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.adoption import Weights
-from clearhead.nn.null import NOTHING, NullKey
-from clearhead.nn.offloading import with_own_parameters
+from clearhead.nn.bases import Weights, with_own_parameters
+from clearhead.nn.softmax1 import NOTHING, Softmax1
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Sink(NullKey):
+class Sink(Softmax1):
     """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map.
 
     b starts at 0, so that the layer starts as softmax-1 exactly.

@@ -1,22 +1,50 @@
 """Softmax-1: a null key with logit 0 and value 0, so that a head may attend to nothing."""
 
-from clearhead.nn.null import NullKey
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.bases import Softmax, with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
+# Beside a row's log-sum-exp of −20 or more, less than float32 resolves.
+NOTHING = -40.0
 
-class Softmax1(NullKey):
-    """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s))."""
+
+class Softmax1(Softmax):
+    """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s)). The base of learned sinks and key biases.
+
+    With `annealed_start` its logit is lowered by an offset of −40 (1 − t)², t the part of the
+    training run that is done: half of the run is spent above −10, where a null begins to count.
+    The offset is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it. It
+    never falls, so that a model whose null has arrived can be trained again.
+    """
+
+    offset: Tensor | None
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
         super().__init__(layer, heads, together)
-        self.reset_parameters()
+        self.register_buffer("offset", torch.empty(1) if layer.annealed_start else None)
+        Softmax1.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        if self.offset is not None:
+            nn.init.constant_(self.offset, NOTHING)
+
+    def on_step_end(self, done: float, loss: float) -> None:
+        """After a step: `done` of the run, from 0 to 1."""
+        if self.offset is not None:
+            self.offset.clamp_(min=NOTHING * (1 - done) ** 2)
+
+    @with_own_parameters
+    def resting(self) -> float | Tensor:
+        return 0.0 if self.offset is None else self.offset.expand(self.heads)
 
 
 DECLARATION = Declaration(
-    axis="normalizer",
-    name="softmax1",
-    summary="exp(s) / (1 + Σ exp(s)): a row may sum to less than 1",
-    source="arXiv 2410.17174, section 3.2",
-    build=Softmax1,
+    "normalizer",
+    "softmax1",
+    "exp(s) / (1 + Σ exp(s)): a row may sum to less than 1",
+    "arXiv 2410.17174, section 3.2",
+    Softmax1,
     anneals=True,
 )

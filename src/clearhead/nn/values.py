@@ -112,56 +112,58 @@ def _product(layer: LayerSpec, length: int) -> float:
     return 2.0 * layer.hidden_size * layer.hidden_size
 
 
-LINEAR = Declaration(
-    axis="values",
-    name="linear",
-    summary="x W_V",
-    source="arXiv 1706.03762",
-    build=_linear_value,
-    refuses=_linear_value_refuses,
-    cache=_cached,
-)
-IDENTITY = Declaration(
-    axis="values",
-    name="identity",
-    summary="attention's input itself; no matrix",
-    source="arXiv 2311.01906, section 4.2",
-    build=lambda layer: nn.Identity(),
-    refuses=_value_refuses,
-    cache=_cached,
-)
-REPARAMETRISED = Declaration(
-    axis="values",
-    name="reparametrised",
-    summary="x (α W_init + β ΔW), with ΔW from 0",
-    source="arXiv 2311.01906, eq. 6",
-    build=_reparametrised,
-    refuses=_either(_drawn_refuses, _value_refuses),
-    cache=_cached,
-    flops=_product,
-)
-LINEAR_PROJECTION = Declaration(
-    axis="projections",
-    name="linear",
-    summary="heads W_P",
-    source="arXiv 1706.03762",
-    build=_linear_projection,
-    refuses=_drawn_refuses,
-)
-IDENTITY_PROJECTION = Declaration(
-    axis="projections",
-    name="identity",
-    summary="the heads side by side; no matrix",
-    source="arXiv 2311.01906, section 4.2",
-    build=lambda layer: nn.Identity(),
-    refuses=_as_wide_as_the_stream,
-)
-REPARAMETRISED_PROJECTION = Declaration(
-    axis="projections",
-    name="reparametrised",
-    summary="heads (α W_init + β ΔW), with ΔW from 0",
-    source="arXiv 2311.01906, eq. 6",
-    build=_reparametrised,
-    refuses=_either(_drawn_refuses, _as_wide_as_the_stream),
-    flops=_product,
+DECLARATIONS = (
+    Declaration(
+        "values",
+        "linear",
+        "x W_V",
+        "arXiv 1706.03762",
+        _linear_value,
+        refuses=_linear_value_refuses,
+        cache=_cached,
+    ),
+    Declaration(
+        "values",
+        "identity",
+        "attention's input itself; no matrix",
+        "arXiv 2311.01906, section 4.2",
+        lambda layer: nn.Identity(),
+        refuses=_value_refuses,
+        cache=_cached,
+    ),
+    Declaration(
+        "values",
+        "reparametrised",
+        "x (α W_init + β ΔW), with ΔW from 0",
+        "arXiv 2311.01906, eq. 6",
+        _reparametrised,
+        refuses=_either(_drawn_refuses, _value_refuses),
+        cache=_cached,
+        flops=_product,
+    ),
+    Declaration(
+        "projections",
+        "linear",
+        "heads W_P",
+        "arXiv 1706.03762",
+        _linear_projection,
+        refuses=_drawn_refuses,
+    ),
+    Declaration(
+        "projections",
+        "identity",
+        "the heads side by side; no matrix",
+        "arXiv 2311.01906, section 4.2",
+        lambda layer: nn.Identity(),
+        refuses=_as_wide_as_the_stream,
+    ),
+    Declaration(
+        "projections",
+        "reparametrised",
+        "heads (α W_init + β ΔW), with ΔW from 0",
+        "arXiv 2311.01906, eq. 6",
+        _reparametrised,
+        refuses=_either(_drawn_refuses, _as_wide_as_the_stream),
+        flops=_product,
+    ),
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.epilogues import NoEpilogue
+from clearhead.nn.bases import NoEpilogue
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -29,7 +29,7 @@ class ExclusiveSelfAttention(NoEpilogue):
     value, gets nothing.
 
     With `annealed_start` its strength rises from 0 in proportion to the training run; like the
-    null's logit (`clearhead.nn.null`) it is a buffer that never falls.
+    null's logit (`clearhead.nn.softmax1`) it is a buffer that never falls.
     """
 
     strength: Tensor | None

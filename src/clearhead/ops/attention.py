@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.prefix import as_null
+from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
 
@@ -69,7 +69,7 @@ def attend(
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     value = None
     if prefix is not None:
-        sink, value = as_null(q_BHTD, prefix, sink, scale)
+        sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
     name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
@@ -141,7 +141,7 @@ class _Attend(torch.autograd.Function):
         dsink = dvalue = None
         with without_autocast(q):
             dq, dk, dv = KERNELS[ctx.kernel].run.backward(
-                *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
+                grad, Saved(q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
             if sink is not None and any(ctx.needs_input_grad[3:5]):
                 dsink, dvalue = sinks.gradients(sink, value, grad, o, lse)

@@ -12,13 +12,13 @@ from clearhead.ops.attention import check
 from clearhead.ops.dispatch import (
     KERNELS,
     SINGLE_PASS,
+    arguments_of,
     fused_differential,
     is_proved,
     select_kernel,
 )
-from clearhead.ops.norm import rms_norm
-from clearhead.ops.precision import without_autocast
-from clearhead.ops.requests import DIFFERENTIAL, arguments_of
+from clearhead.ops.precision import rms_norm, without_autocast
+from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
 
 

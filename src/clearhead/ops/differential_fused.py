@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.ops.layouts import alike
 from clearhead.ops.shaped_fused import STARTABLE
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 WIDTHS = (16, 32, 64, 128)
 # Of a program that sums over a row's channels.

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -27,14 +28,7 @@ from clearhead.ops import (
     tiles,
 )
 from clearhead.ops.packed import Operator
-from clearhead.ops.requests import (
-    DIFFERENTIAL,
-    PLAIN,
-    UNROTATED,
-    Request,
-    arguments_of,
-    request,
-)
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, SHORT, UNROTATED, Request
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
@@ -146,6 +140,34 @@ def select_kernel(
         lone_query = visibility.window is None and visibility.segments is None
         return "differential-products" if kind == DIFFERENTIAL and lone_query else ""
     return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind))
+
+
+def arguments_of(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, kind: str = PLAIN
+) -> tuple[object, ...]:
+    """The arguments of `request`, each of which torch.compile takes for a constant."""
+    queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
+    # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
+    # about lengths that it need not know.
+    lone = True if queries == 1 else False  # noqa: SIM210
+    square = not lone and (True if queries == keys else False)  # noqa: SIM210
+    short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSV))
+    return (
+        *(q_BHTD.device.type, q_BHTD.device.index, q_BHTD.dtype),
+        *(index(q_BHTD.shape[3]), index(v_BGSV.shape[3])),
+        index(q_BHTD.shape[1] // k_BGSD.shape[1]),
+        *(lone, square, short),
+        *(visibility.causal, visibility.window is not None),
+        *(visibility.key_mask is not None, visibility.segments is not None),
+        *(learning, torch.compiler.is_compiling(), kind),
+    )
+
+
+def request(device: str, ordinal: int | None, *rest: object) -> Request:
+    """The request of these arguments, with what its device can do."""
+    capability = torch.cuda.get_device_capability(ordinal) if device == "cuda" else None
+    return Request(device, ordinal, capability, *rest)  # type: ignore[arg-type]
 
 
 @torch.compiler.assume_constant_result

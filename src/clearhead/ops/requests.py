@@ -1,12 +1,9 @@
-"""A request for attention, as the dispatch table sees it: constants only, never a tensor."""
+"""A request for attention, as the dispatch table sees it, and what its gradients are made of."""
 
-from operator import index
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from clearhead.ops.visibility import Visibility
 
 HALF = (torch.bfloat16, torch.float16)
 # Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation.
@@ -16,8 +13,22 @@ PLAIN, DIFFERENTIAL, UNROTATED = "plain", "differential", "unrotated"
 SHORT = 1024
 
 
+class Saved(NamedTuple):
+    """Tensors that a forward pass leaves for the gradients: inputs, output and log-sum-exp.
+
+    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T]; of packed texts
+    [N, H, D] and so on, lse [H, N].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+
+
 class Request(NamedTuple):
-    """Properties of a call by which a kernel is chosen; hashable, so a choice is made once.
+    """Properties of a call by which a kernel is chosen: constants, so that a choice is made once.
 
     Attributes:
         device: its type. capability: of a CUDA device, (9, 0) for Hopper; None elsewhere.
@@ -56,31 +67,3 @@ class Request(NamedTuple):
         for name, is_so in (("window", self.window), ("padding", self.key_mask)):
             words += [name] * is_so
         return ", ".join(words + ["documents"] * self.segments)
-
-
-def arguments_of(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, kind: str = PLAIN
-) -> tuple[object, ...]:
-    """The arguments of `request`, each of which torch.compile takes for a constant."""
-    queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
-    # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
-    # about lengths that it need not know.
-    lone = True if queries == 1 else False  # noqa: SIM210
-    square = not lone and (True if queries == keys else False)  # noqa: SIM210
-    short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSV))
-    return (
-        *(q_BHTD.device.type, q_BHTD.device.index, q_BHTD.dtype),
-        *(index(q_BHTD.shape[3]), index(v_BGSV.shape[3])),
-        index(q_BHTD.shape[1] // k_BGSD.shape[1]),
-        *(lone, square, short),
-        *(visibility.causal, visibility.window is not None),
-        *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, torch.compiler.is_compiling(), kind),
-    )
-
-
-def request(device: str, ordinal: int | None, *rest: object) -> Request:
-    """The request of these arguments, with what its device can do."""
-    capability = torch.cuda.get_device_capability(ordinal) if device == "cuda" else None
-    return Request(device, ordinal, capability, *rest)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A sink beside every row of keys: its exchange of (o, lse) for (o1, lse1), and its gradient.
+"""A null key beside every row of keys, a sink or a prefix: its exchange of (o, lse) for (o1, lse1).
 
 With lse1 = logaddexp(lse, s) the output is o1 = o · exp(lse − lse1), plus value · exp(s − lse1)
 where the sink has a value. Handing (o1, lse1) to a softmax kernel's *own* backward in place of
@@ -8,6 +8,9 @@ term rowsum(dO ∘ o1).
 
 import torch
 from torch import Tensor
+
+from clearhead.ops import layouts
+from clearhead.ops.precision import without_autocast
 
 
 def join(
@@ -47,3 +50,33 @@ def gradients(
     gradient_BHT = p_BHT * product.sum(-1)
     dsink = (gradient_BHT if sink.ndim == 3 else gradient_BHT.sum((0, 2))).to(sink.dtype)
     return dsink, None if value_BHTV is None else (p_BHT[..., None] * grad).to(value_BHTV.dtype)
+
+
+def as_null(
+    q_BHTD: Tensor,
+    prefix: tuple[Tensor, Tensor],
+    sink: float | Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of each query's scores of a prefix, and what the prefix adds at that weight.
+
+    With the output o and the log-sum-exp l over the other keys, attention over all of them is
+    o · exp(l − l1) + value · exp(logit − l1), l1 = logaddexp(l, logit). So the prefix is never laid
+    beside the other keys: their kernel, masks and cache stay as they are.
+
+    Args:
+        prefix: keys [B, G, N, D] and values [B, G, N, V], prepared as the others are.
+        sink: as in `ops.attend`; it joins the logit, with value 0.
+
+    Returns:
+        logit [B, H, T] and value [B, H, T, V], in float32 at least.
+    """
+    exact = torch.promote_types(q_BHTD.dtype, torch.float32)
+    with without_autocast(q_BHTD):
+        k_BHND, v_BHNV = (layouts.repeat(x.to(exact), q_BHTD.shape[1]) for x in prefix)
+        score_BHTN = q_BHTD.to(exact) @ k_BHND.mT * scale
+        logit_BHT = score_BHTN.logsumexp(-1)
+        if sink is not None:
+            sink = torch.as_tensor(sink, dtype=exact, device=q_BHTD.device)
+            logit_BHT = torch.logaddexp(logit_BHT, by_row(sink, logit_BHT))
+        return logit_BHT, torch.exp(score_BHTN - logit_BHT[..., None]) @ v_BHNV

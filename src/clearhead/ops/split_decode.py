@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import tiles
+from clearhead.ops.layouts import alike
 from clearhead.ops.requests import HALF, PLAIN, Request
 from clearhead.ops.rope import Rotation
 from clearhead.ops.shaped_fused import STARTABLE
 from clearhead.ops.sinks import by_row
 from clearhead.ops.visibility import Visibility
-from clearhead.ops.widths import alike
 
 WIDTHS = (32, 64, 128)
 # Parts of the keys: at most so many, for the second kernel holds all of them.

@@ -12,7 +12,8 @@ Scores are made in float32 whatever the inputs: rounding them to bfloat16 would 
 import torch
 from torch import Tensor
 
-from clearhead.ops import groups
+from clearhead.ops import layouts
+from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
 ROWS = 128
@@ -31,7 +32,7 @@ def forward(
     A row that sees no key has output 0 and log-sum-exp −inf.
     """
     heads, queries, keys = *q_BHTD.shape[1:3], k_BGSD.shape[2]
-    k, v = groups.repeat(_wide(k_BGSD), heads), groups.repeat(v_BGSV, heads)
+    k, v = layouts.repeat(_wide(k_BGSD), heads), layouts.repeat(v_BGSV, heads)
     outputs, lses = [], []
     for span in visibility.spans(queries, keys, ROWS):
         start, stop, first, end = span
@@ -51,20 +52,13 @@ def forward(
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     heads, queries = q_BHTD.shape[1:3]
     shared, keys = k_BGSD.shape[1:3]
-    k, v = groups.repeat(k_BGSD, heads), groups.repeat(v_BGSV, heads)
+    k, v = layouts.repeat(k_BGSD, heads), layouts.repeat(v_BGSV, heads)
     wide_k = _wide(k)
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
     row_BHT1 = (grad_BHTV.to(exact) * o_BHTV.to(exact)).sum(-1, keepdim=True)
@@ -87,7 +81,7 @@ def backward(
         _add(dks, torch.matmul(dscore.mT, q), first)
         dqs.append(torch.matmul(dscore, _within(k, first, end)))
         del weight, dscore, hidden  # before the next, larger tile is made
-    dk, dv = groups.add(torch.cat(dks, 2), shared), groups.add(torch.cat(dvs, 2), shared)
+    dk, dv = layouts.add(torch.cat(dks, 2), shared), layouts.add(torch.cat(dvs, 2), shared)
     return torch.cat(dqs, 2), dk.to(k_BGSD.dtype), dv.to(v.dtype)
 
 

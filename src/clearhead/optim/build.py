@@ -1,15 +1,15 @@
 """From a config to an optimizer: the one place that later optimizers join."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, choose, require
-from clearhead.optim.combined import CombinedOptimizer
 from clearhead.optim.groups import decay_groups, named_groups, split_named
 from clearhead.optim.orthoadam import OrthoAdam
+from clearhead.optim.recipe import Course
 
 # One kernel per step instead of one per operation. Elementwise, so its results do not depend on
 # the order of threads; other devices take PyTorch's own default.
@@ -18,55 +18,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 LIBRARY, EXTRA = "pytorch_optimizer", "optimizers"
 
 
-class OptimizerConfig(Protocol):
-    """The settings that `build_optimizer` reads; `clearhead.train.TrainConfig` has them all."""
-
-    @property
-    def optimizer(self) -> str:
-        """One of `OPTIMIZERS`."""
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak; the training loop sets each step's own rate."""
-
-    @property
-    def weight_decay(self) -> float:
-        """Decay of the matrices (see `decay_groups`)."""
-
-    @property
-    def betas(self) -> tuple[float, float]:
-        """Decay of the first and second moment."""
-
-    @property
-    def epsilon(self) -> float:
-        """Added to the root of the second moment."""
-
-    @property
-    def momentum(self) -> float | None:
-        """Of those that have one (`READERS`); None is the optimizer's own."""
-
-    @property
-    def rotation(self) -> str | None:
-        """OrthoAdam's rotation; None is its default."""
-
-    @property
-    def rotation_sides(self) -> str | None:
-        """The sides that OrthoAdam rotates; None is its default."""
-
-    @property
-    def rotation_share(self) -> str | None:
-        """Owner of each of OrthoAdam's rotations, a parameter or a size; None is its default."""
-
-    @property
-    def adamw_patterns(self) -> tuple[str, ...]:
-        """Names of parameters that plain AdamW steps."""
-
-    @property
-    def seed(self) -> int:
-        """SeededChoices OrthoAdam's rotations."""
-
-
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """The optimizer that `config` names, over the trainable parameters of `model`.
 
     Raises:
@@ -76,11 +28,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
 
 
-def _adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _adamw(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     return _adamw_of(decay_groups(model, config.weight_decay), config)
 
 
-def _adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _adamw_of(groups: list[dict[str, Any]], config: Course) -> torch.optim.Optimizer:
     first = groups[0]["params"][0]
     device = (first[1] if isinstance(first, tuple) else first).device
     return torch.optim.AdamW(
@@ -92,7 +44,7 @@ def _adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.op
     )
 
 
-def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _orthoadam(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     plain, rotated = split_named(model, config.adamw_patterns)
     tables = _tables(model)
     hidden = [(name, p) for name, p in rotated if p not in tables]
@@ -118,7 +70,7 @@ def _orthoadam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimiz
     )
 
 
-def _sgd(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _sgd(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         decay_groups(model, config.weight_decay),
         lr=config.learning_rate,
@@ -126,7 +78,7 @@ def _sgd(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     )
 
 
-def _rmsprop(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _rmsprop(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(
         decay_groups(model, config.weight_decay),
         lr=config.learning_rate,
@@ -136,11 +88,11 @@ def _rmsprop(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer
     )
 
 
-def _adafactor(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _adafactor(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     return torch.optim.Adafactor(decay_groups(model, config.weight_decay), lr=config.learning_rate)
 
 
-def _muon(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _muon(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """Muon for the hidden matrices at AdamW's scale of updates; AdamW for all else."""
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -154,7 +106,7 @@ def _muon(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     return _beside_adamw(model, config, make)
 
 
-def _soap(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _soap(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """SOAP for the hidden matrices; AdamW for all else."""
     library = require(LIBRARY, EXTRA)
 
@@ -164,7 +116,7 @@ def _soap(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     return _beside_adamw(model, config, make)
 
 
-def _lion(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def _lion(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     library = require(LIBRARY, EXTRA)
     return library.Lion(
         decay_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
@@ -173,7 +125,7 @@ def _lion(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 def _beside_adamw(
     model: nn.Module,
-    config: OptimizerConfig,
+    config: Course,
     make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
 ) -> torch.optim.Optimizer:
     """`make` over the hidden matrices that no pattern gives to AdamW, and AdamW over the rest."""
@@ -192,6 +144,42 @@ def _beside_adamw(
     return CombinedOptimizer(*parts)
 
 
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Steps each of its parts; state and groups are those of the parts, in their order.
+
+    Made for optimizers that take matrices only, with AdamW for the rest.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def _share(self) -> None:
+        """Let the parts work on this one's state and groups, so that there is only one of each."""
+        first = 0
+        for part in self._parts:
+            last = first + len(part.param_groups)
+            part.state, part.param_groups = self.state, self.param_groups[first:last]
+            first = last
+
+
 def _tables(model: nn.Module) -> set[nn.Parameter]:
     """Matrices with a row a token: embeddings and the output head."""
     modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
@@ -201,7 +189,7 @@ def _tables(model: nn.Module) -> set[nn.Parameter]:
     return {module.weight for module in modules if module is not None}
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module, Course], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "orthoadam": _orthoadam,
     "sgd": _sgd,

@@ -21,7 +21,7 @@ from clearhead.models.inspection import batches, decoder_layers, evaluating, run
 from clearhead.nn.attention import Attention
 from clearhead.nn.protocols import Attend
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.prefix import as_null
+from clearhead.ops.sinks import as_null
 from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.attention_override import AttentionOverride

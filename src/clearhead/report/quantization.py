@@ -23,11 +23,6 @@ from clearhead.report.pivots import (
 )
 
 CLOSE = 0.01  # of full precision's perplexity
-CAPTION = (
-    "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over the "
-    "windows read, where records have them. A cost below zero, or with zero in its interval, is "
-    "noise."
-)
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
 KINDS = {
@@ -70,28 +65,25 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
-    caption = CAPTION
+    more = ""
     if any(run.measure("accuracy") is not None for run in records.runs):
-        caption += (
+        more = (
             " Accuracy is the share of multiple-choice questions answered right, by the "
             "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
             "that divided by their characters."
         )
-    sections = (
+    return built.with_sections(
         section(
-            "numbers",
-            "What schemes cost",
+            "quantization.numbers",
             _extremes(records),
-            caption,
-            [*filter(None, [results(records)]), *((Notes(texts=remarks),) if remarks else ())],
+            [results(records), Notes(texts=remarks) if remarks else None],
+            more,
         ),
         section(
-            "fewest",
-            "How few are enough",
+            "quantization.fewest",
             f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
             "full precision, and is so with every larger number measured.",
-            "",
-            filter(None, [fewest(records)]),
+            [fewest(records)],
         ),
         _curves(records, built.looks),
         made.section(
@@ -102,8 +94,6 @@ def page(records: Records, title: str = "") -> Page:
             "between texts.",
         ),
     )
-    built.sections = [one for one in sections if one is not None]
-    return built
 
 
 def kind_of(family: str) -> str:
@@ -327,10 +317,8 @@ def _curves(records: Records, looks: Looks) -> Section | None:
         panels = (_panel(records, looks, family, points[family], kin, shown) for family in kin)
         blocks += [Title(text=kind), Panels(panels=tuple(panels))]
     return section(
-        "bits",
-        "Bits against perplexity",
+        "quantization.bits",
         "Fewer bits to the right, full precision at the left; lower is better.",
-        "The panels under one heading share their scale.",
         blocks,
     )
 

@@ -7,7 +7,7 @@ from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.page import Page, section
+from clearhead.report.page import Page, titled
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Summary
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged
@@ -34,7 +34,7 @@ def page(sources: Mapping[str, Records]) -> Page:
     """All claims as a page."""
     rows = list(judged(sources))
     sections = [
-        section(family, title, _counted(chosen), CAPTION, [_table(title, chosen)])
+        titled(family, _counted(chosen), [_table(title, chosen)], title=title, caption=CAPTION)
         for family, title in FAMILIES.items()
         if (chosen := [one for one in rows if one[0].family == family])
     ]

@@ -120,7 +120,7 @@ class Trial:
         conversion = self.conversion
         if conversion is None:
             return None
-        changes = {"rotate": conversion.rotate, "prefix": conversion.prefix}
+        changes = {"rotate": ",".join(conversion.rotate), "prefix": conversion.prefix}
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:

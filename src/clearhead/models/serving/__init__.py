@@ -12,14 +12,14 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.llama import State, copied, filled
+from clearhead.models.families.family import State, copied, filled
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,
 )
 from clearhead.nn.registry import REGISTRY
 from clearhead.nn.values import Reparametrised
-from clearhead.ops import groups
+from clearhead.ops import layouts
 from clearhead.spec import LayerSpec
 
 # Of axes that the form does not have whole, what it has.
@@ -189,7 +189,7 @@ def _gain(branch: Any) -> Any:
 def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
     """Keys' rows, repeated where heads share a key and have a value each."""
     by_head = weight.unflatten(0, (spec.num_key_value_heads, -1)).flatten(1)
-    return groups.repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(
+    return layouts.repeat(by_head[None, ..., None], spec.num_value_heads)[0].reshape(
         -1, *weight.shape[1:]
     )
 

@@ -1,0 +1,150 @@
+"""A trained model in another basis: the same function, with no channel that stands out.
+
+A random orthogonal matrix Q turns the residual stream, x → x Q: what writes to it is multiplied by
+Q, what reads it by Qᵀ, and an RMSNorm between them sees the same length once its gains are part of
+the matrices behind it. A matrix R for each layer turns what heads average. Nothing is computed at
+run time, and the outliers that a few channels held are spread over all of them
+(QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.families.family import filled
+from clearhead.nn.norms import RMSNorm
+from clearhead.nn.positions import NoPosition
+from clearhead.nn.registry import REGISTRY
+
+Part = Literal["residual", "values"]
+_NORMS = ("rmsnorm", "rmsnorm-single")
+# What passes a head's channels on as they are, or by lengths and products that a rotation keeps.
+_LINEAR_IN_VALUES = {
+    "values": ("linear",),
+    "projections": ("linear",),
+    "maps": ("single", "differential-v2"),
+    "epilogue": ("none", "xsa"),
+}
+
+
+def rotated(model: ClearheadForCausalLM, parts: Sequence[Part]) -> ClearheadForCausalLM:
+    """The same function in another basis, from copies of the weights in their dtype.
+
+    Args:
+        parts: "residual" turns the residual stream and unties the head where the last norm has a
+            gain for each channel; "values" turns each layer's values and what `o_proj` reads.
+
+    Raises:
+        ClearheadError: a mechanism that tells channels apart, naming its axis.
+    """
+    config, state = deepcopy(model.config), model.state_dict()
+    if "residual" in parts:
+        _check_residual(config)
+        config.tie_word_embeddings &= model.model.norm.weight.numel() == 1
+    if "values" in parts:
+        _check_values(config)
+    made = filled(ClearheadForCausalLM, config, state, model)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        if "residual" in parts:
+            _turn_residual(made, _orthogonal(config.hidden_size, draw))
+        if "values" in parts:
+            for layer in made.model.layers:
+                _turn_values(layer.self_attn, draw)
+    return made
+
+
+def _check_residual(config: ClearheadConfig) -> None:
+    needs = {"norm": _NORMS, "values": ("linear",), "projections": ("linear",)}
+    for index in range(config.num_hidden_layers):
+        _require(config.layer(index), needs)
+    if (norm := config.embedding_norm) not in (allowed := ("none", "rmsnorm-single")):
+        raise _refusal("embedding_norm", norm, allowed)
+    embeds: Any = REGISTRY.find("position", config.position).build
+    if embeds.embed is not NoPosition.embed:
+        raise ClearheadError(
+            f"position={config.position!r} is added to the stream: leave residual out of --rotate"
+        )
+
+
+def _check_values(config: ClearheadConfig) -> None:
+    for index in range(config.num_hidden_layers):
+        layer = config.layer(index)
+        _require(layer, _LINEAR_IN_VALUES)
+        if layer.normalizer == "key-value":
+            raise _refusal("normalizer", layer.normalizer, ("softmax",))
+
+
+def _require(layer: Any, needs: dict[str, tuple[str, ...]]) -> None:
+    for axis, allowed in needs.items():
+        if (name := getattr(layer, axis)) not in allowed:
+            raise _refusal(axis, name, allowed)
+
+
+def _refusal(axis: str, name: str, allowed: tuple[str, ...]) -> ClearheadError:
+    return ClearheadError(
+        f"{axis}={name!r} tells channels apart, so that no rotation keeps the function: --rotate "
+        f"takes {axis} {' or '.join(allowed)}"
+    )
+
+
+def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
+    """A random rotation, float64 [size, size], by the signs of R uniformly distributed."""
+    q, r = torch.linalg.qr(torch.randn(size, size, generator=draw, dtype=torch.float64))
+    return q * r.diagonal().sign()
+
+
+def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
+    turn = turn.to(model.device)
+    trunk: Any = model.model
+    if not model.config.tie_word_embeddings:
+        _read(model.lm_head, trunk.norm, turn)
+        _settle(trunk.norm)
+    table = trunk.embed_tokens.weight
+    table.copy_(table.double() @ turn)
+    for layer in trunk.layers:
+        for linear, norm in _readers(layer):
+            _read(linear, norm, turn)
+        for norm in {norm for _, norm in _readers(layer)}:
+            _settle(norm)
+        for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            for weight in (writer.weight, writer.bias):
+                if weight is not None:
+                    weight.copy_(turn.mT @ weight.double())
+
+
+def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
+    """The matrices that read the stream, each with the norm before it."""
+    second = getattr(layer, "post_attention_layernorm", layer.input_layernorm)
+    for branch, norm in ((layer.self_attn, layer.input_layernorm), (layer.mlp, second)):
+        for name, module in branch.named_modules():
+            if isinstance(module, nn.Linear) and name not in ("o_proj", "down_proj"):
+                yield module, norm
+
+
+def _read(linear: nn.Linear, norm: RMSNorm, turn: Tensor) -> None:
+    gain = norm.weight.double() if norm.weight.numel() > 1 else 1.0
+    linear.weight.copy_((linear.weight.double() * gain) @ turn)
+
+
+def _settle(norm: RMSNorm) -> None:
+    """Its gains are part of the matrices now; a single one stays."""
+    if norm.weight.numel() > 1:
+        norm.weight.fill_(1.0)
+
+
+def _turn_values(attention: Any, draw: torch.Generator) -> None:
+    value, out, width = attention.v_proj, attention.o_proj, attention.layer.head_dim
+    turn = _orthogonal(width, draw).to(value.weight.device)
+    for weight in (value.weight, value.bias):
+        if weight is not None:
+            heads = weight.double().view(-1, width, weight[0].numel())
+            weight.copy_((turn.mT @ heads).view_as(weight))
+    heads = out.weight.double().unflatten(1, (-1, width))
+    out.weight.copy_((heads @ turn).flatten(1))

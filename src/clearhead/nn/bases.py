@@ -1,0 +1,214 @@
+"""Plain attention, axis by axis: the bases of the other mechanisms, and what these share.
+
+Costs, weights that go on under another mechanism (`Declaration.adopt`), and parameters that are
+read outside `forward`.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.errors import ClearheadError
+from clearhead.nn.protocols import CentringTerm, QueryGroup
+from clearhead.ops.visibility import Visibility
+from clearhead.spec import Declaration, LayerSpec
+
+Weights = dict[str, Tensor]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def visible_keys(layer: LayerSpec, length: int) -> float:
+    """Keys that a token sees on average."""
+    return Visibility(layer.direction == "causal", layer.sliding_window).mean_count(length)
+
+
+def attention_flops(layer: LayerSpec, length: int) -> float:
+    """q kᵀ and p v for each token, over its visible keys."""
+    return 4.0 * layer.num_attention_heads * layer.head_dim * visible_keys(layer, length)
+
+
+def numbers_per_group(layer: LayerSpec) -> int:
+    """One vector of the head's width for each key head: a token's keys."""
+    return layer.num_key_value_heads * layer.head_dim
+
+
+def with_doubled_output(weights: Weights, layer: LayerSpec) -> Weights:
+    """The same weights with 2 W_O, for a mechanism that starts by halving the heads.
+
+    Raises:
+        ClearheadError: a layer without W_O.
+    """
+    if "o_proj.weight" not in weights or layer.projections != "linear":
+        raise ClearheadError(
+            f"maps={layer.maps!r}, epilogue={layer.epilogue!r} halve the heads at their start, and "
+            f"projections={layer.projections!r} has no W_O to double: convert a model with "
+            "projections='linear'"
+        )
+    return {**weights, "o_proj.weight": 2 * weights["o_proj.weight"]}
+
+
+def with_own_parameters(method: Method) -> Method:
+    """The method of a module, its parameters in place while it runs.
+
+    With a `device_map` that offloads, accelerate brings a module's own parameters for the time of
+    its `forward`, by a hook. A method that reads them beside it needs the hook as well.
+    """
+
+    @wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        hook = getattr(self, "_hf_hook", None)
+        if hook is None:
+            return method(self, *arguments, **options)
+        hook.pre_forward(self)
+        return hook.post_forward(self, method(self, *arguments, **options))
+
+    return run  # type: ignore[return-value]
+
+
+class NoPosition(nn.Module):
+    """No position at all: order is known through the causal mask alone. The base of all positions.
+
+    Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = heads
+
+    @staticmethod
+    def cache_unrotated(layer: LayerSpec) -> bool:
+        return False
+
+    def longest(self) -> int | None:
+        return None
+
+    def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
+        return x_BTC
+
+    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
+        return (QueryGroup(),)
+
+    @staticmethod
+    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
+        return x_BHTD
+
+    @staticmethod
+    def attention_at_init(
+        x_BHSD: Tensor, queries: int, table: Any, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
+        mean, count_BT = ops.running_mean(x_BHSD, queries, visibility)
+        return mean, count_BT[:, None]
+
+    @staticmethod
+    def position_only(x_BHTN: Tensor) -> Tensor:
+        return torch.zeros_like(x_BHTN)
+
+
+class Softmax(nn.Module):
+    """No sink beside the keys: a row's weights sum to 1. The base of all normalizers."""
+
+    places = 0
+
+    def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
+        super().__init__()
+        self.heads, self.together = heads, together
+
+    def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
+        return self.resting()
+
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        return None
+
+    def resting(self) -> float | Tensor | None:
+        return None
+
+    def row_sum(self, weight_BGT: Tensor) -> Tensor | None:
+        sink = self.resting()
+        if sink is None:
+            return None
+        weight_BHT = weight_BGT.repeat_interleave(self.heads // weight_BGT.shape[1], 1)
+        logit = sink.to(weight_BHT.dtype)[:, None] if isinstance(sink, Tensor) else sink
+        # w / (w + exp(sink)), also where w is 0, or more than a float holds.
+        return torch.sigmoid(weight_BHT.log() - logit)[..., None]
+
+
+class SingleMaps(nn.Module):
+    """One map a head; nothing to combine. The base of all maps."""
+
+    maps: ClassVar[tuple[str, ...]] = ("softmax",)
+    keys_together: ClassVar[int] = 1
+
+    def __init__(self, layer: LayerSpec) -> None:
+        super().__init__()
+
+    def lambdas(self, x_BTC: Tensor) -> Tensor | None:
+        return None
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Any, **options: Any
+    ) -> Tensor:
+        return attend(q, k, v, **options)
+
+    def split(self, heads_BH: Tensor) -> tuple[Tensor, ...]:
+        return (heads_BH,)
+
+    def effective_weights(self, weights_BHTS: Tensor, lambdas: Any) -> Tensor:
+        return weights_BHTS
+
+    def finish(self, o_BHTD: Tensor) -> Tensor:
+        return o_BHTD
+
+    def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Any) -> Tensor | None:
+        return row_sum_BHT1
+
+
+class NoShaping(nn.Module):
+    """A. The base of all shapings."""
+
+    zero_queries = False
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
+        return o_BTC
+
+    def effective_weights(
+        self, weights_BHRS: Tensor, own_BHRS: Tensor, centring: Callable[[], Tensor]
+    ) -> Tensor:
+        return weights_BHRS
+
+
+class NoEpilogue(nn.Module):
+    """The heads' outputs as they are. The base of all epilogues."""
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+
+    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        return o_BTC
+
+
+_PAPER = "arXiv 1706.03762"
+DECLARATIONS = (
+    Declaration("normalizer", "softmax", "exp(s) / Σ exp(s)", _PAPER, Softmax),
+    Declaration("maps", "single", "one map a head", _PAPER, SingleMaps, flops=attention_flops),
+    Declaration("shaping", "none", "A", _PAPER, NoShaping),
+    Declaration("epilogue", "none", "the heads as they are", _PAPER, NoEpilogue),
+    # Whether attention is causal.
+    Declaration(
+        "direction", "causal", "a token sees itself and what came before", _PAPER, lambda: True
+    ),
+    Declaration(
+        "direction",
+        "bidirectional",
+        "a token sees the whole text; no generation, no cache",
+        "arXiv 1810.04805",
+        lambda: False,
+    ),
+)

@@ -1,0 +1,203 @@
+"""Settings of an optimizer and of its learning rate over a budget of tokens; no torch.
+
+The rate is a pure function of the step, so that a resumed run cannot drift.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Literal, get_args
+
+from clearhead.errors import ClearheadError
+from clearhead.metavars import Pattern
+from clearhead.ranges import (
+    Betas,
+    Count,
+    Fraction,
+    Length,
+    Natural,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    check,
+)
+
+Optimizer = Literal["adamw", "orthoadam", "sgd", "rmsprop", "adafactor", "muon", "soap", "lion"]
+Schedule = Literal["cosine", "linear", "constant", "triangle"]
+SCHEDULES = get_args(Schedule)
+"""Courses of the learning rate, after warmup."""
+READERS = {
+    "momentum": ("muon", "rmsprop", "sgd"),
+    "rotation": ("orthoadam",),
+    "rotation_sides": ("orthoadam",),
+    "rotation_share": ("orthoadam",),
+    "adamw_patterns": ("muon", "orthoadam", "soap"),
+}
+"""Optimizers that read a setting, by setting; a setting not listed is read by all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Optimizer settings, independent of what the batches hold.
+
+    Raises:
+        ClearheadError: naming the field, what was found and what would work.
+    """
+
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+    final_learning_rate: Fraction = 0.1
+    """Learning rate of the last step, as a fraction of the peak."""
+    warmup: Fraction = 0.1
+    """Length of the linear warmup, as a fraction of the steps (of the tokens in a triangle)."""
+    schedule: Schedule = "cosine"
+    """Fall of the learning rate after the warmup. A triangle starts at a quarter of the peak; both
+    its sides are linear in tokens, not in steps (steps of a ramp differ in tokens)."""
+    optimizer: Optimizer = "adamw"
+    """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
+    weight_decay: NotNegative = 0.1
+    """Decay of the matrices; norms, biases and gains have none. Part of the gradient in SGD and
+    RMSprop, decoupled elsewhere."""
+    betas: Betas = (0.9, 0.95)
+    """Decay of the first and second moment; RMSprop reads the second, SGD and Adafactor neither."""
+    epsilon: Positive = 1e-8
+    """Added to the root of the second moment."""
+    momentum: Share | None = None
+    """Momentum of SGD (0.9 where not given), RMSprop (0) and Muon (0.95)."""
+    rotation: Literal["hadamard", "haar"] | None = None
+    """OrthoAdam's rotation; hadamard where not given."""
+    rotation_sides: Literal["left", "right", "both"] | None = None
+    """The sides that OrthoAdam rotates, rows (left) or columns; columns where not given."""
+    rotation_share: Literal["parameter", "size"] | None = None
+    """OrthoAdam's rotations: one for each parameter, as in its paper (the default), or one for all
+    axes of a size, as in every record up to 2026-11."""
+    adamw_patterns: Annotated[tuple[Pattern, ...], Range("patterns such as '*.o_proj.*'")] = ()
+    """Names of parameters left to AdamW under OrthoAdam, Muon and SOAP, such as "*.o_proj.*"."""
+    clip: NotNegative = 1.0
+    """Largest global norm of the gradient; 0 clips nothing."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast; "auto" is bf16 where the hardware multiplies it natively. Weights stay float32."""
+    save_every: Natural = 0
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: Count = 2
+    """Number of newest checkpoints to keep."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, readers in READERS.items():
+            value = getattr(self, name)
+            if value not in (None, (), []) and self.optimizer not in readers:
+                raise ClearheadError(
+                    f"{name} is {value!r}, but {self.optimizer} does not read it: leave it out, or "
+                    f"choose {' or '.join(readers)} as optimizer"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Token budget: windows of a stream of tokens, and their number in a step."""
+
+    tokens: Count = 300_000
+    """Budget of input tokens; the remainder after the last whole step is not used."""
+    sequence_length: Length = 256
+    """Tokens in a window."""
+    batch_size: Count = 8
+    """Windows in one forward pass."""
+    accumulation: Count = 1
+    """Forward passes in one optimizer step, which is that of one batch so many times as large."""
+    ramp: Fraction = 0.0
+    """Share of the tokens over which the accumulation grows linearly, from 1 to its full number;
+    0 has it full from the first step."""
+    schedule_tokens: Count | None = None
+    """Tokens over which the learning rate, the ramp and annealed parts run their course; beyond
+    them each stays as it ended. All tokens where not given; an extended run keeps its own."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input tokens of one optimizer step, once its accumulation is full."""
+        return self.sequence_length * self.batch_size * self.accumulation
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that the budget pays for."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def starts(self) -> Sequence[int]:
+        """Step s takes the batches from starts[s] to before starts[s + 1]."""
+        window = self.sequence_length * self.batch_size
+        available = self.tokens // window
+        if not self.ramp:
+            return range(0, available + 1, self.accumulation)
+        planned = (self.schedule_tokens or self.tokens) // window
+        starts = [0]
+        while True:
+            grown = (self.accumulation - 1) * starts[-1] / (self.ramp * planned)
+            end = starts[-1] + int(min(self.accumulation, 1 + grown))  # inf where ramp is tiny
+            if end > available:
+                return starts
+            starts.append(end)
+
+    def tokens_before(self, step: int) -> int:
+        """Input tokens of all steps before `step`, counted from 0."""
+        return self.starts[step] * self.batch_size * self.sequence_length
+
+    @cached_property
+    def plan(self) -> "Windows":
+        """The same windows over the tokens of the schedule."""
+        if self.schedule_tokens is None:
+            return self
+        return replace(self, tokens=self.schedule_tokens, schedule_tokens=None)
+
+    def used(self, step: int) -> float:
+        """The share of the schedule's tokens that steps before `step` take."""
+        return min(1.0, self.starts[step] / self.plan.starts[-1])
+
+    def done(self, steps: int) -> float:
+        """The share of the schedule's steps that so many are."""
+        return min(1.0, steps / self.plan.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course(Recipe, Windows):
+    """A recipe over a budget of tokens, and the seed of what is random in it."""
+
+    seed: Natural = 0
+    """Seeds what is random during training: dropout, and OrthoAdam's rotations."""
+
+
+def learning_rate(step: int, config: Course) -> float:
+    """The learning rate of `step`, counted from 0.
+
+    It rises linearly and reaches the peak on the last step of the warmup; then it falls so that
+    the last step of the plan uses exactly `final_learning_rate` times the peak ("constant" stays at
+    the peak); steps beyond the plan have the rate of its end. The first step never has rate 0,
+    which would waste its batch.
+
+    "triangle" is the crammed BERT's triangle2 (arXiv 2212.14034), a function of the share x of the
+    budget used before the step: min(1/4 + 3/4 · x / warmup, (1 − x) / (1 − warmup)), with warmup
+    3/4 there. It falls towards `final_learning_rate`, which the end of the last step would have.
+    """
+    if config.schedule == "triangle":
+        return config.learning_rate * _triangle(config.used(step), config)
+    steps = config.plan.steps
+    warmup = round(config.warmup * steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = min(1.0, (step + 1 - warmup) / max(1, steps - warmup))
+    if config.schedule == "constant":
+        return config.learning_rate
+    remaining = 1.0 - done
+    if config.schedule == "cosine":
+        remaining = 0.5 * (1.0 + math.cos(math.pi * done))
+    final = config.final_learning_rate
+    return config.learning_rate * (final + (1.0 - final) * remaining)
+
+
+def _triangle(used: float, config: Course) -> float:
+    if used < config.warmup:
+        return 0.25 + 0.75 * used / config.warmup
+    final = config.final_learning_rate
+    return final + (1.0 - final) * (1.0 - used) / (1.0 - config.warmup)

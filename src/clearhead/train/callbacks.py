@@ -1,0 +1,278 @@
+"""Observers of a run: the protocol, and those that come with the house."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clearhead.errors import require
+from clearhead.progress import Line, Work, clock
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.train.config import Tracker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from clearhead.train.result import TrainResult
+
+METRICS = "metrics.jsonl"
+LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is about to train."""
+
+    name: str
+    """The id in its records: description["run"], or else the output folder's name."""
+    output: Path
+    """The run folder."""
+    model: "PreTrainedModel"
+    """The model, on its device; its weights change from step to step."""
+    steps: int
+    """Steps of the whole run."""
+    first_step: int
+    """Steps already done when this process took over; 0 for a new run."""
+    record: dict[str, Any]
+    """Content of run.json: resolved config, seed, versions, device, command, date."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One step, after the weights took it."""
+
+    step: int
+    """Steps done, this one included: the first is 1."""
+    tokens: int
+    """Input tokens of all steps so far."""
+    seconds: float
+    """Time in steps so far, over all processes of the run; checkpoints are not in it."""
+    loss: float
+    """Mean loss per label of this step's batch, in nats, before the update."""
+    learning_rate: float
+    """Of this step."""
+    gradient_norm: float
+    """Global norm before clipping."""
+    tokens_per_second: float
+    """Over the steps since the last line."""
+    batch_stall: float
+    """Share of these steps' time in which this process waited for a batch to be prepared."""
+    seconds_left: float
+    """Time that the remaining steps will take at this process's pace."""
+
+
+class Callback:
+    """Watches a run. Every method may be left as it is; none may change the weights.
+
+    An exception ends the run, as one of the loop's own would.
+    """
+
+    def start(self, run: Run) -> None:
+        """Before the first step, once checkpoint and settings are accepted."""
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Every `log_every` steps and after the last."""
+
+    def checkpoint(self, path: Path) -> None:
+        """After the checkpoint in folder `path` is on the disk."""
+
+    def end(self, result: "TrainResult") -> None:
+        """After a finished or interrupted run, not after a failed one."""
+
+    def close(self) -> None:
+        """Last of all, whatever happened: release files, threads, the terminal."""
+
+
+class LinesFile(Callback):
+    """Appends JSON lines, each with its "step", to `file` in OUTPUT, each step's at once.
+
+    A resumed run first drops the lines after the step it resumes from: however often it was killed,
+    no step has its lines twice. Damaged lines are left out, and a warning says so.
+    """
+
+    file: str
+    afterwards = "resume"  # what to do once there is room again
+
+    def __init__(self) -> None:
+        self._writer: jsonl.Writer | None = None
+
+    def start(self, run: Run) -> None:
+        path = run.output / self.file
+        done = jsonl.salvage(path, until=run.first_step)
+        write_text(path, "".join(map(jsonl.encode, done)), f"make room and {self.afterwards}")
+        self._writer = jsonl.Writer(path, self.afterwards)
+
+    def write(self, lines: str) -> None:
+        """Hand whole lines to the system at once: a killed process loses none."""
+        assert self._writer is not None
+        self._writer.write(lines)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class MetricsFile(LinesFile):
+    """Appends a record {"kind": "step", "run", "step", "loss", …} a step to OUTPUT/metrics.jsonl.
+
+    Its other values are those of `StepMetrics`, but for the time left.
+    """
+
+    file = METRICS
+
+    def start(self, run: Run) -> None:
+        super().start(run)
+        self._run = run.name
+
+    def step(self, metrics: StepMetrics) -> None:
+        values = asdict(metrics)
+        del values["seconds_left"]  # a guess for people, not a measurement
+        self.write(jsonl.encode({"kind": "step", "run": self._run, **values}))
+
+
+class Progress(Callback):
+    """Shows steps, loss, learning rate, gradient norm, tokens/s and the time left.
+
+    Args:
+        stream: where to; standard error where none is given.
+        work: the longer work of which the run is the unit at hand; it shows its own time left.
+    """
+
+    def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
+        self._alone = work is None
+        self._work = Line(stream) if work is None else work
+        self._steps = 0
+
+    def start(self, run: Run) -> None:
+        self._steps = run.steps
+        if self._alone:
+            self._work.start(1)
+            self._work.begin(run.name)
+        if self._alone or run.first_step:
+            resumed = f" from step {run.first_step}" if run.first_step else ""
+            self._work.say(f"{run.name}: training {run.steps} steps{resumed}")
+        self._work.resume(run.first_step / run.steps)
+
+    def step(self, metrics: StepMetrics) -> None:
+        left = f"  {clock(metrics.seconds_left)} left" if self._alone else ""
+        numbers = (
+            f"step {metrics.step}/{self._steps}  loss {metrics.loss:.4f}  "
+            f"lr {metrics.learning_rate:.2e}  norm {metrics.gradient_norm:.2f}  "
+            f"{metrics.tokens_per_second:,.0f} tokens/s{left}"
+        )
+        self._work.update(metrics.step / self._steps, numbers)
+
+    def checkpoint(self, path: Path) -> None:
+        if self._alone:
+            self._work.say(f"saved {path}")
+
+    def end(self, result: "TrainResult") -> None:
+        self.close()
+        stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
+        self._work.say(
+            f"{result.steps} steps, {result.tokens:,} tokens in {clock(result.seconds)} "
+            f"({result.tokens_per_second:,.0f} tokens/s), loss {result.final_loss:.4f}, "
+            f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB{stopped}"
+        )
+
+    def close(self) -> None:
+        """Give the terminal back, where no longer work has it."""
+        if self._alone:
+            self._work.close()
+
+
+class TensorBoard(Callback):
+    """Writes scalars to OUTPUT/tensorboard.
+
+    Raises:
+        ClearheadError: when made, where the extra "tensorboard" is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._module = require("torch.utils.tensorboard", "tensorboard")
+        self._writer: Any = None
+
+    def start(self, run: Run) -> None:
+        """Open the log; a resumed run hides what was logged after the step it resumes from."""
+        self._writer = self._module.SummaryWriter(
+            log_dir=str(run.output / "tensorboard"),
+            purge_step=run.first_step + 1 if run.first_step else None,
+        )
+
+    def step(self, metrics: StepMetrics) -> None:
+        for name in LOGGED:
+            self._writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Trackio(Callback):
+    """Logs to the local Trackio project `project`, under the run's name.
+
+    Raises:
+        ClearheadError: when made, where the extra "trackio" is not installed.
+    """
+
+    module = "trackio"  # and its extra's name
+
+    def __init__(self, project: str = "clearhead") -> None:
+        self._module = require(self.module, self.module)
+        self._project = project
+        self._started = False
+
+    def start(self, run: Run) -> None:
+        self._module.init(
+            project=self._project, name=run.name, config=run.record["config"], **self._resumed(run)
+        )
+        self._started = True
+
+    def _resumed(self, run: Run) -> dict[str, Any]:
+        return {"resume": "allow" if run.first_step else "never"}
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._module.log(
+            {f"train/{name}": getattr(metrics, name) for name in LOGGED}, step=metrics.step
+        )
+
+    def close(self) -> None:
+        if self._started:
+            self._module.finish()
+
+
+class WandB(Trackio):
+    """Logs to the Weights & Biases project `project`, under the run's name.
+
+    Its account and mode are those of wandb's own settings, such as WANDB_MODE=offline. The run's
+    id is kept in OUTPUT/wandb-id, so that a resumed run goes on with it.
+
+    Raises:
+        ClearheadError: when made, where the extra "wandb" is not installed.
+    """
+
+    module = "wandb"
+
+    def _resumed(self, run: Run) -> dict[str, Any]:
+        path = run.output / "wandb-id"
+        if not (run.first_step and path.exists()):
+            write_text(path, self._module.util.generate_id())
+        return {"id": path.read_text("utf-8"), "resume": "allow", "dir": str(run.output)}
+
+
+_TRACKERS: dict[Tracker, type[Callback]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WandB,
+}
+
+
+def make_trackers(names: Iterable[Tracker]) -> list[Callback]:
+    """The trackers of these names.
+
+    Raises:
+        ClearheadError: where one's extra is not installed.
+    """
+    return [_TRACKERS[name]() for name in names]
