@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ from clearhead.experiments.final_measures import (
 )
 from clearhead.experiments.forks import make_at_once
 from clearhead.experiments.jobs import Job
-from clearhead.experiments.run_setup import batches, masked_batches
+from clearhead.experiments.run_setup import batches, data_of, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -185,13 +186,30 @@ def _write_records(job: "_Job", trained: "_Trained", locks: list[Lock]) -> None:
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
+    began = _began(config)
     if config.base is None:
-        corpus = prepare(config.data, progress=say)
+        corpus = prepare(config.data, progress=say, began=began)
         return None, with_mask_token(corpus) if config.objective == "mlm" else corpus
     longest = max(arm.train.sequence_length for arm in config.arms)
     trust = config.trust_remote_code
-    base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    base = open_base(config.base, config.data, longest, trust_remote_code=trust, began=began)
     return base, base.corpus
+
+
+def _began(config: CompareConfig) -> str | None:
+    """The fingerprint of the data of a run that was begun in the output folder, if one was."""
+    for arm, seed in itertools.product(config.arms, config.seeds):
+        folder = _folder(config, arm, seed)
+        if (folder / RECORDS).exists():
+            return (_intact(folder / RECORDS).get("data") or {}).get("fingerprint")
+        if (data := data_of(folder)) is not None:
+            return data
+    return None
+
+
+def _folder(config: CompareConfig, arm: Arm, seed: int) -> Path:
+    """The folder of a run."""
+    return config.output / f"{arm.folder}-seed{seed}"
 
 
 class _Job:
@@ -210,7 +228,7 @@ class _Job:
             raise ClearheadError(
                 "measure_every needs the whole model in one process: choose parallel ddp"
             )
-        self.folder = config.output / f"{arm.folder}-seed{seed}"
+        self.folder = _folder(config, arm, seed)
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
         self.header = self._header()

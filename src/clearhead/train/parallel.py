@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import decoder_layers
@@ -28,15 +29,12 @@ from clearhead.train.batches import (
 from clearhead.train.config import TrainConfig
 from clearhead.train.world import ALONE, World
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 @dataclass(frozen=True)
 class Spread:
     """A model on the processes of a run, and this one's part of every step."""
 
-    model: "PreTrainedModel"
+    model: PreTrainedModel
     forward: Callable[..., Any]
     """Runs the model: the model itself, or DDP around it."""
     world: World
@@ -63,7 +61,7 @@ class Spread:
 
 
 def spread(
-    model: "PreTrainedModel", batches: BatchSource, config: TrainConfig, world: World
+    model: PreTrainedModel, batches: BatchSource, config: TrainConfig, world: World
 ) -> Spread:
     """Spread `model` as `config` asks, in place; FSDP2 makes its parameters DTensors.
 
@@ -93,7 +91,7 @@ def spread(
 
 
 def accumulate(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     micro_batches: Sequence[Mapping[str, torch.Tensor]],
     mode: precision.Resolved,
     objective: str = NEXT_TOKEN,
@@ -135,7 +133,7 @@ def accumulate(
     return total
 
 
-def recompute(model: "PreTrainedModel", wanted: bool) -> None:
+def recompute(model: PreTrainedModel, wanted: bool) -> None:
     """Switch activation checkpointing by block on or off; transformers renamed it in 2026."""
     verb, options = ("enable", ({"use_reentrant": False},)) if wanted else ("disable", ())
     name = f"activation_checkpointing_{verb}"
@@ -199,7 +197,7 @@ def _mesh(device: torch.device, config: TrainConfig, size: int) -> DeviceMesh:
     return init_device_mesh(device.type, (size // copy, copy), mesh_dim_names=names)
 
 
-def _shard(model: "PreTrainedModel", config: TrainConfig, mesh: DeviceMesh) -> None:
+def _shard(model: PreTrainedModel, config: TrainConfig, mesh: DeviceMesh) -> None:
     """FSDP2 on every decoder layer, and on what is left as one."""
     options: dict[str, Any] = {"mesh": mesh}
     if config.precision == "bf16":
