@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tests_models_space import WHOLE as SHAPE
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.families.diffllama import DIFFLLAMA
+
+from .space import WHOLE as SHAPE
 
 
 @pytest.mark.parametrize("groups", [2, 4])

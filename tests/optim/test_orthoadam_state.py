@@ -4,7 +4,12 @@ import copy
 
 import pytest
 import torch
-from tests_optim_trials import (
+from torch import nn
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import OrthoAdam
+
+from .trials import (
     adamw,
     assert_same,
     distance,
@@ -13,10 +18,6 @@ from tests_optim_trials import (
     ortho,
     run,
 )
-from torch import nn
-
-from clearhead.errors import ClearheadError
-from clearhead.optim import OrthoAdam
 
 # State --------------------------------------------------------------------------------------
 
