@@ -228,8 +228,6 @@ def _until(text: str, stop: str | None) -> str:
 
 
 class HallucinationTask(EvalTask, HallucinationOptions):
-    """Answers and summaries that hold to their documents, by a judge or by their words."""
-
     headlines = (
         "accuracy",
         "undecided",
