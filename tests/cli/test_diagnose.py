@@ -20,7 +20,7 @@ from transformers import (
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
-from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import short_names
 
 VOCABULARY = 300
 

@@ -339,6 +339,6 @@ def test_only_abandoned_builds_are_swept(tmp_path):
     os.utime(new, (time.time() - 1e6,) * 2)
     (new / "0.train.tokens").touch()
     os.utime(new, (time.time() - 1e6,) * 2)
-    with shards.building(tmp_path):
+    with shards.going_on(tmp_path / "corpus", print):
         assert not old.exists()
         assert new.exists()

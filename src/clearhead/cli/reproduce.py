@@ -166,7 +166,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
-    from clearhead.reproduce.selection import ALL, choose_studies
+    from clearhead.reproduce.claims import ALL, choose_studies
 
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import overrides, parse
 from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Size, Text
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.llama import filled
+from clearhead.models.families.family import filled
 from clearhead.nn.norms import RMSNorm
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.registry import REGISTRY
