@@ -54,13 +54,23 @@ def check(settings: Any, place: str = "") -> None:
         value = getattr(settings, name)
         if is_dataclass(value):
             check(value, f"{place}{name}.")
-        elif not _fits(value, hint, None):
-            wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
-            wanted = _WANTED[int] if wide else _wanted(hint)
-            raise ClearheadError(f"{place}{name} is {_short(value)}: give {wanted}")
-        elif (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
-            for word in _items(value):
-                choose(f"{place}{name}", str(word), words)
+        else:
+            check_value(f"{place}{name}", value, hint)
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that its hint, a type with a range or a Literal, does not allow.
+
+    Raises:
+        ClearheadError: as `check`.
+    """
+    if not _fits(value, hint, None):
+        wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
+        wanted = _WANTED[int] if wide else _wanted(hint)
+        raise ClearheadError(f"{name} is {_short(value)}: give {wanted}")
+    if (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
+        for word in _items(value):
+            choose(name, str(word), words)
 
 
 def check_distinct(settings: Any, *names: str) -> None:

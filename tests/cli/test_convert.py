@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,10 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     plain = tmp_path / "plain"
     assert call("train", "transformer", "--output", str(plain), *settings) == 0
 
-    def wrong(model: ClearheadForCausalLM) -> LlamaForCausalLM:
-        broken = LLAMA.exported(model)
-        torch.nn.init.zeros_(broken.model.norm.weight)
-        return broken
+    def wrong(state: dict[str, torch.Tensor], ours: object) -> dict[str, torch.Tensor]:
+        return state | {"model.norm.weight": 0 * state["model.norm.weight"]}
 
-    other = conversion.FAMILIES["LlamaForCausalLM"]._replace(write=wrong)
+    other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
     assert call("convert", str(plain), str(made)) == 2
     assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)

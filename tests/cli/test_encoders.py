@@ -7,9 +7,11 @@ import random
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -148,12 +150,24 @@ def test_the_same_seed_gives_the_same_bits_and_a_finished_one_is_kept(
     assert "train.schedule was 'cosine'" in refusal(capsys, "finetune", model, *changed)
 
 
-def test_a_regression_by_name_of_a_glue_task(rows, tokenizer, tmp_path):
+def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
+    rows, tokenizer, tmp_path, monkeypatch
+):
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(name, config, *, split, streaming, revision):
+        assert (name, config, streaming, revision) == ("nyu-mll/glue", "stsb", True, "a1b2")
+        return map(json.loads, Path(rows[f"numbers-{split}"]).read_text().splitlines())
+
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_: SimpleNamespace(sha="a1b2"))
     model = _checkpoint(tmp_path, "masked", tokenizer)
     out = tmp_path / "out"
-    files = [rows["numbers-train"], "--validation-file", rows["numbers-validation"]]
-    words = ["--task", "stsb", "--train-file", *files, *TASK]
-    assert call("finetune", model, *words, "--output", str(out)) == 0
+    assert call("finetune", model, "--task", "stsb", *TASK, "--output", str(out)) == 0
+    sources = [f"hf:nyu-mll/glue:stsb#{split}" for split in ("train", "validation")]
+    recorded = load(out / "records.jsonl").runs[0].header["revisions"]
+    assert recorded == dict.fromkeys(sources, "a1b2")
     records = load(out / "records.jsonl")
     assert records.values("masked on stsb", "pearson")[0] > 0.8
     again = AutoModelForSequenceClassification.from_pretrained(out / "seed0")

@@ -43,10 +43,12 @@ def _end(process: BaseProcess) -> int | None:
 
 
 def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(start, text, tmp_path):
-    jobs = [_job(text, tmp_path / name, tokens) for name, tokens in (("a", 10**8), ("b", 96))]
-    logs = [tmp_path / f"{name}.log" for name in "abc"]
-    stopped, killed = (start(jobs[0], log, None) for log in logs[:2])
-    done = start(jobs[1], logs[2], None)
+    tokens = {"a": 10**8, "b": 10**8, "c": 96}
+    logs = [tmp_path / f"{name}.log" for name in tokens]
+    stopped, killed, done = (
+        start(_job(text, tmp_path / name, number), log, None)
+        for log, (name, number) in zip(logs, tokens.items(), strict=True)
+    )
     killed.kill()
     while os.getpgid(stopped.pid) != stopped.pid:  # a terminal's Ctrl-C does not reach it
         time.sleep(0.01)
@@ -56,7 +58,7 @@ def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(start, text, tmp_pat
     assert _end(killed) == -signal.SIGKILL
     killed.terminate()  # has ended: nothing happens
     assert _end(done) == 0
-    assert len(load([tmp_path / "b/records.jsonl"]).runs) == 1
+    assert len(load([tmp_path / "c/records.jsonl"]).runs) == 1
     assert "step 3/3" in logs[2].read_text()
 
 

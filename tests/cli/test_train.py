@@ -24,7 +24,7 @@ from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
 from clearhead.train import MetricsFile, StepMetrics
 
-from .conftest import call, refusal, saved_llama
+from .conftest import call, changed, refusal, saved_llama
 
 SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
 VOLATILE = ("date", "threads", "device")
@@ -175,6 +175,24 @@ def test_a_run_of_another_verb_is_resumed_by_its_own_command(settings, tmp_path,
     )
 
 
+def test_of_several_processes_the_first_of_a_machine_refuses_a_request(
+    settings, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    assert call("train", "--set", *SHAPE, *settings, "--output", str(run)) == 0
+    wrong = (
+        ("train", "--resume", str(run), "--train.learning-rate", "0.5"),
+        ("train", "--train.tokens", "many"),
+        ("compare", "--beside", str(tmp_path / "none.jsonl")),
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        capsys.readouterr()
+        assert [call(*words) for words in wrong] == [2, 2, 2]
+        assert len(capsys.readouterr().err.splitlines()) == (3 if rank == "0" else 0)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -248,6 +266,28 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
         model.model.norm.weight.mul_(2)
     model.save_pretrained(llama)
     assert "has other weights than the run in" in refusal(capsys, "train", "--resume", str(run))
+
+
+def test_text_that_changed_since_a_run_began_is_refused_before_it_is_tokenised(
+    llama, going_on, text, tmp_path, stopping, monkeypatch, capsys
+):
+    own, cache = tmp_path / "own", tmp_path / "cache"
+    shutil.copytree(text, own)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
+    base = ["--from", str(llama), *changed(going_on, "--data.data", str(own))]
+    train = ["train", *base, "--output", str(tmp_path / "run")]
+    compare = ["compare", "transformer", *base, "--output", str(tmp_path / "out")]
+    compare += ["--lengths", "1", "--evaluation-tokens", "64"]
+    done = [*changed(compare, "--output", str(tmp_path / "done"))]
+    assert call(*done) == 0
+    for words in (train, compare):
+        stopping(3)
+        assert call(*words) == 128 + signal.SIGTERM
+    (own / "00.txt").write_text("attention noise sink " * 300)
+    for words in (["train", "--resume", str(tmp_path / "run")], compare, done):
+        said = refusal(capsys, *words)
+        assert f"data {own}: the text or the tokenizer changed since the run began" in said
+    assert len(list((cache / "corpora").iterdir())) == 1
 
 
 def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):

@@ -144,7 +144,7 @@ def test_a_sparse_gradient_is_refused_by_name():
         ({"lr": 0.0}, "lr is 0.0"),
         ({"lr": -1e-3}, "lr is -0.001"),
         ({"lr": float("nan")}, "lr is nan"),
-        ({"lr": torch.zeros(())}, "lr is tensor"),
+        ({"lr": torch.zeros(())}, "lr is 0.0"),
         ({"eps": 0}, "eps is 0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"betas": (0.9, 1.0)}, "betas is"),

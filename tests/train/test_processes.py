@@ -23,7 +23,7 @@ from clearhead.cli import main
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, checkpoint, train
-from clearhead.train.parallel import Spread, _dealt
+from clearhead.train.parallel import Spread, dealt_among
 from clearhead.train.world import World, _store_of_start
 
 PROGRAM = Path(__file__).with_name("spread.py")
@@ -240,7 +240,7 @@ def test_tokens_are_the_same_however_many_processes_share_a_step(tiny, accumulat
         for rank in range(size):
             model = torch.nn.Linear(1, 1)
             world = World(rank, size)
-            dealt = _dealt(config, size)
+            dealt = dealt_among(config, size)
             part = Spread(model, model, world, dealt).micro_batches(batches, range(accumulation))
             parts += [row.tolist() for batch in part for row in batch["input_ids"]]
         return sorted(parts)

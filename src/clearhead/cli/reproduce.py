@@ -35,9 +35,13 @@ class Command:
     judge: tuple[File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the page, or a text where it
     ends in .md."""
+    compose: tuple[File, ...] = ()
+    """Records of together to choose repairs from, by the criteria of docs/findings.md; nothing is
+    run."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
-    model on one GPU, paper is the published recipe, for a cluster."""
+    model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
+    spread one model over several GPUs: clearhead plan --recipes."""
     output: Path | None = None
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
     goes on where it stopped, and claims of one experiment share its runs."""
@@ -78,6 +82,8 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
+    if command.compose:
+        return _compose(command)
     chosen = _chosen(command)
     if command.dry_run:
         for _, trials, output in chosen:
@@ -127,6 +133,15 @@ def _list(scale: str) -> None:
         )
 
 
+def _compose(command: Command) -> int:
+    from clearhead.report import load
+    from clearhead.reproduce.recipe import choose_repairs
+
+    for choice in choose_repairs(load([Path(one) for one in command.compose])):
+        write(choice.in_words())
+    return 0
+
+
 def _judge(command: Command) -> int:
     if command.names or command.dry_run:
         raise ClearheadError("judge reads records of all claims: give it --output alone")
@@ -152,7 +167,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
-    from clearhead.reproduce.selection import ALL, choose_studies
+    from clearhead.reproduce.claims import ALL, choose_studies
 
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []

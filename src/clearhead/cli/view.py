@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
-from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Size, Text
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say

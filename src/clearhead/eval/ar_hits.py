@@ -17,8 +17,6 @@ from clearhead.records.runs import Line
 
 
 class HitsTask(EvalTask, HitsOptions):
-    """Validation loss split into AR-hits and others; windows side by side."""
-
     drawn = False
     headlines = ("ar_hit_loss", "others_loss")
 

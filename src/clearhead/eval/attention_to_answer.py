@@ -35,8 +35,6 @@ SPANS = ("answer", "noise", "other")
 
 
 class AllocationTask(EvalTask, AllocationOptions):
-    """Attention of the last token to the needle that is asked for, by length and depth."""
-
     headlines = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:

@@ -128,8 +128,6 @@ def accuracy(
 
 
 class ChoicesTask(EvalTask, ChoicesOptions):
-    """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
-
     drawn = False
     headlines = tuple(NAMES.values())
 

@@ -19,8 +19,8 @@ from clearhead.eval.document_prompts import (
     Case,
     DocumentPrompt,
     PromptTemplate,
+    digest_of,
     load_cases,
-    local_file,
     stop_of,
 )
 from clearhead.eval.grounding_metrics import grounding_metrics
@@ -32,7 +32,7 @@ from clearhead.eval.judges import (
     question_to,
 )
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
+from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records import jsonl
 from clearhead.records.runs import Line
@@ -228,8 +228,6 @@ def _until(text: str, stop: str | None) -> str:
 
 
 class HallucinationTask(EvalTask, HallucinationOptions):
-    """Answers and summaries that hold to their documents, by a judge or by their words."""
-
     headlines = (
         "accuracy",
         "undecided",
@@ -259,7 +257,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
         return [
             {
                 "file": Path(file).name,
-                "digest": file_digest(local_file(file)),
+                "digest": digest_of(file),
                 **by,
                 "length": length,
             }
@@ -303,7 +301,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
         """The cases that are asked, those on one document together."""
         cases = load_cases(file)
         if len(cases) > self.samples:
-            draws = SeededChoices(f"hallucination {subject.seed} {file_digest(local_file(file))}")
+            draws = SeededChoices(f"hallucination {subject.seed} {digest_of(file)}")
             places = draws.sample(range(len(cases)), self.samples)
             cases = [cases[place] for place in sorted(places)]
         groups: dict[tuple[str, str], list[Case]] = {}

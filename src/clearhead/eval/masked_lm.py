@@ -19,8 +19,6 @@ BATCH = 4096  # tokens run together
 
 
 class MaskedTask(EvalTask, MaskedOptions):
-    """Loss at hidden tokens of held-out text, and the share of them found."""
-
     drawn = False
     headlines = ("masked_loss", "masked_accuracy")
 

@@ -18,8 +18,6 @@ from clearhead.records.runs import Line
 
 
 class NeedlesTask(EvalTask, NeedlesOptions):
-    """Retrieval of some of several numbers, by length and depth."""
-
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:

@@ -23,8 +23,6 @@ from clearhead.records.runs import Line
 
 
 class PasskeyTask(EvalTask, PasskeyOptions):
-    """Retrieval of a number from filler, by length and depth."""
-
     headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:

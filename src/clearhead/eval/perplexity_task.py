@@ -17,8 +17,6 @@ from clearhead.records.runs import Line
 
 
 class PerplexityTask(EvalTask, PerplexityOptions):
-    """Sliding-window perplexity (Press et al.), in float32."""
-
     drawn = False
     headlines = ("perplexity",)
 

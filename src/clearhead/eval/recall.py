@@ -16,8 +16,6 @@ from clearhead.records.runs import Line
 
 
 class RecallTask(EvalTask, RecallOptions):
-    """Recall of values by their keys, by length and number of pairs."""
-
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:

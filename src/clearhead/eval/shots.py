@@ -32,8 +32,6 @@ from clearhead.records.runs import Line
 
 
 class ShotsTask(EvalTask, ShotsOptions):
-    """Classification by demonstrations in the context, by length, shots and order."""
-
     headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:

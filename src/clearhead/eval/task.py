@@ -68,7 +68,7 @@ class Subject(task.Subject):
 
 
 class EvalTask(ABC):
-    """A task of `clearhead eval`, whose options are the fields of its other base.
+    """A task of `clearhead eval`; its other base says what it measures, and has its options.
 
     Attributes:
         headlines: the numbers of a cell that tables show.

@@ -4,13 +4,13 @@ A GPU's dense bf16 rate, memory and bandwidth are of its data sheet; its price i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from clearhead.errors import ClearheadError
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.models import Plan, plan
 from clearhead.train.config import TrainConfig
+from clearhead.train.parallel import dealt_among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,8 @@ def bill(
 
     A roofline: forward and backward pass take the longer of their FLOPs at `efficiency` of the
     GPU's dense bf16 rate, and of the traffic of their activations and weights; the optimizer takes
-    that of its own state. The GPUs share the micro-batches of a step; communication between them
-    is not counted.
+    that of its own state. The GPUs share the batches of a step, then the rows of a batch;
+    communication between them is not counted.
 
     Args:
         numbers: of GPUs, with weights and optimizer sharded over them.
@@ -116,25 +116,25 @@ def bill(
     Raises:
         ClearheadError: a number of GPUs that cannot share a step; and as `training_memory`.
     """
-    for number in numbers:
-        if train.accumulation % number:
-            raise ClearheadError(
-                f"{number} GPUs cannot share a step of {train.accumulation} batches evenly: give a "
-                f"number that divides it, or --train.accumulation {number} with smaller batches"
-            )
+    dealt = {number: dealt_among(train, number) for number in numbers}
     counts = plan(config, length=train.sequence_length)
     read = plan(config, length=context)
     memory = {
-        number: training_memory(config, train, checkpointing=checkpointing, gpus=number)
-        for number in numbers
+        number: training_memory(
+            config,
+            replace(train, batch_size=train.batch_size * among // number),
+            checkpointing=checkpointing,
+            gpus=number,
+        )
+        for number, among in dealt.items()
     }
     step_flops = 3.0 * counts.forward_flops * train.tokens_per_step
     estimates = []
     for name in gpus:
         for number in numbers:
             gpu, parts = GPUS[name], memory[number]
-            passes = train.accumulation // number
-            work = step_flops / train.accumulation * (4 / 3 if checkpointing else 1)
+            passes = train.accumulation // dealt[number]
+            work = step_flops / passes / number * (4 / 3 if checkpointing else 1)
             compute = work / (gpu.flops * efficiency)
             # Activations are written and read once; weights are read by both passes, in 16 bits.
             traffic = (2 * parts["activations"] + 4 * counts.parameters) / gpu.bandwidth

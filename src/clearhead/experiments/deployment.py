@@ -10,9 +10,8 @@ from torch import Tensor
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.names import short_names
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer
-from clearhead.experiments.sweep_configs import QuantizeConfig
+from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import resolved

@@ -9,13 +9,12 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.arms import Arm
-from clearhead.experiments.configs import CompareConfig, OneRun
+from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.job_runner import Start, gpus, run
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
@@ -66,17 +65,8 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
     importlib.import_module(_PERFORMING).perform(config)
 
 
-class Planned(Protocol):
-    """A run of the comparison that is still to make."""
-
-    arm: Arm
-    seed: int
-    folder: Path
-    records: Path
-
-
 def make_at_once(
-    config: CompareConfig, planned: Sequence[Planned], say: Callable[[str], None], work: Work
+    config: CompareConfig, jobs: Sequence[Job], say: Callable[[str], None], work: Work
 ) -> None:
     """Make runs, `config.jobs` at a time; the folder of the comparison is held by this process.
 
@@ -84,16 +74,6 @@ def make_at_once(
         ClearheadError: where some failed, once the others are made.
         Stopped: as `job_runner.run`.
     """
-    jobs = [
-        Job(
-            name=one.folder.name,
-            config=OneRun(comparison=config, arm=one.arm.name, seed=one.seed),
-            records=one.records,
-            arm=one.arm.name,
-            label=config.label,
-        )
-        for one in planned
-    ]
     if not jobs:
         return
     logs, count = config.output / "logs", min(config.jobs, len(jobs))

@@ -101,9 +101,11 @@ def check_objective(name: str, config: ClearheadConfig) -> None:
         )
 
 
-def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
+def own_text(
+    data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
+) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
-    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False)
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
 
 
 def untrained(

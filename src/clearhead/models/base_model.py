@@ -118,8 +118,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
             position_ids: int64 [B, T]; by default counted from the first token not padded.
-            past_key_values: a transformers Cache. A lone token after a StaticCache, with a mask of all
-                its room or none, reads nothing on the host: a CUDA graph can hold the step.
+            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
+                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
@@ -254,18 +254,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"found {implementation!r}: call model.set_attn_implementation('eager')"
                 )
 
-            def recording(
-                module: Any,
-                q: Tensor,
-                k: Tensor,
-                v: Tensor,
-                *,
-                visibility: Visibility,
-                lambdas: Any,
-                rows: Any,
-                **options: Any,
-            ) -> Tensor:
-                options |= visibility._asdict()
+            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+                lambdas, _ = options.pop("lambdas"), options.pop("rows")
+                options |= options.pop("visibility")._asdict()
 
                 def alone() -> Tensor:
                     resting = options | {"sink": at_zero_queries(options["sink"])}

@@ -13,7 +13,7 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
 TOKENS = {"tiny": 256_000, "small": 50_000_000}
@@ -76,5 +76,5 @@ def _table(scale: str) -> Table:
         ),
         label="together",
     )
-    questions = {"text": asked, "bits": bits}
+    questions: dict[str, Question] = {"text": asked, "bits": bits}
     return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from clearhead.models.loading import pretrained
 from clearhead.records.manifest import verify_model
@@ -14,18 +16,15 @@ from clearhead.train.parallel import is_sharded
 from clearhead.train.result import InterruptedRun, TrainResult
 from clearhead.train.world import joined
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def train_to_end(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     batches: BatchSource,
     config: TrainConfig,
     *,
     output: Path,
     **options: Any,
-) -> tuple["PreTrainedModel", TrainResult | None]:
+) -> tuple[PreTrainedModel, TrainResult | None]:
     """Begin the run in `output`, resume it, or open its finished model; `options` as `train`.
 
     Returns:
