@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, dynamic_module_utils
+from transformers import PreTrainedTokenizerBase, dynamic_module_utils
 
 from clearhead.cli import main
-from clearhead.data.tokenizer import train as train_tokenizer
+
+from .conftest import saved_llama
 
 CODE = """
 from pathlib import Path
@@ -51,23 +52,15 @@ def _changed(path: Path, **changes: object) -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def folders(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """Folders whose model, or whose tokenizer, has code that leaves a marker; and "plain"."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
-    tokenizer = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()], 300)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    config = LlamaConfig(
-        **shape,
-        num_attention_heads=2,
-        vocab_size=300,
-        max_position_embeddings=64,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
     for kind in ("plain", "model", "tokenizer"):
-        model.save_pretrained(tmp_path / kind)
-        tokenizer.save_pretrained(tmp_path / kind)
+        one = {"num_hidden_layers": 1, "pad_token_id": tokenizer.pad_token_id}
+        saved_llama(tmp_path / kind, tokenizer, **one)
         (tmp_path / kind / "own.py").write_text(CODE.format(marker=str(tmp_path / "marker")))
     own = {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": MODEL}
     _changed(tmp_path / "model/config.json", **own)

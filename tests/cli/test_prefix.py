@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from .conftest import WORDS, call, lines_of, saved_llama
 

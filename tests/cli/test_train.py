@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
