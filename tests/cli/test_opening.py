@@ -125,7 +125,9 @@ def _call(words: list[str], model: str) -> int:
 
 @pytest.mark.parametrize("verb", [*VERBS, "finetune"])
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_no_code_runs_unasked(verb, kind, folders, verbs, tmp_path, capsys):
+def test_code_runs_where_it_is_allowed_and_never_unasked(
+    verb, kind, folders, verbs, tmp_path, capsys
+):
     assert _call(verbs[verb], folders[kind]) == 2
     told = capsys.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("clearhead: ")]
@@ -133,6 +135,12 @@ def test_no_code_runs_unasked(verb, kind, folders, verbs, tmp_path, capsys):
     assert "[y/N]" not in told.out + told.err
     assert not (tmp_path / "marker").exists()
     assert not (tmp_path / "out").exists()
+    if verb == "deploy":
+        pytest.importorskip("torchao")
+    # A class of a folder's own is opened, and has no counterpart to be converted to.
+    code = 2 if (verb, kind) == ("convert", "model") else 0
+    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == code
+    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
@@ -157,17 +165,6 @@ def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path,
     assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
     assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()
-
-
-@pytest.mark.parametrize("verb", [*VERBS, "finetune"])
-@pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_code_runs_where_it_is_allowed(verb, kind, folders, verbs, tmp_path):
-    if verb == "deploy":
-        pytest.importorskip("torchao")
-    # A class of a folder's own is opened, and has no counterpart to be converted to.
-    code = 2 if (verb, kind) == ("convert", "model") else 0
-    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == code
-    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"} - {"diagnose init:"}))

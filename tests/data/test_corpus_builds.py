@@ -113,7 +113,7 @@ def test_text_that_changed_under_its_tokens_is_said(folder, configure, encoded):
     text = (folder / "00.txt").read_text()
     (folder / "00.txt").write_text(text.replace("alpha", "alphb", 1))
     prepare(config, progress=said.append)
-    told = f"{folder}: the text changed since it was tokenised; tokens are made anew"
+    told = f"{folder}: the text changed since it was tokenised: a new run makes its tokens anew"
     assert said.count(told) == 1
     (folder / "00.txt").write_text(text)
     os.utime(folder / "00.txt", (1e9, 1e9))

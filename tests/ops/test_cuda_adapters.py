@@ -165,10 +165,10 @@ def test_masks_are_read_once_for_all_layers_and_again_when_written_to():
     assert packing(visibility.of_keys(0).key_mask, None, 9) is first
     assert packing(mask, None, 4) is not first
     mask[1, :5] = False
-    assert packing(mask, None, 9).ends_k.tolist() == [0, 6, 10]
+    assert packing(mask, None, 9).ends_k.tolist() == [0, 3, 9, 14, 18]
 
 
-def test_little_padding_is_read_as_it_lies_and_much_is_left_out():
+def test_padding_is_read_as_it_lies_except_between_a_texts_tokens():
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, :3] = mask[1, 10:] = False
     texts = packing(mask, None, 12)
@@ -176,11 +176,17 @@ def test_little_padding_is_read_as_it_lies_and_much_is_left_out():
     assert texts.ends_q.tolist() == [0, 3, 12, 22, 24]
     mask[0, :9] = False
     texts = packing(mask, None, 12)
-    assert texts.ends_k.tolist() == [0, 3, 13]
-    assert [x.tolist() for x in texts.of_keys] == [[0] * 3 + [1] * 10, [9, 10, 11, *range(10)]]
+    assert (texts.of_queries, texts.of_keys) == (None, None)
+    assert texts.ends_k.tolist() == [0, 9, 12, 22, 24]
+    long = torch.arange(300)[None] >= 290  # hidden tokens attend to few others
+    assert packing(long, None, 300).ends_k.tolist() == [0, 128, 256, 290, 300]
     mask[0] = torch.arange(12) != 5  # a hole: its text's tokens are no neighbours
     texts = packing(mask, None, 12)
     assert texts.ends_k.tolist() == [0, 11, 21]
+    assert [x.tolist() for x in texts.of_keys] == [
+        [0] * 11 + [1] * 10,
+        [*range(5), *range(6, 12), *range(10)],
+    ]
     assert not texts.gapless
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
-from clearhead.consent import OpensModels
 from clearhead.metavars import Model
 from clearhead.terminal import say, show
 

@@ -24,8 +24,8 @@ from typing import (
 
 import tyro
 
+from clearhead.arguments import overrides, pairs, value_of
 from clearhead.errors import ClearheadError
-from clearhead.pairs import overrides, pairs, value_of
 from clearhead.ranges import check
 
 T = TypeVar("T")

@@ -40,7 +40,8 @@ class Command:
     run."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
-    model on one GPU, paper is the published recipe, for a cluster."""
+    model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
+    spread one model over several GPUs: clearhead plan --recipes."""
     output: Path | None = None
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
     goes on where it stopped, and claims of one experiment share its runs."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
-from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Size, Text

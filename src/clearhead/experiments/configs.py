@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from clearhead.consent import OpensModels
+from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose

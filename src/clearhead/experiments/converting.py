@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
@@ -38,7 +39,6 @@ from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
-from clearhead.pairs import overrides
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.consent import OpensModels
+from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS

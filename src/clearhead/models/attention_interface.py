@@ -11,37 +11,19 @@ from clearhead.ops import oracles
 from clearhead.ops.visibility import Visibility
 
 
-def stock_attention(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    *,
-    visibility: Visibility,
-    lambdas: Any,
-    rows: Any,
-    **options: Any,
-) -> Tensor:
-    """`attn_implementation="sdpa"`: `ops.attend`."""
-    return ops.attend(q, k, v, **visibility._asdict(), **options)
+def _of_tensors(function: Callable[..., Tensor]) -> Attend:
+    """A function with `ops.attend`'s arguments, called as a layer does."""
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
+        for name in ("lambdas", "rows"):
+            del options[name]
+        visibility: Visibility = options.pop("visibility")
+        return function(q, k, v, **visibility._asdict(), **options).to(v.dtype)
+
+    return attend
 
 
-def _eager(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    *,
-    visibility: Visibility,
-    lambdas: Any,
-    rows: Any,
-    **options: Any,
-) -> Tensor:
-    return oracles.attend(q, k, v, **visibility._asdict(), **options).to(v.dtype)
-
-
+stock_attention, _eager = _of_tensors(ops.attend), _of_tensors(oracles.attend)
 # A kernel of `ops` may take the place of the call and of what follows it.
 stock_attention.fuses = True  # type: ignore[attr-defined]
 

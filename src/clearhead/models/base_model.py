@@ -254,18 +254,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"found {implementation!r}: call model.set_attn_implementation('eager')"
                 )
 
-            def recording(
-                module: Any,
-                q: Tensor,
-                k: Tensor,
-                v: Tensor,
-                *,
-                visibility: Visibility,
-                lambdas: Any,
-                rows: Any,
-                **options: Any,
-            ) -> Tensor:
-                options |= visibility._asdict()
+            def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+                lambdas, _ = options.pop("lambdas"), options.pop("rows")
+                options |= options.pop("visibility")._asdict()
 
                 def alone() -> Tensor:
                     resting = options | {"sink": at_zero_queries(options["sink"])}

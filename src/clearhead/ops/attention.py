@@ -97,7 +97,7 @@ def _joined(
     # Autocast would round the float32 scores that the tiles are careful to keep.
     with without_autocast(q):
         o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
-    return sinks.join(o, lse, sink, value)
+    return (o, lse) if sink is None else sinks.join(o, lse, sink, value)
 
 
 class _Attend(torch.autograd.Function):

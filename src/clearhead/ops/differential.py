@@ -133,9 +133,10 @@ def _by_map(x: Tensor, dim: int = 1) -> Tensor:
 
 
 def _value_of_both(v_BGSD: Tensor) -> Tensor:
-    """[B, G, S, 2D]: each pair's one value, for all first maps and then for all second."""
-    v = torch.cat([v_BGSD[:, 0::2], v_BGSD[:, 1::2]], -1)
-    return torch.cat([v, v], 1)
+    """[B, G, S, 2D]: each pair's one value, for all first maps and then for all second; a copy."""
+    v_B1PS2D = v_BGSD.unflatten(1, (-1, 2)).transpose(2, 3)[:, None]
+    batch, groups, keys, width = v_BGSD.shape
+    return v_B1PS2D.expand(-1, 2, -1, -1, -1, -1).reshape(batch, groups, keys, 2 * width)
 
 
 def differential_v2(

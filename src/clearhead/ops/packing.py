@@ -14,9 +14,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 # Rows and places in their rows, int64 [N] each.
 Places = tuple[Tensor, Tensor]
-# Padding is a text of its own, so that no token is moved, while it costs no more than so much of
-# the texts' own attention; moving tokens costs some 50 bytes a channel, forward and backward.
-SPENT = 1 / 4
+# Hidden tokens are texts of at most so many, which cost little, so that no token is moved.
+HIDDEN = 128
 
 
 class Packing(NamedTuple):
@@ -71,13 +70,12 @@ def _pack(key_mask: Tensor | None, segments: Tensor | None, queries: int) -> Pac
         assert segments is not None
         return _sort(segments.long(), None, queries)
     document = torch.zeros_like(key_mask, dtype=torch.int64) if segments is None else segments
-    seen, hidden = (mask.sum(1).double().square().sum() for mask in (key_mask, ~key_mask))
-    if hidden <= SPENT * seen:
-        # Hidden tokens that lie apart are texts apart.
-        other = document.amax() + 1 + key_mask.cumsum(1)
-        texts = _sort(torch.where(key_mask, document, other), None, queries)
-        if texts.of_keys is None:
-            return texts
+    # Hidden tokens that lie apart are texts apart.
+    block = torch.arange(key_mask.shape[1], device=key_mask.device) // HIDDEN
+    other = document.amax() + 1 + key_mask.cumsum(1) * (len(block) // HIDDEN + 1) + block
+    texts = _sort(torch.where(key_mask, document, other), None, queries)
+    if texts.of_keys is None:
+        return texts
     return _sort(document.long(), key_mask, queries)
 
 
