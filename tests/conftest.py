@@ -36,7 +36,6 @@ SLOW = (
         "models/test_checkpoints.py",
         "models/test_compiled.py",
         "models/test_conventions.py",
-        "models/test_ecosystem.py",
     ),
     *(
         "models/test_encoders.py",

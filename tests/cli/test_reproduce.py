@@ -7,6 +7,7 @@ import os
 import pickle
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,13 +27,12 @@ from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
 from clearhead.train import TrainConfig
 
+from .conftest import call
+
 ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales]
 
 
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", *words])
-    return stop.value.code
+_call = partial(call, "reproduce")
 
 
 def _trials(name: str, scale: str, output: Path) -> list[Trial]:

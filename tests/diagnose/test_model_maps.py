@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from clearhead.diagnose.attention_profile import (
-    RowMeans,
-    SignedDifference,
-)
+from clearhead.diagnose.attention_profile import RowMeans, SignedDifference
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
 from clearhead.probe import AttentionCall, AttentionTile, ByTile, observe

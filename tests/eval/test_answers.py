@@ -3,10 +3,7 @@
 import pytest
 import tests_architectures as architectures
 import torch
-from transformers import (
-    MambaConfig,
-    MambaForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM
 
 from clearhead import ClearheadError
 from clearhead.eval.answers import Reader

@@ -3,12 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
 from clearhead.models import PRESETS as ALL

@@ -9,15 +9,7 @@ from torch import nn
 from clearhead.errors import ClearheadError
 from clearhead.optim import OrthoAdam
 
-from .trials import (
-    adamw,
-    assert_same,
-    distance,
-    give_gradients,
-    make_parameters,
-    ortho,
-    run,
-)
+from .trials import adamw, assert_same, distance, give_gradients, make_parameters, ortho, run
 
 # State --------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ class Command:
     judge: tuple[File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the page, or a text where it
     ends in .md."""
+    compose: tuple[File, ...] = ()
+    """Records of together to choose repairs from, by the criteria of docs/findings.md; nothing is
+    run."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
     model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
@@ -79,6 +82,8 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
+    if command.compose:
+        return _compose(command)
     chosen = _chosen(command)
     if command.dry_run:
         for _, trials, output in chosen:
@@ -126,6 +131,15 @@ def _list(scale: str) -> None:
         write(
             f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; at {priced} {bill}"
         )
+
+
+def _compose(command: Command) -> int:
+    from clearhead.report import load
+    from clearhead.reproduce.recipe import choose_repairs
+
+    for choice in choose_repairs(load([Path(one) for one in command.compose])):
+        write(choice.in_words())
+    return 0
 
 
 def _judge(command: Command) -> int:

@@ -95,7 +95,7 @@ def _portion(
 
 def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
-        torch.manual_seed(0)
+        torch.manual_seed(config.seeds[0])
         return untrained(
             source.removeprefix(FRESH),
             "tiny" if config.size is None else config.size,

@@ -94,7 +94,8 @@ class DiagnoseConfig(SweepConfig):
 
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights, of the first
+    seed."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None

@@ -77,13 +77,15 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
     with ExitStack() as stack:
         called: set[str] = set()
         inputs = scheme.activations
-        if inputs is not None:
+        turn: dict[str, linear.Turn] = {"turn": linear.rotated} if scheme.rotated else {}
+        if inputs is not None or scheme.rotated:
             tops = None
-            if inputs.scale == "channel":  # its scales are those of the model in full precision
-                tops = _calibrated(model, layers, texts)
-            called = stack.enter_context(linear.activations(layers, inputs, tops))
+            if inputs is not None and inputs.scale == "channel":
+                # its scales are those of the model in full precision
+                tops = _calibrated(model, layers, texts, **turn)
+            called = stack.enter_context(linear.activations(layers, inputs, tops, **turn))
         if scheme.weights is not None:
-            stack.enter_context(linear.weights(layers, scheme.weights))
+            stack.enter_context(linear.weights(layers, scheme.weights, **turn))
         if scheme.logits is not None:
             called = stack.enter_context(logits.logits(model, scheme.logits))
         yield called
@@ -129,7 +131,9 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))
 
 
-def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[str, Tensor]:
+def _calibrated(
+    model: Any, layers: linear.Layers, texts: Texts | None, **turn: linear.Turn
+) -> dict[str, Tensor]:
     if texts is None or not texts.calibration:
         raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
 
@@ -138,7 +142,7 @@ def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[
             for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
                 run_backbone(model, ids_1T)
 
-    return linear.calibrate(layers, run)
+    return linear.calibrate(layers, run, **turn)
 
 
 # Of lm-eval's questions: by log-likelihood, raw and divided by the answers' characters.

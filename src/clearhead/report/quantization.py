@@ -22,6 +22,7 @@ from clearhead.report.pivots import (
     summary,
 )
 
+ROTATED = "hadamard-"
 CLOSE = 0.01  # of full precision's perplexity
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
@@ -29,6 +30,7 @@ KINDS = {
     "wa": "weights and activations, absmax",
     "w": "weights, zero-point",
     "logits": "attention logits, absmax",
+    "mxfp4": "weights, four-bit floats",
 }
 SCALES = {
     "wa-coarse": "a scale a tensor, both",
@@ -38,6 +40,7 @@ SCALES = {
     "w-tensor": "a scale a tensor",
     "w-channel": "a scale a channel",
     "w-group": "a scale 128 inputs of a channel",
+    "mxfp4": "a power of two 32 inputs of a channel",
     "logits-tensor": "a scale a text and layer",
     "logits-head": "a scale a head",
     "logits-row": "a scale a query",
@@ -98,11 +101,14 @@ def page(records: Records, title: str = "") -> Page:
 
 def kind_of(family: str) -> str:
     """The tensors that a family quantises, in words."""
-    return KINDS.get(family.partition("-")[0], family)
+    plain = family.removeprefix(ROTATED)
+    kind = KINDS.get(plain.partition("-")[0], plain)
+    return kind if plain == family else f"{kind}, rotated (Hadamard)"
 
 
 def scale_of(family: str) -> str:
     """Granularity of a family's scales, in words."""
+    family = family.removeprefix(ROTATED)
     kind, _, group = family.partition("w-group")
     if not kind and group:
         return f"a scale {group} inputs of a channel"

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 # Layers → rates.
@@ -19,6 +20,12 @@ SKIPLESS = {6: (1e-3, 2e-3, 4e-3), 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-
 SAS = PRE_LN | {6: (4e-3, 8e-3, 1.6e-2), 24: (2e-3, 4e-3, 8e-3)}
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
+GROWING: dict[str, Any] = {
+    "norm": "none",
+    "residual_scale": "scheduled",
+    "attention_gain": 1.0,
+    "mlp_gain": 1.0,
+}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
 
 
@@ -38,6 +45,9 @@ def blocks(scale: str) -> Iterator[Trial]:
                 yield table.trial("sas", *SAS[layers], mlp_gain=gain)
             yield table.trial("sas", *PRE_LN[layers], **VALUES)
             yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
+            # Schedules in place of shaping: the identity annealed away, branches that grow from 0.
+            yield table.trial("sas", *SAS[layers], shaping="annealed")
+            yield table.trial("transformer", *PRE_LN[layers], **GROWING)
 
 
 def depth(scale: str) -> Iterator[Trial]:
@@ -55,6 +65,17 @@ def depth(scale: str) -> Iterator[Trial]:
     for table, place in ((deep, rates), (long, layers)):
         yield table.trial("transformer", *PRE_LN[place])
         yield table.trial("sas-p", *SAS[place])  # the intervention
+
+
+def signal(scale: str) -> Iterator[Trial]:
+    """Blocks before any training: how alike two tokens are after 24 layers."""
+    config = _table(24, 1024, 0, width=256, batch=8).config
+    config = replace(config, seeds=tuple(range(5)), label="signal")
+    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
+    table = Table(config=config, questions={"signal": asked})
+    yield table.trial("transformer", attention_skip="none")
+    for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
+        yield table.trial(preset)
 
 
 def _tables(scale: str) -> dict[int, Table]:

@@ -20,6 +20,8 @@ from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_ke
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
+BY_LAYER = ("similarity", "effective_rank")
+"""Measures of a diagnosis that are kept for every layer."""
 
 
 def preparations(trials: Iterable[Trial]) -> list[Job]:
@@ -144,7 +146,9 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 line["seed"] = job.seed
                 line.pop(SEAL, None)  # of these lines by their own names
             elif study == DIAGNOSIS:
-                if line["kind"] != "measure" or not line.keys().isdisjoint(("layer", "head")):
+                if line["kind"] != "measure" or "head" in line:
+                    continue
+                if "layer" in line and line["metric"] not in BY_LAYER:
                     continue
                 del line["cell"]  # of which this is a part
                 if job.config.at != "anywhere":  # where training measures too
