@@ -27,6 +27,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "quantize": ("quantize", "quantize"),
     "passkey": ("evaluation", "passkey"),
     "processes": ("scale", "processes"),
+    "resuming": ("scale", "resuming"),
     "saving": ("scale", "saving"),
     "sliding": ("evaluation", "sliding_windows"),
     "tokens": ("tokens", "tokens"),

@@ -1,12 +1,14 @@
-"""Training in two processes against one; waiting for a checkpoint against writing it."""
+"""Training in two processes against one; checkpoints: waiting for them, resuming from them."""
 
 import json
 import os
+import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.race import Ratio
+from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
 from clearhead.models.sizes import SIZES
@@ -36,6 +39,34 @@ def saving(rounds: int) -> Iterator[Ratio]:
         bound=0.1,
         seconds={"training waits": waits, "the write": [write], "steps": times.steps()},
     )
+
+
+def resuming(rounds: int) -> Iterator[Ratio]:
+    """Seconds from the start of `clearhead train --resume` to its first step, against 20: 102 M
+    parameters with their AdamW state; and CPU seconds, which other work does not change."""
+    shape = ("hidden_size=768", "num_hidden_layers=14", "num_attention_heads=12")
+    taken: dict[str, list[float]] = {"resuming": [], "resuming, CPU": []}
+    with TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        words = ["--set", *shape, "intermediate_size=2048", "--output", str(run)]
+        words += ["--train.sequence-length", "32", "--train.batch-size", "1"]
+        words += ["--train.save-every", "2", "--data.limit", "1000000", "--data.cache", folder]
+        _train_until(lambda: any(run.glob("checkpoints/step-*")), words)
+        steps = run / "metrics.jsonl"
+        for _ in range(rounds):
+            steps.unlink()
+            times = _train_until(lambda: _size(steps) > 0, ["--resume", str(run)])
+            for seconds, found in zip(taken.values(), times, strict=True):
+                seconds.append(found)
+    for name, seconds in taken.items():
+        yield Ratio(
+            name=name,
+            ours="the first step after --resume",
+            peer="20 s",
+            ratio=min(seconds) / 20,
+            bound=1.0,
+            seconds={name: seconds},
+        )
 
 
 def processes(rounds: int) -> Iterator[Ratio]:
@@ -118,6 +149,29 @@ def _train(
     )
     batches = _Batches((rows, length), SIZES[size]["vocab_size"])
     train(model, batches, config, output=output, callbacks=[times])
+
+
+def _train_until(done: Callable[[], bool], words: list[str]) -> tuple[float, float]:
+    """Kill `clearhead train` once it is `done`: seconds that it took, and CPU seconds."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "clearhead", "train", *words],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    while not done():
+        if job.poll() is not None:
+            raise ClearheadError(f"clearhead train {shlex.join(words)} ended too early")
+        time.sleep(0.01)
+    seconds = time.perf_counter() - started
+    job.kill()
+    job.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _in_processes(count: int) -> dict[str, float]:

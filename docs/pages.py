@@ -51,12 +51,13 @@ def on_page_content(html: str, page: Page, **_: object) -> None:
 
 
 def _public(source: Path) -> list[str]:
-    """Names in a package's `__all__`, in its order, with the modules that they come from."""
+    """Names in a package's `__all__`, or imported under their own names, with their modules."""
     modules: dict[str, str] = {}
     names: list[str] = []
     for statement in ast.walk(ast.parse(source.read_text("utf-8"))):
         if isinstance(statement, ast.ImportFrom):
             modules |= {each.name: f"{statement.module}.{each.name}" for each in statement.names}
+            names += [each.name for each in statement.names if each.asname == each.name]
         elif isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             names = ast.literal_eval(statement.value)
     return [modules[name] for name in names]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 # Test folders are no packages: what several floors share is loaded by its path.
-for _name in ("architectures", "judge_server"):
+for _name in ("architectures", "chromium", "judge_server"):
     _spec = importlib.util.spec_from_file_location(
         f"tests_{_name}", Path(__file__).with_name(f"{_name}.py")
     )
@@ -36,7 +36,6 @@ SLOW = (
         "models/test_checkpoints.py",
         "models/test_compiled.py",
         "models/test_conventions.py",
-        "models/test_ecosystem.py",
     ),
     *(
         "models/test_encoders.py",
@@ -56,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of Chromium; tests that need it are skipped where it is missing and not required."""
     found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")

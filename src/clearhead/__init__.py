@@ -10,38 +10,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from clearhead.lazy import lazily
-from clearhead.versions import __version__
+from clearhead.versions import __version__ as __version__
 
 if TYPE_CHECKING:
-    from clearhead.errors import ClearheadError
+    from clearhead.errors import ClearheadError as ClearheadError
+    from clearhead.models import ClearheadConfig as ClearheadConfig
+    from clearhead.models import ClearheadForCausalLM as ClearheadForCausalLM
+    from clearhead.models import ClearheadForMaskedLM as ClearheadForMaskedLM
     from clearhead.models import (
-        ClearheadConfig,
-        ClearheadForCausalLM,
-        ClearheadForMaskedLM,
-        ClearheadForSequenceClassification,
-        preset,
-        presets,
-        register_preset,
+        ClearheadForSequenceClassification as ClearheadForSequenceClassification,
     )
-    from clearhead.nn.registry import register
+    from clearhead.models import preset as preset
+    from clearhead.models import presets as presets
+    from clearhead.models import register_preset as register_preset
+    from clearhead.nn.registry import register as register
 
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
 
-__all__ = [
-    "ClearheadConfig",
-    "ClearheadError",
-    "ClearheadForCausalLM",
-    "ClearheadForMaskedLM",
-    "ClearheadForSequenceClassification",
-    "__version__",
-    "preset",
-    "presets",
-    "register",
-    "register_preset",
-]
 
-
-_find = lazily(__name__)
+_find, __all__ = lazily(__name__)
 
 
 def __getattr__(name: str) -> Any:

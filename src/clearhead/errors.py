@@ -15,6 +15,14 @@ class ClearheadError(Exception):
     printed_elsewhere = False  # by another process of the same run
 
 
+class Stopped(Exception):  # noqa: N818 (a request, not a fault)
+    """A signal stopped the work, which is saved. `code` is the exit status of the process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped and saved: the same command goes on from here")
+        self.code = 128 + number
+
+
 def choose(kind: str, word: str, options: Iterable[str]) -> str:
     """Return `word` if it is one of `options`.
 

@@ -116,13 +116,11 @@ class Line(Work):
         self._printed = 0.0
 
     def start(self, total: int) -> None:
-        """Draw the empty bar."""
         super().start(total)
         if self._stream.isatty() and self._bar is None:
             self._draw()
 
     def begin(self, name: str) -> None:
-        """Name the unit."""
         super().begin(name)
         if self._bar is None and self.place:
             self._printed = self.share
@@ -130,12 +128,10 @@ class Line(Work):
         self._show("")
 
     def resume(self, share: float) -> None:
-        """Begin where the unit was left."""
         super().resume(share)
         self._printed = self.share
 
     def update(self, share: float, detail: str = "") -> None:
-        """Move the bar, or print a line once in a while."""
         super().update(share, detail)
         self._show(detail)
         due = round((self.share - self._printed) * PLAIN_LINES, 6) >= 1
@@ -144,19 +140,16 @@ class Line(Work):
             self.say("  ".join(filter(None, (self.place, detail))))
 
     def end(self) -> None:
-        """Move the bar."""
         super().end()
         self._show("")
 
     def say(self, line: str) -> None:
-        """Print a line, above the bar where there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(printable(line), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

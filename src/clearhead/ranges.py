@@ -1,23 +1,14 @@
 """Ranges of numbers: declared on the fields of settings, checked in one place."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from clearhead.errors import ClearheadError, choose
 
+Shape = Mapping[str, Any]  # key → type, or the shape of an object
 WIDEST = 2**63  # integers below it, and above its negative, fit every library below us
 
 
@@ -63,13 +54,23 @@ def check(settings: Any, place: str = "") -> None:
         value = getattr(settings, name)
         if is_dataclass(value):
             check(value, f"{place}{name}.")
-        elif not _fits(value, hint, None):
-            wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
-            wanted = _WANTED[int] if wide else _wanted(hint)
-            raise ClearheadError(f"{place}{name} is {_short(value)}: give {wanted}")
-        elif (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
-            for word in _items(value):
-                choose(f"{place}{name}", str(word), words)
+        else:
+            check_value(f"{place}{name}", value, hint)
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that its hint, a type with a range or a Literal, does not allow.
+
+    Raises:
+        ClearheadError: as `check`.
+    """
+    if not _fits(value, hint, None):
+        wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
+        wanted = _WANTED[int] if wide else _wanted(hint)
+        raise ClearheadError(f"{name} is {_short(value)}: give {wanted}")
+    if (words := _words(hint)) and not (value is None and NoneType in get_args(hint)):
+        for word in _items(value):
+            choose(name, str(word), words)
 
 
 def check_distinct(settings: Any, *names: str) -> None:
@@ -85,31 +86,32 @@ def check_distinct(settings: Any, *names: str) -> None:
             raise ClearheadError(f"{name} must be one or more, each once; found {found}")
 
 
-def check_keys(values: Mapping[str, Any], shape: type, place: str = "") -> None:
-    """Refuse values of other types than a TypedDict declares; keys that it lacks may be anything.
+def check_keys(
+    values: Mapping[str, Any], shape: Shape, needed: Collection[str] = (), place: str = ""
+) -> None:
+    """Refuse values of other types than a shape has; keys that it lacks may be anything.
+
+    Args:
+        needed: keys that must be there, and whose objects may not be None.
 
     Raises:
         ClearheadError: naming the key, what was found and what it should be.
     """
-    hints = _typed(shape)
-    for name in shape.__required_keys__:  # type: ignore[attr-defined]
+    for name in needed:
         if name not in values:
             raise ClearheadError(f"lacks {name!r}")
-    for name in hints.keys() & values.keys():
-        value = values[name]
-        kinds = (hints[name], *get_args(hints[name]))
-        inner = next(filter(is_typeddict, kinds), None)
-        if inner is not None and isinstance(value, dict):
-            check_keys(value, inner, f"{place}{name}.")
-        elif not _fits(value, hints[name], None):
-            several = "a list, each " * any(get_origin(kind) is tuple for kind in kinds)
-            wanted = f"{several}{_wanted(hints[name])}"
-            raise ClearheadError(f"{place}{name} is {_short(value)}, not {wanted}")
-
-
-@cache
-def _typed(shape: type) -> dict[str, Any]:
-    return get_type_hints(shape, include_extras=True)
+    for name in shape.keys() & values.keys():
+        value, hint = values[name], shape[name]
+        if isinstance(hint, Mapping):
+            if isinstance(value, dict):
+                check_keys(value, hint, place=f"{place}{name}.")
+            elif value is not None or name in needed:
+                raise ClearheadError(f"{place}{name} is {_short(value)}, not an object")
+        elif not _fits(value, hint, None):
+            several = "a list, each " * any(
+                get_origin(kind) is tuple for kind in (hint, *get_args(hint))
+            )
+            raise ClearheadError(f"{place}{name} is {_short(value)}, not {several}{_wanted(hint)}")
 
 
 def _hints(settings: Any) -> dict[str, Any]:
@@ -135,8 +137,6 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
         return isinstance(value, dict) and all(
             _fits(one, kinds[1], within) for one in value.values()
         )
-    if is_typeddict(hint):
-        return isinstance(value, dict)
     if hint in (bool, str, NoneType):
         return isinstance(value, hint)
     if hint not in (int, float):
@@ -160,7 +160,7 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 def _wanted(hint: Any) -> str:
     """The words of the first range in a hint, or of its type."""
-    if get_origin(hint) is dict or is_typeddict(hint):
+    if get_origin(hint) is dict:
         return "an object"
     for one in getattr(hint, "__metadata__", ()):
         if isinstance(one, Range):

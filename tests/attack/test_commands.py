@@ -102,8 +102,7 @@ def _mutated(draw: random.Random) -> tuple[list[str], bool]:
     """A valid command line with options added, or words lost, doubled or misspelt."""
     words = list(draw.choice(TEMPLATES))
     module = importlib.import_module(VERBS[words[0]][0])
-    kind = "EvaluateConfig" if words[0] == "eval" else "Command"
-    options = list(_options(getattr(module, kind)))
+    options = list(_options(module.Command))
     refused = False
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         place = draw.randrange(1, len(words))

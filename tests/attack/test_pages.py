@@ -1,14 +1,12 @@
 """Hostile words in records, as a browser shows them: no script runs, nothing breaks the page."""
 
 import json
-import os
 import random
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests_chromium import browse
 
 from .cases import ESC, TEXTS, withstands
 from .server import Server
@@ -16,20 +14,6 @@ from .server import Server
 pytestmark = pytest.mark.browser
 # Words of the format itself; all others are a user's.
 FORMAT = {"kind", "metric", "task", "date", "device", "dtype", "scaling", "map", "objective"}
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"),
-    *("--disable-background-networking", "--virtual-time-budget=20000"),
-)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    found = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
-    if found is None:
-        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
-            pytest.fail("Chromium is required here, and neither on the path nor named")
-        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
-    return found
 
 
 def _words(value: Any, found: set[str]) -> None:
@@ -76,10 +60,7 @@ def test_pages_run_no_script_of_a_record(
         if done.code:
             return
         page = (tmp_path / "page.html").as_uri()
-        profile = f"--user-data-dir={tmp_path / 'profile'}"
-        dom = subprocess.run(
-            [chromium, *FLAGS, profile, page], capture_output=True, timeout=120, check=True
-        ).stdout.decode("utf-8", "replace")
+        dom = browse(chromium, tmp_path, page, "--dump-dom")
         assert "data-hacked" not in dom.split(">", 2)[1], f"a script ran: {name} {words} {title!r}"
         assert "data-drawn" in dom, f"never drawn: {name} {words} {title!r}"
         assert "data-errors" not in dom, f"an error on the page: {name} {words} {title!r}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
@@ -27,14 +27,14 @@ def changed(words: Sequence[str], *options: str) -> list[str]:
     return [*kept, *options]
 
 
-def call(*words: str) -> int:
+def call(*words: object) -> int:
     """The exit status of a command line."""
     with pytest.raises(SystemExit) as stop:
-        main(list(words))
+        main(list(map(str, words)))
     return stop.value.code
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line that a refused request prints; nothing else, and exit code 2."""
     assert call(*words) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -72,6 +72,23 @@ def saved(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -
     torch.manual_seed(0)
     model = ClearheadForCausalLM(preset("transformer", **shape | changes))
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def saved_llama(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
+    """The folder, with a tiny Llama of random weights, and its tokenizer."""
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), **shape | changes)
+    LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

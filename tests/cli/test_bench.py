@@ -17,11 +17,7 @@ from benchmarks.race import in_new_process
 from clearhead.cli import VERBS, main
 from clearhead.cli.bench import Command
 
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    return stop.value.code
+from .conftest import call
 
 
 def test_an_installed_package_says_where_its_benchmarks_are(tmp_path):
@@ -45,7 +41,7 @@ def test_every_benchmark_is_found_named_in_the_help_and_no_other(capsys):
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"Benchmarks: {', '.join(BENCHES)}." in told
     assert {*Command().names} <= {*BENCHES}
-    assert _call("bench", "kernle") == 2
+    assert call("bench", "kernle") == 2
     assert "did you mean kernel" in capsys.readouterr().err
 
 
@@ -58,7 +54,7 @@ def test_bench_takes_turns(capsys, tmp_path, monkeypatch):
 
     monkeypatch.setitem(attention.TOKENS, "cpu", 512)
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
+    assert call("bench", "kernel", "--rounds", "2", "--output", str(out)) == 0
     (line,) = [json.loads(text) for text in out.read_text().splitlines()]
     assert line["bound"] == 1.1
     assert line["ratio"] > 0
@@ -75,7 +71,7 @@ def test_bench_of_lengths_and_decoding(tmp_path, monkeypatch):
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
     monkeypatch.setattr(bench, "MODEL", small | {"num_attention_heads": 2})
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "lengths", "decoding", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "lengths", "decoding", "--rounds", "1", "--output", str(out)) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     ours = [line["ours"] for line in lines]
     assert ours[:7] == ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"]
@@ -110,7 +106,7 @@ def test_bench_of_orthoadam(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "OPTIMIZER_LENGTH", 16)
     monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "orthoadam", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "orthoadam", "--rounds", "1", "--output", str(out)) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     assert [line["bound"] for line in lines] == [1.1, 1.2, 0.333, 0.333, 0.01]
     assert all(line["ratio"] > 0 for line in lines)
@@ -128,7 +124,7 @@ def test_bench_of_blocks(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "DECODED", 2)
     monkeypatch.setattr(bench, "compiled", lambda *_: contextlib.nullcontext())
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "blocks", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "blocks", "--rounds", "1", "--output", str(out)) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     assert len(lines) == 3 * 5
     assert all(line["ratio"] > 0 for line in lines)
@@ -153,7 +149,7 @@ def test_bench_of_encoders(tmp_path, monkeypatch):
         encoders, "optimizer_step", lambda *given: asked.append(given) or optimizer_step(*given)
     )
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "encoders", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "encoders", "--rounds", "1", "--output", str(out)) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     assert [line["ours"].split(",")[0] for line in lines] == ["bert-sas", "bert-sas-p"]
     assert all(line["ratio"] > 0 and line["bound"] is None for line in lines)
@@ -172,7 +168,7 @@ def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(evaluation, "WINDOW", 64)
     monkeypatch.setattr(evaluation, "STRIDE", 32)
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "passkey", "sliding", "--rounds", "1", "--output", str(out)) == 0
     sweep, windows = map(json.loads, out.read_text("utf-8").splitlines())
     assert sweep["peer"] == "180 s"
     assert windows["bound"] == 1.1
@@ -181,7 +177,7 @@ def test_the_benchmarks_of_evaluations_run(monkeypatch, tmp_path, capsys):
 
 def test_the_benchmark_of_starting_measures_every_verb(tmp_path):
     out = tmp_path / "bench.jsonl"
-    assert _call("bench", "start", "--rounds", "1", "--output", str(out)) == 0
+    assert call("bench", "start", "--rounds", "1", "--output", str(out)) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     assert [line["ours"] for line in lines] == [f"{verb} --help, CPU seconds" for verb in VERBS]
     assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] > 0 for line in lines)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,12 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM
-from clearhead.cli import main
 from clearhead.data import tokenizer as tokenizers
 from clearhead.experiments.calibration import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
 
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([*words])
-    return stop.value.code
+from .conftest import call, saved_llama
 
 
 @pytest.mark.parametrize(
@@ -40,9 +36,9 @@ def _call(*words: str) -> int:
 )
 def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys):
     run, there, back = (str(tmp_path / name) for name in ("run", "there", "back"))
-    assert _call("train", preset, "--output", run, *settings) == 0
+    assert call("train", preset, "--output", run, *settings) == 0
     capsys.readouterr()
-    assert _call("convert", run, there) == 0
+    assert call("convert", run, there) == 0
     told = capsys.readouterr().out
     assert f"ClearheadForCausalLM → {kind.__name__}, with equal logits: {there}" in told
     assert json.loads(Path(there, "conversion.json").read_text("utf-8"))["relative"] < 2e-6
@@ -53,8 +49,8 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
     with torch.no_grad():
         assert torch.allclose(theirs(ids).logits, ours(ids).logits, atol=1e-4)
     assert AutoTokenizer.from_pretrained(there)("a key")["input_ids"]
-    assert _call("convert", there, back) == 0
-    assert _call("generate", back, "attention", "--tokens", "4") == 0
+    assert call("convert", there, back) == 0
+    assert call("generate", back, "attention", "--tokens", "4") == 0
     again = AutoModelForCausalLM.from_pretrained(back)
     assert type(again) is ClearheadForCausalLM
     if (
@@ -69,24 +65,22 @@ def test_a_trained_model_there_and_back(preset, kind, settings, tmp_path, capsys
 
 def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, monkeypatch):
     run, made = tmp_path / "run", tmp_path / "made"
-    assert _call("train", "key-bias", "--output", str(run), *settings) == 0
-    assert _call("convert", str(run), str(made)) == 2
+    assert call("train", "key-bias", "--output", str(run), *settings) == 0
+    assert call("convert", str(run), str(made)) == 2
     assert "Llama has no normalizer='key': only normalizer='softmax'" in _error(capsys)
-    assert _call("convert", str(run), str(run)) == 2
+    assert call("convert", str(run), str(run)) == 2
     assert "run exists: give the folder of a model not made yet" in _error(capsys)
-    assert _call("convert", str(tmp_path / "none"), str(made)) == 2
+    assert call("convert", str(tmp_path / "none"), str(made)) == 2
     assert "cannot load a model" in _error(capsys)
     plain = tmp_path / "plain"
-    assert _call("train", "transformer", "--output", str(plain), *settings) == 0
+    assert call("train", "transformer", "--output", str(plain), *settings) == 0
 
-    def wrong(model: ClearheadForCausalLM) -> LlamaForCausalLM:
-        broken = LLAMA.exported(model)
-        torch.nn.init.zeros_(broken.model.norm.weight)
-        return broken
+    def wrong(state: dict[str, torch.Tensor], ours: object) -> dict[str, torch.Tensor]:
+        return state | {"model.norm.weight": 0 * state["model.norm.weight"]}
 
-    other = conversion.FAMILIES["LlamaForCausalLM"]._replace(write=wrong)
+    other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
-    assert _call("convert", str(plain), str(made)) == 2
+    assert call("convert", str(plain), str(made)) == 2
     assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
 
@@ -94,28 +88,16 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory, text):
     """A folder of a tiny Llama with random weights, and a tokenizer."""
-    folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=36,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
     lines = (path.read_text("utf-8") for path in text.iterdir())
-    tokenizers.train(lines, 300).save_pretrained(folder)
-    return folder
+    heads = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3}
+    folder = tmp_path_factory.mktemp("llama")
+    return saved_llama(folder, tokenizers.train(lines, 300), initializer_range=0.3, **heads)
 
 
 @pytest.mark.parametrize("words", [["differential-v2"], ["gated", "maps=differential-v2"]])
 def test_a_llama_on_other_mechanisms_is_the_same_function(words, llama, tmp_path, capsys):
     made = tmp_path / "made"
-    assert _call("convert", str(llama), str(made), "--to", *words) == 0
+    assert call("convert", str(llama), str(made), "--to", *words) == 0
     assert f"LlamaForCausalLM → ClearheadForCausalLM, with equal logits: {made}" in (
         capsys.readouterr().out
     )
@@ -133,7 +115,7 @@ def test_a_llama_on_other_mechanisms_is_the_same_function(words, llama, tmp_path
 def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--text", str(text), "--length", "32", "--windows", "3")
-    assert _call("convert", str(llama), str(made), "--to", "softmax1", *words) == 0
+    assert call("convert", str(llama), str(made), "--to", "softmax1", *words) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "another function" in said
     assert "(93 tokens of" in said
@@ -148,7 +130,7 @@ def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
 def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
-    assert _call("convert", str(llama), str(made), "--to", "sink", *words) == 0
+    assert call("convert", str(llama), str(made), "--to", "sink", *words) == 0
     assert "calibrated beside the first token" in capsys.readouterr().out
     record = json.loads((made / "conversion.json").read_text("utf-8"))
     model = AutoModelForCausalLM.from_pretrained(made, attn_implementation="eager")
@@ -167,7 +149,7 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
 def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--prefix", r"\n", "--rotate", "down", "--length", "24", "--windows", "2")
-    assert _call("convert", str(llama), str(made), *words) == 0
+    assert call("convert", str(llama), str(made), *words) == 0
     assert "logits are those of the first model after it" in capsys.readouterr().out
     record = json.loads((made / "conversion.json").read_text("utf-8"))
     ids = record["prefix"]["ids"]
@@ -179,23 +161,23 @@ def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, 
     with torch.no_grad():
         wanted = theirs(torch.cat([torch.tensor([ids]), tokens], 1)).logits[:, len(ids) :]
         assert torch.allclose(ours(tokens).logits, wanted, atol=1e-4)
-    assert _call("generate", str(made), "attention", "--tokens", "4") == 0
+    assert call("generate", str(made), "attention", "--tokens", "4") == 0
     data = ("--data.data", str(text), "--data.validation", "0.5")
     words = ("--scheme", "w8a8-coarse", "logits8-row", "--length", "16", "--tokens", "32", *data)
-    assert _call("quantize", str(made), *words, "--records", str(tmp_path / "records.jsonl")) == 0
+    assert call("quantize", str(made), *words, "--records", str(tmp_path / "records.jsonl")) == 0
     lines = (tmp_path / "records.jsonl").read_text("utf-8").splitlines()
     assert next(map(json.loads, lines))["left_out"] == {}
-    assert _call("convert", str(made), str(tmp_path / "llama")) == 2
+    assert call("convert", str(made), str(tmp_path / "llama")) == 2
     assert "Llama has no normalizer='key-value'" in _error(capsys)
 
 
 def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):
     made, back = tmp_path / "made", tmp_path / "back"
-    assert _call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
+    assert call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
     assert "with equal logits" in capsys.readouterr().out
     record = json.loads((made / "conversion.json").read_text("utf-8"))
     assert record["rotated"] == ["residual", "values"]
-    assert _call("convert", str(made), str(back)) == 0
+    assert call("convert", str(made), str(back)) == 0
     theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
     tokens = torch.arange(20)[None]
     with torch.no_grad():
@@ -206,7 +188,7 @@ def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_pa
 def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):
     made, loud = tmp_path / "made", tmp_path / "loud"
     words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")
-    assert _call("convert", str(llama), str(made), *words) == 2
+    assert call("convert", str(llama), str(made), *words) == 2
     assert "at no loss of perplexity: give a prefix" in _error(capsys)
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
@@ -215,7 +197,7 @@ def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path
             layer.self_attn.v_proj.weight.mul_(20)  # a token that sees itself alone is loud
     model.save_pretrained(loud)
     AutoTokenizer.from_pretrained(llama).save_pretrained(loud)
-    assert _call("convert", str(loud), str(made), *words) == 0
+    assert call("convert", str(loud), str(made), *words) == 0
     prefix = json.loads((made / "conversion.json").read_text("utf-8"))["prefix"]
     plain, *others = prefix["tried"]
     assert plain["tokens"] == []
@@ -230,7 +212,7 @@ def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path
 def test_learned_keys_and_values_are_the_mean_of_first_tokens(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
-    assert _call("convert", str(llama), str(made), "--to", "key-value", *words) == 0
+    assert call("convert", str(llama), str(made), "--to", "key-value", *words) == 0
     assert "keys and values of first tokens" in capsys.readouterr().out
     ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
     windows = sample(str(text), AutoTokenizer.from_pretrained(made), length=24, count=8)[::2]
@@ -263,11 +245,11 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--prefix", "attention " * 70), "tokens: give 1 to 64"),
         (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
     ):
-        assert _call("convert", str(llama), str(made), *words, "--length", "16") == 2
+        assert call("convert", str(llama), str(made), *words, "--length", "16") == 2
         assert said in _error(capsys)
     short = tmp_path / "short.txt"
     short.write_text("attention noise sink", "utf-8")
-    assert _call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
+    assert call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
     assert "two windows of 64 are needed: give more text, or a smaller --length" in _error(capsys)
     assert not made.exists()
 
@@ -276,9 +258,9 @@ def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_i
     llama, tmp_path, capsys
 ):
     gated, made = tmp_path / "gated", tmp_path / "made"
-    assert _call("convert", str(llama), str(gated), "--to", "gated", "normalizer=softmax1") == 0
+    assert call("convert", str(llama), str(gated), "--to", "gated", "normalizer=softmax1") == 0
     capsys.readouterr()
-    assert _call("convert", str(gated), str(made), "--for", "serving") == 0
+    assert call("convert", str(gated), str(made), "--for", "serving") == 0
     said = capsys.readouterr().out
     assert f"→ ClearheadServingForCausalLM, with equal logits: {made}" in said
     config = json.loads((made / "config.json").read_text("utf-8"))
@@ -286,23 +268,23 @@ def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_i
     code = (made / "modeling_clearhead_serving.py").read_text("utf-8")
     assert "import clearhead" not in code
     assert "from clearhead" not in code
-    assert _call("generate", str(made), "attention", "--tokens", "4") == 2
+    assert call("generate", str(made), "attention", "--tokens", "4") == 2
     assert "brings Python code of its own" in _error(capsys)
     words = ("--tokens", "4", "--trust-remote-code")
-    assert _call("generate", str(made), "attention", *words) == 0
+    assert call("generate", str(made), "attention", *words) == 0
     served = capsys.readouterr().out
-    assert _call("generate", str(gated), "attention", "--tokens", "4") == 0
+    assert call("generate", str(gated), "attention", "--tokens", "4") == 0
     assert capsys.readouterr().out == served
 
 
 def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tmp_path, capsys):
     made, null = tmp_path / "made", tmp_path / "null"
-    assert _call("convert", str(llama), str(null), "--to", "key-bias") == 0
-    assert _call("convert", str(null), str(made), "--for", "serving") == 2
+    assert call("convert", str(llama), str(null), "--to", "key-bias") == 0
+    assert call("convert", str(null), str(made), "--for", "serving") == 2
     assert "normalizer='key' does not fit, for its sink is a product" in _error(capsys)
-    assert _call("convert", str(llama), str(made), "--for", "serving") == 2
+    assert call("convert", str(llama), str(made), "--for", "serving") == 2
     assert "is not clearhead's, and is served as it is" in _error(capsys)
-    assert _call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2
+    assert call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2
     assert "--to and --for are two steps" in _error(capsys)
     assert not made.exists()
 
@@ -312,12 +294,12 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     folder.mkdir()
     (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
     for name in (folder, folder / "model.Q4_1.gguf"):
-        assert _call("convert", str(name), str(made)) == 2
+        assert call("convert", str(name), str(made)) == 2
         assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in _error(capsys)
     quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     LlamaConfig(quantization_config=quantised).save_pretrained(folder)
     (folder / "model.Q4_1.gguf").unlink()
-    assert _call("convert", str(folder), str(made)) == 2
+    assert call("convert", str(folder), str(made)) == 2
     assert "is quantised (bitsandbytes): open it with model.dequantize()" in _error(capsys)
     assert not made.exists()
 
@@ -334,7 +316,7 @@ def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_pat
         name, *words = shlex.split(command)
         assert name == "clearhead"
         places = {"MODEL": str(llama), "TEXT": str(text)}
-        assert _call(*(places.get(word, word) for word in words)) == 0, command
+        assert call(*(places.get(word, word) for word in words)) == 0, command
     granite, sink = (AutoModelForCausalLM.from_pretrained(name) for name in ("granite", "sink"))
     assert type(granite) is GraniteSWAForCausalLM
     ids = torch.arange(20)[None]

@@ -9,28 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli import main
-from clearhead.experiments.forks import Template
+from clearhead.experiments.forks import starting
 from clearhead.records.lock import hold_file, hold_folder
 from clearhead.report import load
 from clearhead.reproduce.stages import reproduce
 
+from .conftest import call, refusal
+
 SMALL = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
 RUN = "transformer-seed0"
-
-
-def _call(*words: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(map(str, words)))
-    return stop.value.code
-
-
-def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    assert _call(*words) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("clearhead: ")
-    return error
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +45,7 @@ def whole(compared: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPa
     """A finished comparison, started where a kill had left a folder and nothing in it."""
     output = tmp_path_factory.mktemp("whole") / "out"
     (output / RUN).mkdir(parents=True)
-    assert _call(*compared(output)) == 0
+    assert call(*compared(output)) == 0
     return output
 
 
@@ -106,14 +93,10 @@ def test_damaged_records_of_a_run_are_named_and_never_copied(output, compared, c
     source, copied = output / RUN / "records.jsonl", output / "records.jsonl"
     good = copied.read_bytes()
     source.write_bytes(damage(source.read_bytes()))
-    said = _refusal(capsys, *compared(output))
+    said = refusal(capsys, *compared(output))
     assert str(source) in said
     assert "delete it to have the trained model measured again" in said
     assert copied.read_bytes() == good
-    source.unlink()
-    assert _call(*compared(output)) == 0  # measured again, not trained again
-    (run,) = load(copied).runs
-    assert [step["step"] for step in run.steps] == [1, 2]
 
 
 def test_records_of_before_checksums_are_taken(output, compared):
@@ -121,7 +104,7 @@ def test_records_of_before_checksums_are_taken(output, compared):
     header, _, rest = source.read_text().partition("\n")
     older = {key: value for key, value in json.loads(header).items() if key != "lines_sha256"}
     source.write_text(json.dumps(older) + "\n" + rest)
-    assert _call(*compared(output)) == 0
+    assert call(*compared(output)) == 0
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"config": null, "description": 3}', "{}"])
@@ -129,17 +112,17 @@ def test_a_damaged_run_json_is_named(output, compared, text_words, capsys, conte
     (output / RUN / "records.jsonl").unlink()
     path = output / RUN / "run.json"
     path.write_text(content)
-    assert f"{path} is damaged" in _refusal(capsys, *compared(output))
+    assert f"{path} is damaged" in refusal(capsys, *compared(output))
     words = ("eval", output / RUN, *text_words, "--lengths", "16", "--tokens", "64")
-    assert f"{path} is damaged" in _refusal(capsys, *words)
+    assert f"{path} is damaged" in refusal(capsys, *words)
 
 
 def test_a_damaged_line_of_the_curve_costs_no_other(output, compared, capsys):
     (output / RUN / "records.jsonl").unlink()
     metrics = output / RUN / "metrics.jsonl"
     metrics.write_text("x" + metrics.read_text())
-    assert _call(*compared(output)) == 0
-    (run,) = load(output / "records.jsonl").runs
+    assert call(*compared(output)) == 0
+    (run,) = load(output / "records.jsonl").runs  # measured again, not trained again
     assert [step["step"] for step in run.steps] == [2]
 
 
@@ -157,11 +140,11 @@ def test_damaged_weights_are_measured_by_no_verb(output, compared, text_words, t
         ("generate", output / RUN, "a"),
         ("convert", output / RUN, tmp_path / "converted"),
     ):
-        assert named in _refusal(capsys, *words)
+        assert named in refusal(capsys, *words)
     assert not (tmp_path / "diagnosed").exists()
     older = final / "manifest.json"
     older.unlink()
-    assert _call("generate", output / RUN, "a", "--tokens", "1") == 0
+    assert call("generate", output / RUN, "a", "--tokens", "1") == 0
 
 
 @pytest.mark.parametrize("verb", ["eval", "quantize", "report", "page"])
@@ -174,7 +157,7 @@ def test_a_pipe_is_neither_read_for_ever_nor_replaced(output, text_words, tmp_pa
         "report": ("report", pipe),
         "page": ("report", output / "records.jsonl", "--output", pipe),
     }
-    assert f"{pipe}: not a regular file" in _refusal(capsys, *words[verb])
+    assert f"{pipe}: not a regular file" in refusal(capsys, *words[verb])
     assert pipe.is_fifo()
 
 
@@ -183,12 +166,12 @@ def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(
 ):
     records = tmp_path / "records.jsonl"
     with hold_folder(output), hold_file(records):
-        assert f"{output} is in use by" in _refusal(capsys, *compared(output))
+        assert f"{output} is in use by" in refusal(capsys, *compared(output))
         with pytest.raises(Exception, match="out is in use by"):
-            reproduce([], output, jobs=1, start=Template(1).start, say=print)
+            reproduce([], output, jobs=1, start=starting(1), say=print)
         words = (output / RUN, *text_words, "--records", records, "--tokens", "64")
         for verb, length in (("eval", "--lengths"), ("quantize", "--length")):
-            said = _refusal(capsys, verb, *words, length, "16")
+            said = refusal(capsys, verb, *words, length, "16")
             assert f"{records} is in use by" in said
     assert not records.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -199,20 +182,20 @@ def test_a_full_disk_is_one_line_in_convert_and_finetune(
 ):
     made = tmp_path / "made"
     with room(5000):
-        said = _refusal(capsys, "convert", output / RUN, made)
+        said = refusal(capsys, "convert", output / RUN, made)
     assert f"cannot write {made} (File too large): make room" in said
-    assert _call("convert", output / RUN, made) == 0
+    assert call("convert", output / RUN, made) == 0
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"text": "{w}", "label": "{w}"}}\n' for w in ("a", "b", "a", "b")))
     words = ["finetune", output / RUN, "--train-file", rows, "--validation-file", rows]
     words += ["--train.max-length", "8", "--train.epochs", "1", "--output", tmp_path / "tuned"]
     with room(5000):
-        said = _refusal(capsys, *words)
+        said = refusal(capsys, *words)
     first = tmp_path / "tuned/seed0-training/checkpoints/step-00000001"
     assert f"cannot write {first} (File too large): there is none before it; make room" in said
     assert not (tmp_path / "tuned/seed0").exists()
-    assert _call(*words) == 0
+    assert call(*words) == 0
     with hold_folder(tmp_path / "tuned"):
-        assert "tuned is in use by" in _refusal(capsys, *words)
+        assert "tuned is in use by" in refusal(capsys, *words)
     _flip(tmp_path / "tuned" / "seed0" / "records.jsonl")
-    assert "seed0/records.jsonl is missing, cut short or changed" in _refusal(capsys, *words)
+    assert "seed0/records.jsonl is missing, cut short or changed" in refusal(capsys, *words)

@@ -5,11 +5,11 @@ import json
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from clearhead.cli import main
 from clearhead.cli.demo import write_demo
 from clearhead.data import DataConfig
 from clearhead.experiments.demo import Studies, run_demo, studies
@@ -17,13 +17,12 @@ from clearhead.progress import Line, Work
 from clearhead.records.loading import load
 from clearhead.report.demo_verdict import LONGER
 
+from .conftest import call
+
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["demo", *words])
-    return stop.value.code
+_call = partial(call, "demo")
 
 
 @pytest.fixture(scope="module")

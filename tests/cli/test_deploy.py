@@ -23,7 +23,6 @@ class TestDeployment:
         ("form", "changes"),
         [
             ("int8-weight-only", {}),
-            ("int8-dynamic", {}),
             ("int8-dynamic-tensor", {"normalizer": "key-value", "mlp_rotation": "hadamard"}),
         ],
     )
@@ -66,7 +65,7 @@ class TestDeployment:
         plain = saved(tmp_path / "plain", tokenizer)
         repaired = saved(tmp_path / "repaired", tokenizer, mlp_rotation="hadamard")
         out, page = tmp_path / "both", tmp_path / "both.html"
-        forms = ("int8-dynamic", "int8-dynamic-tensor")
+        forms = ("int8-dynamic",)
         options = ("--deploy", *forms, "--output", str(out), "--page", str(page))
         models = (str(plain), str(repaired))
         assert "--records would have no effect" in refusal(

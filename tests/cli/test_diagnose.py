@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,16 @@ from transformers import (
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from clearhead import ClearheadForCausalLM, preset
-from clearhead.cli import main
-from clearhead.data import DataConfig, prepare
-from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import short_names
+
+from .conftest import call
 
 VOCABULARY = 300
-
-
-@pytest.fixture(scope="module")
-def tokenizer(text: Path, cache: Path) -> PreTrainedTokenizerFast:
-    config = DataConfig(data=(str(text),), vocabulary=VOCABULARY, validation=0.1, cache=cache)
-    return prepare(config).tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +65,7 @@ def words(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ]
 
 
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["diagnose", *words])
-    return stop.value.code
+_call = partial(call, "diagnose")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -101,14 +92,10 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"diagnosis.jsonl", "diagnosis.html"}
     again = ["report", str(tmp_path / "out/diagnosis.jsonl")]
-    with pytest.raises(SystemExit) as stop:
-        main([*again, "--output", str(tmp_path / "again.html")])
-    assert stop.value.code == 0
+    assert call(*again, "--output", str(tmp_path / "again.html")) == 0
     assert (tmp_path / "again.html").read_text("utf-8") == page
     (tmp_path / "other.jsonl").write_text('{"kind": "run", "run": "a", "preset": "a", "seed": 0}\n')
-    with pytest.raises(SystemExit) as stop:
-        main([*again, str(tmp_path / "other.jsonl")])
-    assert stop.value.code == 2
+    assert call(*again, str(tmp_path / "other.jsonl")) == 2
     assert "give each kind by itself" in capsys.readouterr().err
 
 

@@ -1,28 +1,27 @@
-"""Processes of jobs that are forked from one template."""
+"""Processes of jobs that are forked from one that has imported what they need."""
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from clearhead.data import DataConfig
-from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.forks import Fork, Template
+from clearhead.experiments.forks import starting
+from clearhead.experiments.job_runner import Start
 from clearhead.experiments.jobs import Job
 from clearhead.records.loading import load
 from clearhead.train import TrainConfig
 
 
 @pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[Template]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    with Template(jobs=1) as made:
-        yield made
+    return starting(1)
 
 
 def _job(text: Path, folder: Path, tokens: int) -> Job:
@@ -38,33 +37,35 @@ def _job(text: Path, folder: Path, tokens: int) -> Job:
     return Job(name="", config=config, records=folder / "records.jsonl", arm="", label="")
 
 
-def _end(process: Fork) -> int:
-    while (code := process.poll()) is None:
-        time.sleep(0.05)
-    return code
+def _end(process: BaseProcess) -> int | None:
+    process.join()
+    return process.exitcode
 
 
-def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(template, text, tmp_path):
-    jobs = [_job(text, tmp_path / name, tokens) for name, tokens in (("a", 10**8), ("b", 96))]
-    logs = [tmp_path / f"{name}.log" for name in "abc"]
-    stopped, killed = (template.start(jobs[0], log, None) for log in logs[:2])
-    done = template.start(jobs[1], logs[2], None)
-    assert stopped.poll() is None
-    assert os.getpgid(stopped.pid) == stopped.pid  # a terminal's Ctrl-C does not reach it
-    stopped.terminate()
+def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(start, text, tmp_path):
+    tokens = {"a": 10**8, "b": 10**8, "c": 96}
+    logs = [tmp_path / f"{name}.log" for name in tokens]
+    stopped, killed, done = (
+        start(_job(text, tmp_path / name, number), log, None)
+        for log, (name, number) in zip(logs, tokens.items(), strict=True)
+    )
     killed.kill()
+    while os.getpgid(stopped.pid) != stopped.pid:  # a terminal's Ctrl-C does not reach it
+        time.sleep(0.01)
+    assert stopped.exitcode is None
+    stopped.terminate()
     assert _end(stopped) in (-signal.SIGTERM, 128 + signal.SIGTERM)
     assert _end(killed) == -signal.SIGKILL
     killed.terminate()  # has ended: nothing happens
     assert _end(done) == 0
-    assert len(load([tmp_path / "b/records.jsonl"]).runs) == 1
+    assert len(load([tmp_path / "c/records.jsonl"]).runs) == 1
     assert "step 3/3" in logs[2].read_text()
 
 
-def test_a_template_that_has_ended_is_said(template, text, tmp_path):
-    job = _job(text, tmp_path / "a", 96)
-    running = template.start(job, tmp_path / "a.log", None)
+def test_jobs_go_on_where_the_process_that_they_are_forked_from_was_killed(start, text, tmp_path):
+    running = start(_job(text, tmp_path / "a", 10**8), tmp_path / "a.log", None)
     status = Path(f"/proc/{running.pid}/status").read_text()
     os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
-    with pytest.raises(ClearheadError, match="the process that starts the jobs has ended"):
-        template.start(job, tmp_path / "b.log", None)
+    assert _end(running) not in (0, None)  # nobody is left to tell how it ends
+    os.kill(running.pid, signal.SIGKILL)
+    assert _end(start(_job(text, tmp_path / "b", 96), tmp_path / "b.log", None)) == 0

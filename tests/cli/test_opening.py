@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, dynamic_module_utils
+from transformers import PreTrainedTokenizerBase, dynamic_module_utils
 
 from clearhead.cli import main
-from clearhead.data.tokenizer import train as train_tokenizer
+
+from .conftest import saved_llama
 
 CODE = """
 from pathlib import Path
@@ -51,23 +52,15 @@ def _changed(path: Path, **changes: object) -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def folders(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """Folders whose model, or whose tokenizer, has code that leaves a marker; and "plain"."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
-    tokenizer = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()], 300)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    config = LlamaConfig(
-        **shape,
-        num_attention_heads=2,
-        vocab_size=300,
-        max_position_embeddings=64,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
     for kind in ("plain", "model", "tokenizer"):
-        model.save_pretrained(tmp_path / kind)
-        tokenizer.save_pretrained(tmp_path / kind)
+        one = {"num_hidden_layers": 1, "pad_token_id": tokenizer.pad_token_id}
+        saved_llama(tmp_path / kind, tokenizer, **one)
         (tmp_path / kind / "own.py").write_text(CODE.format(marker=str(tmp_path / "marker")))
     own = {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": MODEL}
     _changed(tmp_path / "model/config.json", **own)
@@ -125,7 +118,9 @@ def _call(words: list[str], model: str) -> int:
 
 @pytest.mark.parametrize("verb", [*VERBS, "finetune"])
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_no_code_runs_unasked(verb, kind, folders, verbs, tmp_path, capsys):
+def test_code_runs_where_it_is_allowed_and_never_unasked(
+    verb, kind, folders, verbs, tmp_path, capsys
+):
     assert _call(verbs[verb], folders[kind]) == 2
     told = capsys.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("clearhead: ")]
@@ -133,6 +128,12 @@ def test_no_code_runs_unasked(verb, kind, folders, verbs, tmp_path, capsys):
     assert "[y/N]" not in told.out + told.err
     assert not (tmp_path / "marker").exists()
     assert not (tmp_path / "out").exists()
+    if verb == "deploy":
+        pytest.importorskip("torchao")
+    # A class of a folder's own is opened, and has no counterpart to be converted to.
+    code = 2 if (verb, kind) == ("convert", "model") else 0
+    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == code
+    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
@@ -157,17 +158,6 @@ def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path,
     assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
     assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()
-
-
-@pytest.mark.parametrize("verb", [*VERBS, "finetune"])
-@pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_code_runs_where_it_is_allowed(verb, kind, folders, verbs, tmp_path):
-    if verb == "deploy":
-        pytest.importorskip("torchao")
-    # A class of a folder's own is opened, and has no counterpart to be converted to.
-    code = 2 if (verb, kind) == ("convert", "model") else 0
-    assert _call([*verbs[verb], "--trust-remote-code"], folders[kind]) == code
-    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"} - {"diagnose init:"}))

@@ -8,29 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from .conftest import WORDS, call, lines_of
+from .conftest import WORDS, call, lines_of, saved_llama
 
 KEYS = "model.layers.0.self_attn.normalizer.key_bias"
 
 
 @pytest.fixture(scope="module")
 def plain(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-    LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **shape, **heads)
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    shape = {"intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.3}
+    return saved_llama(tmp_path_factory.mktemp("plain"), tokenizer, **shape)
 
 
 @pytest.fixture(scope="module")

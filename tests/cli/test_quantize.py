@@ -104,30 +104,28 @@ def test_requests_that_cannot_be_met(
     model, windows, tmp_path, capsys, tokenizer, text, monkeypatch
 ):
     pytest.importorskip("lm_eval")
-    folder = str(model)
-    assert "choose 2 to 16" in refusal(capsys, "quantize", folder, "--scheme", "w1-channel")
-    assert "choose 2 to 16" in refusal(capsys, "quantize", folder, "--scheme", "logits17-row")
-    assert "did you mean" in refusal(capsys, "quantize", folder, "--scheme", "w8a8-corse")
-    assert "each once" in refusal(capsys, "quantize", folder, folder)
-    assert "length is 1: give a whole number" in refusal(
-        capsys, "quantize", folder, "--length", "1"
-    )
-    assert "no effect" in refusal(capsys, "quantize", folder, "--title", "x")
-    assert "no effect" in refusal(capsys, "quantize", folder, "--questions", "3")
-    assert "the model's own" in refusal(capsys, "quantize", folder, "--data.tokenizer", folder)
-    assert "cannot load a model" in refusal(capsys, "quantize", str(tmp_path / "none"))
+    folder, other = str(model), text / "00.txt"
     long = changed(windows, "--length", "100000", "--tokens", "100000")
-    assert "enough for one window of 100000" in refusal(capsys, "quantize", folder, *long)
-    learned = saved(tmp_path / "learned", tokenizer, position="learned")
     longer = changed(windows, "--length", "128", "--tokens", "128", "--scheme", "w4-channel")
-    assert "64 learned positions" in refusal(capsys, "quantize", str(learned), *longer)
+    learned = saved(tmp_path / "learned", tokenizer, position="learned")
     small = saved(tmp_path / "small", tokenizer, vocab_size=20)
-    assert "use the tokenizer" in refusal(
-        capsys, "quantize", str(small), *windows, "--scheme", "w4-channel"
-    )
-    other = text / "00.txt"
-    assert "not a record" in refusal(capsys, "quantize", folder, *windows, "--records", str(other))
-    assert "not JSON" in refusal(capsys, "quantize", folder, *windows, "--choices", str(other))
+    for words, said in (
+        ((folder, "--scheme", "w1-channel"), "choose 2 to 16"),
+        ((folder, "--scheme", "logits17-row"), "choose 2 to 16"),
+        ((folder, "--scheme", "w8a8-corse"), "did you mean"),
+        ((folder, folder), "each once"),
+        ((folder, "--length", "1"), "length is 1: give a whole number"),
+        ((folder, "--title", "x"), "no effect"),
+        ((folder, "--questions", "3"), "no effect"),
+        ((folder, "--data.tokenizer", folder), "the model's own"),
+        ((tmp_path / "none",), "cannot load a model"),
+        ((folder, *long), "enough for one window of 100000"),
+        ((learned, *longer), "64 learned positions"),
+        ((small, *windows, "--scheme", "w4-channel"), "use the tokenizer"),
+        ((folder, *windows, "--records", other), "not a record"),
+        ((folder, *windows, "--choices", other), "not JSON"),
+    ):
+        assert said in refusal(capsys, "quantize", *words)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert "clearhead[lm-eval]" in refusal(capsys, "quantize", folder, "--choices", str(other))
 

@@ -5,10 +5,9 @@ import re
 import shlex
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from .conftest import WORDS, call
+from .conftest import WORDS, call, saved_llama
 
 PAGE = Path(__file__).parents[2] / "docs/repair.md"
 TUTORIAL = PAGE.read_text("utf-8").partition("## From a diagnosis")[2].partition("\n## ")[0]
@@ -46,12 +45,8 @@ def test_the_commands_run_in_order_as_written(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **shape, **heads)
-    LlamaForCausalLM(config).save_pretrained("SmolLM2-135M")
-    tokenizer.save_pretrained("SmolLM2-135M")
+    shape = {"intermediate_size": 64, "max_position_embeddings": 512}
+    saved_llama(Path("SmolLM2-135M"), tokenizer, **shape)
     Path("books").mkdir()
     draw = random.Random(0)
     for index in range(300):

@@ -4,8 +4,10 @@ import dataclasses
 import importlib
 import json
 import os
+import pickle
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +18,6 @@ from clearhead.cli.options import parse
 from clearhead.data import DataConfig
 from clearhead.experiments import forks
 from clearhead.experiments.configs import CompareConfig, continued_recipe
-from clearhead.experiments.forks import Template
-from clearhead.experiments.jobs import from_json
 from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
@@ -27,13 +27,12 @@ from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial, written
 from clearhead.train import TrainConfig
 
+from .conftest import call
+
 ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales]
 
 
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", *words])
-    return stop.value.code
+_call = partial(call, "reproduce")
 
 
 def _trials(name: str, scale: str, output: Path) -> list[Trial]:
@@ -61,13 +60,12 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
     models = {job.model for job in jobs}
     for job in jobs:
-        assert from_json(job.to_json()) == job.config
+        assert pickle.loads(pickle.dumps(job.config)) == job.config
         program, verb, *options = shlex.split(str(job))
         assert program == "clearhead"
         module = importlib.import_module(VERBS[verb][0])
-        kind = getattr(module, "Command", EvaluateConfig)
-        usual = kind(train=continued_recipe()) if "--from" in options else None
-        read = parse(kind, options, verb=verb, description="", default=usual)
+        usual = module.Command(train=continued_recipe()) if "--from" in options else None
+        read = parse(module.Command, options, verb=verb, description="", default=usual)
         for field in dataclasses.fields(job.config):
             assert getattr(read, field.name) == getattr(job.config, field.name), field.name
         if isinstance(job.config, CompareConfig):  # one run, of the arm that the table names
@@ -199,16 +197,15 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeypatch):
     started = []
+    start = forks.starting(2)
 
-    class Killing(Template):
-        def start(self, *order):
-            process = super().start(*order)
-            started.append(process)
-            if len(started) == 1:
-                process.kill()
-            return process
+    def killing(*order):
+        started.append(start(*order))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
 
-    monkeypatch.setattr(forks, "Template", Killing)
+    monkeypatch.setattr(forks, "starting", lambda jobs: killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert _call(*words) == 1
     told = capsys.readouterr().err

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from clearhead import terminal
-from clearhead.cli import main
+
+from .conftest import call
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b1mb\r\u202e[/red]"
@@ -19,12 +20,6 @@ COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    return stop.value.code
 
 
 def test_only_what_commands_a_terminal_is_escaped():
@@ -55,7 +50,7 @@ def test_names_in_records_are_shown_in_tables(name, run, tmp_path, capsys):
     records = (RESULTS / name).read_text("utf-8").replace(f'"{run}', f'"{escaped}')
     (tmp_path / "records.jsonl").write_text(records.replace('"label": "', f'"label": "{escaped}'))
     page = tmp_path / "page.html"
-    assert _call("report", str(tmp_path / "records.jsonl"), "--output", str(page)) == 0
+    assert call("report", str(tmp_path / "records.jsonl"), "--output", str(page)) == 0
     out = capsys.readouterr().out
     assert not COMMANDS.search(out)
     assert r"a\x1b]0;owned" in "".join(re.findall(r"[^\s│┃]+", out))
@@ -77,7 +72,7 @@ def test_names_in_records_are_shown_in_tables(name, run, tmp_path, capsys):
 )
 def test_what_a_request_names_is_shown_in_its_refusal(words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _call(*words) == 2
+    assert call(*words) == 2
     told = capsys.readouterr()
     assert told.err
     assert not COMMANDS.search(told.out + told.err)

@@ -12,35 +12,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from clearhead.cli import main
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
 from clearhead.train import MetricsFile, StepMetrics
 
+from .conftest import call, changed, refusal, saved_llama
+
 SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
 VOLATILE = ("date", "threads", "device")
-
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    return stop.value.code
-
-
-def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert _call(*words) == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def _weights(run: Path) -> bytes:
@@ -79,24 +62,7 @@ def tokenizer(text: Path) -> Any:
 @pytest.fixture
 def llama(tmp_path: Path, tokenizer: Any) -> Path:
     """A folder of another library's model: 4 query heads, 2 key heads."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=300,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    return _saved(LlamaForCausalLM(config), tokenizer, tmp_path / "llama")
-
-
-def _saved(model: Any, tokenizer: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved_llama(tmp_path / "llama", tokenizer, tie_word_embeddings=True)
 
 
 @pytest.fixture
@@ -139,13 +105,13 @@ def test_values_that_look_like_others_are_written_so_that_they_come_back():
 def test_the_command_of_a_run_makes_it_again(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["softmax1", "--set", *SHAPE, "annealed_start=true", *settings, "--train.clip", "0.5"]
-    assert _call("train", *words, "--output", "run") == 0
+    assert call("train", *words, "--output", "run") == 0
     first = _record(tmp_path / "run")
     weights = _weights(tmp_path / "run")
     shutil.rmtree("run")
     program, *pasted = shlex.split(first["command"])
     assert program == "clearhead"
-    assert _call(*pasted) == 0
+    assert call(*pasted) == 0
     assert _record(tmp_path / "run") == first
     assert _weights(tmp_path / "run") == weights
 
@@ -153,11 +119,11 @@ def test_the_command_of_a_run_makes_it_again(settings, tmp_path, monkeypatch):
 def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ["train", "gated", "--set", *SHAPE, *going_on, "--data.vocabulary", "300"]
-    assert _call(*words, "--output", str(whole)) == 0
+    assert call(*words, "--output", str(whole)) == 0
     stopping(3)
-    assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    assert call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
     assert f"go on by --resume {cut}" in capsys.readouterr().err
-    assert f"go on with it by --resume {cut}" in _refusal(capsys, *words, "--output", str(cut))
+    assert f"go on with it by --resume {cut}" in refusal(capsys, *words, "--output", str(cut))
     resume = ("train", "--resume", str(cut))
     for other in (
         ("--train.learning-rate", "0.5"),
@@ -165,44 +131,62 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
         ("--output", str(tmp_path / "other")),
         ("--data.vocabulary", "400"),
     ):
-        assert f"leave out {other[0]}, or start another" in _refusal(capsys, *resume, *other)
-    assert "leave out preset" in _refusal(capsys, "train", "sink", *resume[1:])
-    assert _call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
+        assert f"leave out {other[0]}, or start another" in refusal(capsys, *resume, *other)
+    assert "leave out preset" in refusal(capsys, "train", "sink", *resume[1:])
+    assert call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
     assert _weights(cut) == _weights(whole)
     assert len(list((cut / "checkpoints").iterdir())) == 2
     final = (cut / "final/model.safetensors").stat()
-    assert _call(*resume) == 0  # as after a kill between its end and ours
+    assert call(*resume) == 0  # as after a kill between its end and ours
     assert "is finished" in capsys.readouterr().err
     assert (cut / "final/model.safetensors").stat() == final
-    assert "holds no run to resume" in _refusal(capsys, "train", "--resume", str(tmp_path / "no"))
+    assert "holds no run to resume" in refusal(capsys, "train", "--resume", str(tmp_path / "no"))
 
 
 def test_a_finished_run_is_extended_and_its_command_says_so(settings, tmp_path, capsys):
     run = tmp_path / "run"
     words = ["train", "--set", *SHAPE, *settings, "--output", str(run)]
-    assert _call(*words) == 0
+    assert call(*words) == 0
     before = _weights(run)
-    assert _call("train", "--resume", str(run), "--train.tokens", "160") == 0
+    assert call("train", "--resume", str(run), "--train.tokens", "160") == 0
     said = capsys.readouterr().err
     assert "after the 64 of its schedule the learning rate stays at 0.0001 " in said
     assert (run / "final-00000002/model.safetensors").read_bytes() == before
-    assert _call("train", "--resume", str(run), "--train.tokens", "192") == 0
+    assert call("train", "--resume", str(run), "--train.tokens", "192") == 0
     extended, weights = _record(run), _weights(run)
     assert (extended["config"]["tokens"], extended["config"]["schedule_tokens"]) == (192, 64)
     assert [resumed["step"] for resumed in extended["resumed"]] == [2, 5]
     shutil.rmtree(run)
-    assert _call(*shlex.split(extended["command"])[1:]) == 0
+    assert call(*shlex.split(extended["command"])[1:]) == 0
     assert _weights(run) == weights
     assert _record(run)["config"] == extended["config"]
 
 
 def test_a_run_of_another_verb_is_resumed_by_its_own_command(settings, tmp_path, capsys):
     words = ["transformer", "--set", *SHAPE, *settings, "--lengths", "1"]
-    assert _call("compare", *words, "--output", str(tmp_path / "out")) == 0
+    assert call("compare", *words, "--output", str(tmp_path / "out")) == 0
     run = tmp_path / "out/transformer-seed0"
-    assert "was not made by clearhead train but by" in _refusal(
+    assert "was not made by clearhead train but by" in refusal(
         capsys, "train", "--resume", str(run)
     )
+
+
+def test_of_several_processes_the_first_of_a_machine_refuses_a_request(
+    settings, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    assert call("train", "--set", *SHAPE, *settings, "--output", str(run)) == 0
+    wrong = (
+        ("train", "--resume", str(run), "--train.learning-rate", "0.5"),
+        ("train", "--train.tokens", "many"),
+        ("compare", "--beside", str(tmp_path / "none.jsonl")),
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        capsys.readouterr()
+        assert [call(*words) for words in wrong] == [2, 2, 2]
+        assert len(capsys.readouterr().err.splitlines()) == (3 if rank == "0" else 0)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +207,10 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
         pytest.importorskip("peft")
     words = ["train", *more, "--from", str(llama), *going_on]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert _call(*words, "--output", str(whole)) == 0
+    assert call(*words, "--output", str(whole)) == 0
     stopping(3)
-    assert _call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
-    assert _call("train", "--resume", str(cut)) == 0
+    assert call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    assert call("train", "--resume", str(cut)) == 0
     assert "Writing model shards" not in capsys.readouterr().err
     assert _weights(cut) == _weights(whole)
     record = _record(whole)
@@ -242,18 +226,18 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
         assert frozen == {key for key in started if "attn" not in key}
     if "--train.lora" in more:
         for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
-            said = _refusal(capsys, "generate", str(alone), "key")
+            said = refusal(capsys, "generate", str(alone), "key")
             assert f"open {whole / 'final'}, where they are merged" in said
     # The model of the run is one for every verb, and for another run.
-    assert _call("generate", str(whole), "key", "--tokens", "2") == 0
+    assert call("generate", str(whole), "key", "--tokens", "2") == 0
     again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
-    assert _call(*again) == 0
+    assert call(*again) == 0
 
 
 def test_a_preset_is_put_on_before_the_first_step(llama, going_on, tmp_path, capsys):
     run = tmp_path / "run"
     words = ["train", "coca", "--from", str(llama), *going_on, "--output", str(run)]
-    assert _call(*words, "--train.learning-rate", "1e-12") == 0
+    assert call(*words, "--train.learning-rate", "1e-12") == 0
     assert _record(run)["model"]["scores"] == "collinear"
     found = load_file(run / "final/model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
     theirs = load_file(llama / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
@@ -269,15 +253,37 @@ def test_adapters_of_other_weights_are_not_gone_on_with(
     run = tmp_path / "run"
     stopping(3)
     words = ["train", "--from", str(llama), *going_on, "--train.lora", "2", "--output", str(run)]
-    assert _call(*words) == 128 + signal.SIGTERM
+    assert call(*words) == 128 + signal.SIGTERM
     (checkpoint,) = (run / "checkpoints").glob("step-*")
-    said = _refusal(capsys, "generate", str(checkpoint), "key")
+    said = refusal(capsys, "generate", str(checkpoint), "key")
     assert "holds adapters alone, no model: finish the run (clearhead train --resume" in said
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
     model.save_pretrained(llama)
-    assert "has other weights than the run in" in _refusal(capsys, "train", "--resume", str(run))
+    assert "has other weights than the run in" in refusal(capsys, "train", "--resume", str(run))
+
+
+def test_text_that_changed_since_a_run_began_is_refused_before_it_is_tokenised(
+    llama, going_on, text, tmp_path, stopping, monkeypatch, capsys
+):
+    own, cache = tmp_path / "own", tmp_path / "cache"
+    shutil.copytree(text, own)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
+    base = ["--from", str(llama), *changed(going_on, "--data.data", str(own))]
+    train = ["train", *base, "--output", str(tmp_path / "run")]
+    compare = ["compare", "transformer", *base, "--output", str(tmp_path / "out")]
+    compare += ["--lengths", "1", "--evaluation-tokens", "64"]
+    done = [*changed(compare, "--output", str(tmp_path / "done"))]
+    assert call(*done) == 0
+    for words in (train, compare):
+        stopping(3)
+        assert call(*words) == 128 + signal.SIGTERM
+    (own / "00.txt").write_text("attention noise sink " * 300)
+    for words in (["train", "--resume", str(tmp_path / "run")], compare, done):
+        said = refusal(capsys, *words)
+        assert f"data {own}: the text or the tokenizer changed since the run began" in said
+    assert len(list((cache / "corpora").iterdir())) == 1
 
 
 def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
@@ -285,7 +291,7 @@ def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
     words = ["compare", "transformer", "gated", "--from", str(llama), *going_on]
     words += ["--lengths", "1", "--evaluation-tokens", "64", "--output", str(out)]
     still = [*words, "--train.learning-rate", "1e-12", "--vary", 'train.only=[],["*attn*"]']
-    assert _call(*still) == 0
+    assert call(*still) == 0
     lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     headers = [line for line in lines if line["kind"] == "run"]
     assert [line["model"]["model_type"] for line in headers] == ["llama"] * 2 + ["clearhead"] * 2
@@ -295,13 +301,13 @@ def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
     # Hardly trained, and put on exactly: all are the model that they started from.
     measured = [x["value"] for x in lines if x.get("metric") == "perplexity"]
     assert measured == [pytest.approx(measured[0], rel=1e-4)] * 4
-    assert _call(*still) == 0
+    assert call(*still) == 0
     assert "already done" in capsys.readouterr().err
     model = AutoModelForCausalLM.from_pretrained(llama)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
     model.save_pretrained(llama)
-    assert "from.parameters was" in _refusal(capsys, *still)
+    assert "from.parameters was" in refusal(capsys, *still)
     other = tmp_path / "other"
     for more, said in (
         (["--size", "small"], "--size small has no effect beside --from"),
@@ -309,13 +315,15 @@ def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
         (["--set", "direction=bidirectional"], "transformer: "),
         (["--vary", "normalizer=sink,sinks"], "did you mean sink"),
     ):
-        assert said in _refusal(capsys, *words[:-1], str(other), *more)
+        assert said in refusal(capsys, *words[:-1], str(other), *more)
         assert not (other / "records.jsonl").exists()
 
 
 def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, tokenizer, text, capsys):
     gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
-    short = _saved(GPT2LMHeadModel(gpt2), tokenizer, tmp_path / "short")
+    short = tmp_path / "short"
+    GPT2LMHeadModel(gpt2).save_pretrained(short)
+    tokenizer.save_pretrained(short)
     many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
     larger = tmp_path / "larger"
     shutil.copytree(llama, larger)
@@ -335,5 +343,5 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
         ),
         (["--from", str(larger)], "is another model's; restore the one it was trained with"),
     ):
-        assert said in _refusal(capsys, "train", *words, *going_on, *out), words
+        assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()

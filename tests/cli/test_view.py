@@ -1,14 +1,15 @@
 """clearhead view from end to end."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from clearhead.cli import main
 from clearhead.data.tokenizer import train
+
+from .conftest import call
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _call(*words: Any) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["view", *map(str, words)])
-    return stop.value.code
+_call = partial(call, "view")
 
 
 def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):

@@ -205,6 +205,7 @@ def test_no_evaluation_window_is_an_error_at_the_call():
         windows(corpus(9, 5), length=2, count=0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2000), st.lists(st.floats(0.01, 1e6), min_size=1, max_size=8))
 def test_apportion(seats, weights):
     shares = apportion(seats, weights)

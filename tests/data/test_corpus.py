@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -132,22 +130,6 @@ def test_batches_are_encoded_side_by_side_and_written_in_order(folder, configure
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 
-def test_standard_library_end_to_end(configure):
-    corpus = prepare(configure("python-stdlib", limit=300_000, vocabulary=512))
-    told = corpus.describe()
-    assert told["bytes"] >= 300_000
-    assert told["tokens"]["train"] > 20_000
-    assert corpus.vocabulary_size == 512
-
-
-def test_mixed_formats_in_a_mix(folder, configure, tmp_path):
-    path = tmp_path / "more.jsonl"
-    path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(20)))
-    corpus = prepare(configure(folder, path))
-    assert [len(s) > 0 for s in corpus.split("train")] == [True, True]
-    assert [s.spec for s in corpus.split("train")] == [str(folder), str(path)]
-
-
 def test_cache_folder_by_default(monkeypatch, tmp_path):
     from clearhead.data import DataConfig
 
@@ -156,12 +138,3 @@ def test_cache_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.delenv("CLEARHEAD_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert DataConfig().cache_folder == tmp_path / ".cache" / "clearhead"
-
-
-def test_nothing_heavy_at_import():
-    script = (
-        "import sys, clearhead.data; "
-        "print({'datasets', 'tokenizers', 'pyarrow', 'transformers'} & set(sys.modules))"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"

@@ -113,7 +113,7 @@ def test_text_that_changed_under_its_tokens_is_said(folder, configure, encoded):
     text = (folder / "00.txt").read_text()
     (folder / "00.txt").write_text(text.replace("alpha", "alphb", 1))
     prepare(config, progress=said.append)
-    told = f"{folder}: the text changed since it was tokenised; tokens are made anew"
+    told = f"{folder}: the text changed since it was tokenised: a new run makes its tokens anew"
     assert said.count(told) == 1
     (folder / "00.txt").write_text(text)
     os.utime(folder / "00.txt", (1e9, 1e9))
@@ -292,7 +292,7 @@ def test_damaged_build_is_made_anew(folder, configure, encoded, damage, name):
 
 def test_two_builds_at_once(folder, configure):
     config = configure(folder)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     with context.Pool(2) as pool:
         results = pool.map(_digest, [config, config], chunksize=1)
     assert results[0] == results[1] == _digest(config)
@@ -339,6 +339,6 @@ def test_only_abandoned_builds_are_swept(tmp_path):
     os.utime(new, (time.time() - 1e6,) * 2)
     (new / "0.train.tokens").touch()
     os.utime(new, (time.time() - 1e6,) * 2)
-    with shards.building(tmp_path):
+    with shards.going_on(tmp_path / "corpus", print):
         assert not old.exists()
         assert new.exists()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,8 +198,10 @@ def test_every_epoch_has_all_texts_in_an_order_of_its_own(tokenizer):
     assert other.batch(0)["labels"].tolist() != epochs[0][:8]
 
 
-def test_hub_rows_are_downloaded_once_with_their_classes_by_name(monkeypatch, tmp_path):
+def test_hub_rows_are_streamed_at_one_revision_with_their_classes_by_name(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
+    import huggingface_hub
+
     asked = []
 
     class Stream:
@@ -209,14 +212,19 @@ def test_hub_rows_are_downloaded_once_with_their_classes_by_name(monkeypatch, tm
             yield {"sentence1": "x", "sentence2": "y", "label": -1}
 
     def load_dataset(name, config, *, split, streaming, revision):
-        asked.append((name, config, split))
+        asked.append((name, config, split, streaming, revision))
         return Stream()
 
+    heads = iter(["a1b2", "c3d4"])
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "dataset_info", lambda *_: SimpleNamespace(sha=next(heads))
+    )
     task = GLUE["wnli"]
     for _ in range(2):
         rows = labelled.read_rows(task.train, task, cache=tmp_path, progress=print)
-    assert asked == [("nyu-mll/glue", "wnli", "train")]
+    assert asked == [("nyu-mll/glue", "wnli", "train", True, "a1b2")] * 2
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
     assert [row.label for row in rows] == ["entailment", -1]
     with pytest.raises(ClearheadError, match=r"glue:wnli#train, row 2: label -1 is outside"):
         labelled.labels_of(rows, task.classes, task)

@@ -4,60 +4,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tests_architectures as architectures
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadForCausalLM, preset
-
-VOCABULARY = 61
-LAYERS, HEADS, GROUPS, WIDTH = 3, 4, 2, 24
-SPREAD = 0.4  # of the weights, so that attention is far from uniform
+VOCABULARY = architectures.VOCABULARY
 
 
-def _ours(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
-    shape = {
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "intermediate_size": 40,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 64,
-        "initializer_range": SPREAD,
-    }
-    return ClearheadForCausalLM(preset(name, **{**shape, **overrides})).eval()
-
-
-def _llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        intermediate_size=40,
-        vocab_size=VOCABULARY,
-        initializer_range=SPREAD,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def _gpt2() -> GPT2LMHeadModel:
-    config = GPT2Config(
-        n_embd=WIDTH,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_positions=32,
-        vocab_size=VOCABULARY,
-        initializer_range=SPREAD,
-    )
-    return GPT2LMHeadModel(config).eval()
-
-
-def _make(name: str) -> torch.nn.Module:
-    if name == "Llama":
-        return _llama()
-    return _gpt2() if name == "GPT-2" else _ours(name)
+def _make(name: str = "transformer", **overrides: object) -> Any:
+    shape: dict[str, Any] = {"num_hidden_layers": 3}
+    if name not in architectures.OTHERS:
+        shape |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
+    return architectures.make(name, **shape | overrides)
 
 
 def _windows(count: int = 5, length: int = 13) -> list[Tensor]:
@@ -92,7 +50,7 @@ def tiny() -> SimpleNamespace:
     that keeps what it is shown."""
     return SimpleNamespace(
         make=_make,
-        ours=_ours,
+        ours=_make,
         windows=_windows,
         harmonic=_harmonic,
         value=_value,

@@ -106,10 +106,10 @@ def test_the_batch_size_changes_nothing():
 
 def test_diffllama_is_seen_once_a_layer_and_as_ours(tiny):
     """Its attention is called twice with the same queries; and λ and pairs are as ours."""
-    from clearhead.models.families.diffllama import from_diffllama
+    from clearhead.models.families.diffllama import DIFFLLAMA
 
     theirs = make("DiffLlama")
-    ours = from_diffllama(theirs).eval()
+    ours = DIFFLLAMA.imported(theirs).eval()
     calls = tiny.Calls()
     with torch.no_grad(), observe(theirs, attention=[calls]):
         theirs(torch.stack(_windows()))

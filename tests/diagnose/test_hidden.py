@@ -24,10 +24,6 @@ def test_kurtosis_of_one_hot_is_the_largest_there_is(width):
         assert kurtosis(x * scale + shift).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_kurtosis_of_a_gaussian_is_three():
-    assert kurtosis(torch.randn(50_001)).item() == pytest.approx(3.0, abs=0.1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_kurtosis_against_float64(dtype):
     x = (torch.randn(3, 7, 33).pow(3) + 10).to(dtype)

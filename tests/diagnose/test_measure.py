@@ -16,23 +16,6 @@ def measure(model, windows, *, batch_size):
     return measure_any(model, windows, batch_size=batch_size, **statistics)
 
 
-def _by_place(lines: list[dict]) -> dict[tuple, float]:
-    return {tuple((k, v) for k, v in line.items() if k != "value"): line["value"] for line in lines}
-
-
-@pytest.mark.parametrize(
-    "name", ["transformer", "softmax1", "differential", "gpt2", "Llama", "GPT-2"]
-)
-def test_results_do_not_depend_on_the_batch_size(tiny, name):
-    model, windows = tiny.make(name), tiny.windows(5)
-    one, two = (_by_place(measure(model, windows, batch_size=size)) for size in (1, 3))
-    assert one.keys() == two.keys()
-    assert len(one) == len(measure(model, iter(windows), batch_size=2))
-    for place, value in one.items():
-        assert two[place] == pytest.approx(value, rel=1e-4, abs=1e-6), place
-    assert _by_place(measure(model, windows, batch_size=1)) == one
-
-
 def test_names_and_values(tiny):
     lines = measure(tiny.make("softmax1"), tiny.windows(), batch_size=5)
     assert all(math.isfinite(line["value"]) for line in lines)

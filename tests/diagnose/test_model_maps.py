@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from clearhead.diagnose.attention_profile import (
-    RowMeans,
-    SignedDifference,
-)
+from clearhead.diagnose.attention_profile import RowMeans, SignedDifference
 from clearhead.models import with_rope_scaling
 from clearhead.ops import oracles
 from clearhead.probe import AttentionCall, AttentionTile, ByTile, observe
@@ -164,33 +161,6 @@ def test_the_signed_argmax_ignores_hidden_keys(tiny):
     assert share == pytest.approx(tiny.harmonic(SHORT), rel=1e-6)
     mass = tiny.value(lines, "first_token_mass", map="difference")
     assert mass == pytest.approx(-2 * tiny.harmonic(SHORT), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["transformer", "softmax1", "Llama"])
-def test_uniform_attention_is_at_chance(tiny, name):
-    model = tiny.make(name)
-    for layer in model.model.layers:
-        layer.self_attn.q_proj.weight.data.zero_()
-    lines = _run(model, torch.stack(tiny.windows(2, SHORT)))
-    for place in ({}, {"layer": 0}, {"layer": 2}):
-        share = tiny.value(lines, "first_token_argmax_share", map="softmax", **place)
-        assert share == pytest.approx(tiny.harmonic(SHORT), rel=1e-6)
-    mass, expected = tiny.value(lines, "first_token_mass", map="softmax"), tiny.harmonic(SHORT)
-    if name == "softmax1":  # the null key is one more: 1/(i + 2)
-        expected = sum(1 / (i + 2) for i in range(SHORT)) / SHORT
-        null = tiny.value(lines, "null_mass", map="softmax")
-        assert null == pytest.approx(expected, rel=1e-6)
-    assert mass == pytest.approx(expected, rel=1e-6)
-
-
-def test_measures_name_every_layer_and_head(tiny):
-    lines = _run(tiny.make("differential"), torch.stack(tiny.windows(2, SHORT)))
-    share = [line for line in lines if line["metric"] == "first_token_argmax_share"]
-    assert len(share) == 3 * (1 + 3 + 3 * 2)  # maps × (pooled, layers, layers × pairs)
-    mean = sum(line["value"] for line in share if line["map"] == "map 1" and "head" in line) / 6
-    pooled = tiny.value(lines, "first_token_argmax_share", map="map 1")
-    assert pooled == pytest.approx(mean)
-    assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(SHORT))
 
 
 class _Counted:

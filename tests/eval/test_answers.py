@@ -1,30 +1,16 @@
 """Answers against whole forward passes of one prompt; sharing and batches change nothing."""
 
 import pytest
+import tests_architectures as architectures
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError
 from clearhead.eval.answers import Reader
 from clearhead.eval.prefill import Prompt
 from clearhead.models import with_rope_scaling
 
-VOCABULARY, TRAINED = 61, 16
-SHAPE = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "vocab_size": VOCABULARY,
-    "initializer_range": 0.4,
-}
+VOCABULARY, TRAINED = architectures.VOCABULARY, 16
 CLEARHEAD = (
     *("transformer", "differential", "differential-v2", "softmax1", "sink"),
     *("alibi", "xpos", "coca", "coca-strict", "coca-slack", "key-bias"),
@@ -33,15 +19,11 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 
 
 def _make(name: str) -> torch.nn.Module:
-    if name == "GPT-2":
-        shape = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}
-        return GPT2LMHeadModel(GPT2Config(**shape, n_positions=64, initializer_range=0.4))
-    if name.startswith("Llama"):
-        rope = {"rope_parameters": DYNAMIC} if "dynamic" in name else {}
-        shape = {**SHAPE, "num_key_value_heads": 2, "max_position_embeddings": TRAINED, **rope}
-        return LlamaForCausalLM(LlamaConfig(**shape))
     name, _, kind = name.partition(" ")
-    model = ClearheadForCausalLM(preset(name, **SHAPE, max_position_embeddings=TRAINED))
+    if name == "Llama":
+        rope = {"rope_parameters": DYNAMIC} if kind else {}
+        return architectures.make(name, max_position_embeddings=TRAINED, **rope)
+    model = architectures.make(name, max_position_embeddings=64 if name == "GPT-2" else TRAINED)
     return with_rope_scaling(model, kind, factor=4) if kind else model
 
 
@@ -122,7 +104,7 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 70, 10_000])
-@pytest.mark.parametrize("name", [*CLEARHEAD, "Llama", "GPT-2"])
+@pytest.mark.parametrize("name", ["transformer", "differential", "alibi", "coca-slack", "GPT-2"])
 def test_several_answers_to_one_prompt_weigh_as_in_whole_forward_passes(name, batch_tokens):
     model = _make(name).double().eval()
     reader = Reader(model, batch_tokens=batch_tokens)

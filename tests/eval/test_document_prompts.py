@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clearhead import ClearheadError
-from clearhead.eval.document_prompts import Case, PromptTemplate, _text, load_cases, local_file
+from clearhead.eval.document_prompts import Case, PromptTemplate, _text, digest_of, load_cases
 
 REFERENCES = ("one", "two")
 FORMS = {
@@ -154,9 +154,13 @@ def test_a_data_set_of_the_hub_is_read_once(tmp_path, monkeypatch):
     assert load_cases(source) == FORMS["xsum"][1]
     (tmp_path / "set" / "test.jsonl").unlink()
     assert load_cases(source) == FORMS["xsum"][1]
-    local_file(source).write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    other = f"hf:{tmp_path / 'other'}#test"
+    assert digest_of(other) != digest_of(source)
     with pytest.raises(ClearheadError, match=r"^hf:.*#test, row 2: summary must be a text"):
-        load_cases(source)
+        load_cases(other)
+    assert not (tmp_path / "cache").exists()
     with pytest.raises(ClearheadError, match="cannot be had from the hub"):
         load_cases(f"hf:{tmp_path / 'none'}")
 

@@ -5,7 +5,7 @@ import string
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.eval.document_prompts import Case, DocumentPrompt
@@ -46,6 +46,7 @@ def _squad_f1(text, answer):
     return 2 * precision * recall / (precision + recall)
 
 
+@settings(deadline=None)
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
 def test_f1_and_exact_match_are_those_of_squad(text, answers):
     assert token_f1(text, answers) == pytest.approx(max(_squad_f1(text, a) for a in answers))
@@ -113,6 +114,7 @@ def test_ngrams_by_hand():
     assert unsupported_ngrams("one", document, 2).supported is None
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_a_text_supports_itself(text):
     assert not unsupported_names(text, text).missing

@@ -250,7 +250,6 @@ def test_names_of_nothing(folder, monkeypatch):
     others = ("perplexity", "choices")
     for name, message in (
         ("helaswag", "did you mean hellaswag"),
-        ("choicez", "did you mean choices"),
         ("zzzz", r"clearhead's own are choices, perplexity; `lm-eval ls tasks` lists the [\d,]+"),
     ):
         with pytest.raises(ClearheadError, match=message):

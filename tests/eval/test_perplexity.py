@@ -7,51 +7,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tests_architectures as architectures
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError
 from clearhead.data import Corpus, TokenStream
 from clearhead.eval import lengths, perplexity, token_losses
 
-VOCABULARY, LONGEST = 61, 32
-SHAPE = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
-    "initializer_range": 0.4,
-}
+VOCABULARY, LONGEST = architectures.VOCABULARY, architectures.LENGTH
 
 
 def _make(name: str) -> nn.Module:
-    if name == "Llama":
-        return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    if name == "Cohere":  # its logits are scaled after the head
-        return CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25, pad_token_id=None)).eval()
-    if name == "GPT-2":
-        return GPT2LMHeadModel(
-            GPT2Config(
-                n_embd=24,
-                n_layer=2,
-                n_head=4,
-                n_positions=LONGEST,
-                vocab_size=VOCABULARY,
-                initializer_range=0.4,
-            )
-        ).eval()
-    return ClearheadForCausalLM(preset(name, **SHAPE)).eval()
+    # Cohere's logits are scaled after the head.
+    return architectures.make(name, **({"logit_scale": 0.25} if name == "Cohere" else {}))
 
 
 def _windows(count: int, length: int) -> list[Tensor]:
@@ -114,12 +84,6 @@ def test_learned_positions_end(name):
     beyond = perplexity(model, _windows(1, LONGEST + 1), length=LONGEST + 1, batch_size=1)
     assert (beyond.loss, beyond.perplexity, beyond.tokens) == (None, None, 0)
     assert beyond.reason == "the model has 32 learned positions, too few for 33 tokens"
-
-
-@pytest.mark.parametrize("name", ["transformer", "Llama"])
-def test_rotary_positions_do_not_end(name):
-    result = perplexity(_make(name), _windows(1, 3 * LONGEST), length=3 * LONGEST, batch_size=1)
-    assert result.loss is not None
 
 
 @pytest.mark.parametrize("error", [IndexError, ClearheadError])

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import tests_architectures as architectures
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError
 from clearhead.eval.ar_hits import HitsTask, hits
 from clearhead.eval.perplexity_task import PerplexityTask, profile
 from clearhead.eval.sliding import sliding, windows_of
@@ -14,24 +14,12 @@ from clearhead.models import with_scaled_rope
 
 from .conftest import numbers
 
-VOCABULARY = 53
-SHAPE = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "vocab_size": VOCABULARY,
-    "initializer_range": 0.4,
-}
+VOCABULARY = architectures.VOCABULARY
 
 
 def _model(name: str) -> torch.nn.Module:
     torch.manual_seed(1)
-    if name == "Llama":
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=16))
-    else:
-        model = ClearheadForCausalLM(preset(name, **SHAPE, max_position_embeddings=16))
-    return model.double().eval()
+    return architectures.make(name, max_position_embeddings=16).double()
 
 
 def _token_by_token(model, document: np.ndarray, length: int, stride: int) -> dict[int, float]:

@@ -9,8 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bill import bill
-from clearhead.experiments.hardware import GPUS
+from clearhead.experiments.bill import GPUS, bill
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import plan, preset
@@ -114,6 +113,15 @@ def test_time_and_cost_follow_the_flops_and_the_number_of_gpus():
     assert again.estimates[0].step > 1.5 * one.step
 
 
+def test_gpus_share_the_rows_of_a_batch_as_processes_do():
+    whole, halves = (
+        bill(preset("transformer", **SHAPE), train, gpus=["h100"], numbers=(2,))
+        for train in (replace(TRAIN, batch_size=2, accumulation=2), TRAIN)
+    )
+    assert halves.memory == whole.memory
+    assert halves.estimates[0].step == pytest.approx(whole.estimates[0].step)
+
+
 @pytest.mark.parametrize("experts", [4, 16])
 def test_experts_cannot_be_planned_whether_or_not_their_number_fits(experts):
     config = AutoConfig.for_model(
@@ -129,7 +137,7 @@ def test_experts_cannot_be_planned_whether_or_not_their_number_fits(experts):
 
 def test_what_cannot_be_planned_is_refused():
     config = preset("transformer", **SHAPE)
-    with pytest.raises(ClearheadError, match="3 GPUs cannot share a step of 4 batches"):
+    with pytest.raises(ClearheadError, match="3 processes cannot share a step of accumulation 4"):
         bill(config, replace(TRAIN, accumulation=4), gpus=["h100"], numbers=(3,))
     with pytest.raises(ClearheadError, match="adafactor cannot be planned"):
         training_memory(config, replace(TRAIN, optimizer="adafactor"))

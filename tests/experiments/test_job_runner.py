@@ -27,17 +27,22 @@ from clearhead.reproduce.trials import Table
 class Script(Job):
     """A job whose configuration is a line of a shell."""
 
-    def to_json(self) -> str:
-        return ""
-
     def __str__(self) -> str:
         return self.config
 
 
-def _shell(job: Job, log: Path, device: str | None) -> subprocess.Popen:
+class Shell(subprocess.Popen):
+    """A process with the name that `multiprocessing` has for its end."""
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+
+def _shell(job: Job, log: Path, device: str | None) -> Shell:
     seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     with log.open("ab") as written:
-        return subprocess.Popen(
+        return Shell(
             ["sh", "-c", job.config],
             stdout=written,
             stderr=written,

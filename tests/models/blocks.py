@@ -1,10 +1,11 @@
 """The simplified blocks at a tiny size."""
 
-import tests_models_space as space
 import torch
 from torch import Tensor, nn
 
 from clearhead import ClearheadConfig, preset
+
+from . import space
 
 SHAPE = space.SHAPE | {"head_dim": 4}
 BLOCKS = ["parallel", "skipless", "sas", "sas-p", "sas-p-nonorm"]

@@ -1,9 +1,10 @@
-"""What the blocks' axes refuse, each in a line that says what would work."""
+"""Combinations of axes that are refused, each in a line that says what would work."""
 
 import pytest
-import tests_models_space as space
 
 from clearhead import ClearheadConfig, ClearheadError
+
+from . import space
 
 SHAPE = space.SHAPE | {"head_dim": 4}
 
@@ -40,6 +41,32 @@ SHAPE = space.SHAPE | {"head_dim": 4}
         ({"value_init": "orthgonal"}, "is none of normal, orthogonal, identity"),
         ({"attention_dropout": 0.1, "shaping": "shaped"}, "carry the signal itself"),
         ({"qk_norm": "rmsnorm", "shaping": "shaped"}, "1/eps"),
+        ({"epilogue": "xsa", "shaping": "shaped"}, "choose shaping='none'"),
+        ({"epilogue": "xsa", "attention_skip": "none"}, "choose attention_skip='identity'"),
+        ({"epilogue": "gates"}, "did you mean gate"),
+        ({"normalizer": "key", "scores": "collinear"}, "choose scores='dot'"),
+        ({"normalizer": "key-value", "scores": "collinear"}, "choose scores='dot'"),
+        ({"normalizer": "key-value", "shaping": "shaped"}, "choose shaping='none'"),
+        ({"prefix_length": 2}, "choose normalizer='key-value'"),
+        ({"normalizer": "key-value", "prefix_length": 0}, "prefix_length must be a whole number"),
+        ({"mlp_rotation": "hadamard", "intermediate_size": 25}, "intermediate_size=25 is odd"),
+        ({"mlp_rotation": "hadamar"}, "did you mean hadamard"),
+        ({"sliding_window": 1}, "a whole number above 1"),
+        ({"layer_types": ["sliding_attention"]}, "without a sliding_window"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "has no effect"),
+        ({"sliding_window": 4, "layer_types": ["sliding_attentoin"]}, "did you mean sliding_att"),
+        (
+            {"sliding_window": 4, "layer_types": ["sliding_attention"] * 3}
+            | {"num_hidden_layers": 4},
+            "whose length divides",
+        ),
+        ({"sliding_window": 4, "layer_types": []}, "whose length divides"),
+        ({"sliding_window": 4, "direction": "bidirectional"}, "choose direction='causal'"),
+        ({"layer_overrides": [{"direction": "bidirectional"}]}, "unknown axis of layer_overrides"),
+        ({"layer_overrides": [{"map": "single"}]}, "did you mean maps"),
+        ({"layer_overrides": [{"maps": "singles"}]}, "did you mean single"),
+        ({"layer_overrides": [{"position": "learned"}]}, "added before any layer"),
+        ({"layer_overrides": ["full"]}, "give a mapping"),
     ],
 )
 def test_refusals(keys, message):

@@ -1,12 +1,13 @@
 """Cached and uncached logits agree for every attention there is, and greedy tokens are the same."""
 
 import pytest
-import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
+
+from . import space
 
 POINTS = space.attentions()
 PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
@@ -31,16 +32,10 @@ def _caches(model: ClearheadForCausalLM) -> list:
     return [DynamicCache(), StaticCache(config=model.config, max_cache_len=16)]
 
 
-def test_the_space_is_whole():
-    # Learned keys go with plain scores alone.
-    assert len(POINTS) == 9 * 13 + 2 * 3 * 7
-    assert len(PLACES) == 13
-
-
 @pytest.mark.parametrize(("scores", "position"), PLACES)
 @torch.no_grad()
-def test_steps_and_chunks(scores, position):
-    ids = _ids()
+def test_steps_and_chunks_and_after_a_crop(scores, position):
+    ids, rejected = _ids(), _ids(length=3)
     for model in _models(scores, position):
         whole = model(ids, use_cache=False).logits
         for sizes in ([11], [5, 3, 1, 1, 1]):
@@ -48,16 +43,8 @@ def test_steps_and_chunks(scores, position):
                 parts = ids.split(sizes, 1)
                 rows = [model(part, past_key_values=cache).logits for part in parts]
                 _close(torch.cat(rows, 1), whole)
-
-
-@pytest.mark.parametrize(("scores", "position"), PLACES)
-@torch.no_grad()
-def test_after_a_crop(scores, position):
-    ids = _ids()
-    for model in _models(scores, position):
-        whole = model(ids, use_cache=False).logits
         cache = DynamicCache()
-        model(torch.cat([ids[:, :6], _ids(length=3)], 1), past_key_values=cache)
+        model(torch.cat([ids[:, :6], rejected], 1), past_key_values=cache)
         cache.crop(-3)
         _close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
 

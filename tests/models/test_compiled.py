@@ -1,5 +1,7 @@
 """Models as graphs: compiled whole, and exported for any length."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,8 +32,17 @@ def _ids(batch: int = 2, length: int = 9) -> Tensor:
     return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
-@pytest.mark.parametrize("name", CAUSAL)
+# Plain and packed rows take other branches in these alone.
+SPREAD = ("transformer", "differential", "coca-slack", "alibi", "key-value", "sas")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "padded") for name in CAUSAL),
+        *product(SPREAD, ("plain", "packed")),
+    ],
+)
 @torch.no_grad()
 def test_a_model_compiles_without_a_graph_break(name, kind):
     torch._dynamo.reset()
@@ -72,7 +83,7 @@ def test_groups_of_queries_that_depend_on_positions_are_not_compiled_whole():
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        *((name, {}) for name in CAUSAL),
+        *((name, {}) for name in (*SPREAD, "gpt2", "differential-v2", "xsa", "xpos", "skipless")),
         ("sink", {"sliding_window": 5}),
         ("sas", {"sliding_window": 5}),
     ],

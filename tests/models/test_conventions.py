@@ -12,13 +12,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-}
+from .space import WHOLE as SHAPE
+
 NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
     *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
@@ -27,9 +22,7 @@ NAMES = [
 
 def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
     torch.manual_seed(0)
-    return ClearheadForCausalLM(
-        preset(name, **SHAPE | {"initializer_range": 0.3} | overrides)
-    ).eval()
+    return ClearheadForCausalLM(preset(name, **SHAPE | overrides)).eval()
 
 
 def _ids(batch: int = 2, length: int = 9) -> Tensor:
@@ -193,7 +186,7 @@ def test_embeddings_instead_of_ids(name):
     assert torch.equal(got, _generate(model, ids)[:, 9:])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "parallel", "skipless", "sas", "sas-p", "sas-p-nonorm"])
 def test_gradient_checkpointing_changes_no_gradient(name):
     model, ids = _model(name).train(), _ids()
     gradients = []
@@ -268,6 +261,8 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
 
 def test_positions_beyond_a_learned_table_are_refused():
     model = _model(position="learned")
+    with pytest.raises(ClearheadError, match="more than the 64 positions"):
+        model(_ids(length=65))
     with pytest.raises(ClearheadError, match="position_ids has 64, outside the positions"):
         model(_ids(length=2), position_ids=torch.tensor([[3, 64]]))
 
@@ -320,6 +315,11 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -100)}, "every label is -100"),
         ({"input_ids": _ids(), "past_key_values": ((torch.ones(1),),)}, "transformers Cache"),
         ({"input_ids": _ids(), "attention_mask": torch.ones(2, 9, 9)}, r"must be \[batch, past"),
+        ({"input_ids": _ids(), "attention_mask": torch.ones(2, 5)}, "attention_mask must be"),
+        (
+            {"input_ids": _ids(), "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
+            "row 1 of attention_mask is all",
+        ),
         (
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
             "of 1, for a token, and 0",

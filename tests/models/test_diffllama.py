@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tests_models_space import WHOLE as SHAPE
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
-from clearhead.models.families.diffllama import from_diffllama, to_diffllama
+from clearhead.models.families.diffllama import DIFFLLAMA
+
+from .space import WHOLE as SHAPE
 
 
 @pytest.mark.parametrize("groups", [2, 4])
@@ -16,11 +17,11 @@ def test_from_diffllama(groups, tied):
         **SHAPE, num_key_value_heads=groups, tie_word_embeddings=tied, rms_norm_eps=1e-3
     )
     theirs = DiffLlamaForCausalLM(config).eval()
-    ours = from_diffllama(theirs)
+    ours = DIFFLLAMA.imported(theirs)
     ids = torch.randint(0, 61, (2, 13))
     with torch.no_grad():
         assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
-        there_and_back = to_diffllama(ours)
+        there_and_back = DIFFLLAMA.exported(ours)
     for name, weight in theirs.state_dict().items():
         assert torch.equal(there_and_back.state_dict()[name], weight), name
 
@@ -32,9 +33,9 @@ def test_rotary_scaling_comes_along(kind):
     theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**shape, rope_parameters=rope)).eval()
     ids = torch.randint(0, 61, (2, 13))
     with torch.no_grad():
-        ours = from_diffllama(theirs)
+        ours = DIFFLLAMA.imported(theirs)
         assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=1e-4)
-        assert torch.allclose(to_diffllama(ours)(ids).logits, theirs(ids).logits, atol=1e-4)
+        assert torch.allclose(DIFFLLAMA.exported(ours)(ids).logits, theirs(ids).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [2, 4])
@@ -44,7 +45,7 @@ def test_to_diffllama_folds_the_gain_of_the_norm(groups):
     ).eval()
     for layer in ours.model.layers:
         torch.nn.init.normal_(layer.self_attn.maps.norm_weight)
-    theirs = to_diffllama(ours)
+    theirs = DIFFLLAMA.exported(ours)
     ids = torch.randint(0, 61, (2, 13))
     with torch.no_grad():
         assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=5e-5)
@@ -66,6 +67,6 @@ def test_to_diffllama_folds_the_gain_of_the_norm(groups):
 )
 def test_what_diffllama_does_not_have_is_refused(change, message):
     with pytest.raises(ClearheadError, match=message):
-        to_diffllama(ClearheadForCausalLM(preset("differential", **SHAPE, **change)))
+        DIFFLLAMA.exported(ClearheadForCausalLM(preset("differential", **SHAPE, **change)))
     with pytest.raises(ClearheadError, match="attention_bias=True"):
-        from_diffllama(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE, attention_bias=True)))
+        DIFFLLAMA.imported(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE, attention_bias=True)))

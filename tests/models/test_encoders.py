@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests_models_space import WHOLE as SHAPE
 from torch import Tensor
 from transformers import (
     AutoModelForMaskedLM,
@@ -29,6 +28,8 @@ from clearhead.models import plan
 from clearhead.models.base_model import ClearheadModel
 from clearhead.nn.mlps import MLP
 from clearhead.nn.positions import ScaledSinusoidal, Sinusoidal
+
+from .space import WHOLE as SHAPE
 
 PAD = 60
 
@@ -172,9 +173,10 @@ def _padded(ids: Tensor, before: int, after: int) -> dict[str, Tensor]:
         ("transformer", {}),
         ("transformer", {"direction": "bidirectional"}),
         ("gpt2", {}),
-        ("differential", {}),
+        ("differential", {"direction": "bidirectional"}),
+        ("differential-v2", {"direction": "bidirectional"}),
         ("softmax1", {"direction": "bidirectional"}),
-        ("coca", {}),
+        ("coca", {"direction": "bidirectional"}),
         ("alibi", {}),
     ],
 )
@@ -244,12 +246,6 @@ def test_kinds_of_problem():
     ):
         with pytest.raises(ClearheadError, match=message):
             _classifier(**keys)
-
-
-def test_learned_positions_that_run_out_are_told():
-    model = _classifier("gpt2", max_position_embeddings=8)
-    with pytest.raises(ClearheadError, match="more than the 8 positions"):
-        model(torch.randint(0, 60, (1, 9)))
 
 
 def test_geglu_by_hand():
@@ -336,6 +332,8 @@ def test_the_heads_objective_is_that_of_the_batches():
 
 @pytest.mark.parametrize("installed", [True, False], ids=["with", "without"])
 def test_remote_code_finds_the_classes_or_says_what_to_install(installed, tmp_path):
+    causal = ClearheadForCausalLM(preset("softmax1", **SHAPE))
+    causal.save_pretrained(tmp_path / "AutoModelForCausalLM")
     _masked().save_pretrained(tmp_path / "AutoModelForMaskedLM")
     _classifier().save_pretrained(tmp_path / "AutoModelForSequenceClassification")
     hide = """
@@ -349,7 +347,9 @@ sys.meta_path.insert(0, Hidden())
 import sys
 {"" if installed else hide}
 import transformers
-for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+for auto in (
+    "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
+):
     folder = {str(tmp_path)!r} + "/" + auto
     try:
         model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
@@ -368,5 +368,6 @@ for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
             "PYTHONPATH": str(Path(clearhead.__file__).parents[1]),
         },
     )
-    found = ["ClearheadForMaskedLM", "ClearheadForSequenceClassification"]
-    assert ran.stdout.split() == (found if installed else ["True", "True"]), ran.stderr
+    heads = ("CausalLM", "MaskedLM", "SequenceClassification")
+    found = [f"ClearheadFor{head}" if installed else "True" for head in heads]
+    assert ran.stdout.split() == found, ran.stderr

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests_models_space import WHOLE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.conversion import converted
+
+from .space import WHOLE
 
 SHAPE = {**WHOLE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
@@ -91,7 +92,10 @@ def test_the_logits_are_equal(case):
     assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("case", ["mistral", "qwen3 with a window", "granite-swa", "pythia"])
+@pytest.mark.parametrize(
+    "case",
+    ["llama with biases", "mistral", "qwen3 with a window", "granite-swa", "pythia"],
+)
 def test_generation_and_padding_agree(case):
     kind, settings = CASES[case]
     theirs = _model(kind, **settings)
@@ -170,6 +174,7 @@ def test_what_has_no_place_is_refused(name, change, said):
         ("mixtral", {"num_local_experts": 4}, "with 4 experts .*MLPs are dense"),
         ("gemma2", {}, "a Gemma2ForCausalLM cannot be converted: give one of DiffLlama"),
         ("qwen3", {"hidden_act": "gelu"}, "a Qwen3 with hidden_act='gelu'"),
+        ("llama", {"hidden_act": "gelu"}, "a Llama with hidden_act='gelu'"),
     ],
 )
 def test_what_clearhead_has_no_place_for_is_refused(kind, settings, said):

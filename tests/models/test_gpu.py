@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -14,6 +13,8 @@ from clearhead.ops import shaped_fused
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, precision
 from clearhead.train.compiling import compiled
+
+from . import space
 
 pytestmark = [
     pytest.mark.gpu,

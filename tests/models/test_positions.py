@@ -8,15 +8,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import with_rope_scaling
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 16,
-    "initializer_range": 0.3,
-}
+from .space import WHOLE
+
+SHAPE = WHOLE | {"max_position_embeddings": 16}
 SCALINGS = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},

@@ -5,7 +5,6 @@ import sys
 from typing import Any
 
 import pytest
-import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
@@ -15,6 +14,8 @@ from clearhead.experiments.prefixes import fill
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
+
+from . import space
 
 PREFIX = torch.tensor([[3, 7]])
 CHANGES = {"normalizer": "key-value", "prefix_length": 2}
@@ -196,20 +197,3 @@ def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
     command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
     there = subprocess.run(command, capture_output=True, text=True, check=True)
     assert there.stdout.split() == [here]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"normalizer": "key-value", "scores": "collinear"}, "choose scores='dot'"),
-        ({"normalizer": "key-value", "shaping": "shaped"}, "choose shaping='none'"),
-        ({"prefix_length": 2}, "choose normalizer='key-value'"),
-        ({"normalizer": "key-value", "prefix_length": 0}, "prefix_length must be a whole number"),
-        ({"mlp_rotation": "hadamard", "intermediate_size": 25}, "intermediate_size=25 is odd"),
-        ({"mlp_rotation": "hadamar"}, "did you mean hadamard"),
-    ],
-)
-def test_what_it_does_not_fit_is_refused_in_one_line(keys, message):
-    with pytest.raises(ClearheadError, match=message) as error:
-        ClearheadConfig(**space.SHAPE | keys)
-    assert "\n" not in str(error.value)

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-import tests_models_space as space
 import torch
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.models.rotated import rotated
 from clearhead.nn.norms import RMSNorm
+
+from . import space
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},

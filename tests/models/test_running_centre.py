@@ -1,13 +1,14 @@
-"""Where C x is the tokens' own running mean, shaped attention is one operation; nowhere else."""
+"""Where C x is the tokens' own running mean, shaped attention is one operation."""
 
 import pytest
-import tests_models_space as space
 import torch
 from transformers import DynamicCache
 
-from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, ops, preset
+from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.models import ClearheadModel
 from clearhead.nn.attention import Attention
+
+from . import space
 
 SHAPE = space.SHAPE | {"head_dim": 4}
 
@@ -41,38 +42,6 @@ def test_whole_rows_take_it(name, calls):
     model(ids, attention_mask=torch.ones_like(ids), use_cache=False)
     model(ids, past_key_values=DynamicCache())  # a prompt is whole rows too
     assert calls == [9] * 3 * model.config.num_hidden_layers
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"position": "alibi"},
-        {"normalizer": "softmax1"},
-        {"normalizer": "sink"},
-        {"maps": "differential"},
-        {"maps": "differential-v2"},
-    ],
-    ids=lambda keys: "-".join(keys.values()),
-)
-def test_another_centre_does_not(keys, calls):
-    _model(**keys)(torch.randint(0, 31, (2, 9)))
-    assert not calls
-
-
-def test_hidden_later_and_earlier_tokens_do_not(calls):
-    model, ids = _model(), torch.randint(0, 31, (2, 9))
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    model(ids, attention_mask=mask)
-    model(ids, document_ids=(torch.arange(9) // 4).expand(2, -1))
-    _model(ClearheadForMaskedLM, "bert-sas")(ids)
-    assert not calls
-    cache = DynamicCache()
-    model(ids, past_key_values=cache)
-    calls.clear()
-    model(ids[:, :2], past_key_values=cache)
-    model(ids[:, :1], past_key_values=cache)
-    assert not calls
 
 
 @pytest.mark.parametrize("name", ["sas", "sas-p"])

@@ -15,15 +15,9 @@ from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import with_scaled_rope
 from clearhead.ops import ntk_theta
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "vocab_size": 61,
-    "max_position_embeddings": 16,
-    "initializer_range": 0.4,
-}
+from .space import WHOLE
+
+SHAPE = WHOLE | {"max_position_embeddings": 16}
 
 
 def _llama(**rope) -> LlamaForCausalLM:

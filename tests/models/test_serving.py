@@ -23,13 +23,9 @@ from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-}
+from .space import WHOLE
+
+SHAPE = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
 FORMS = [
     "gpt2",
     "differential-v2",
@@ -72,7 +68,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
 def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
     """A model none of whose numbers is where its paper starts it."""
     torch.manual_seed(0)
-    config = preset(name, **SHAPE, initializer_range=0.3, **changes)
+    config = preset(name, **SHAPE | changes)
     model = ClearheadForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

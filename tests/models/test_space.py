@@ -4,7 +4,6 @@ import tempfile
 from typing import Any
 
 import pytest
-import tests_models_space as space
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,8 @@ from clearhead import ClearheadConfig, ClearheadForCausalLM
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import REGISTRY
 from clearhead.spec import AXES
+
+from . import space
 
 FACTOR = {"factor": 2.0}
 ROPES = [

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests_models_space import WHOLE
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.eval.distance import distance
 from clearhead.models.starts import started, target
+
+from .space import WHOLE
 
 # As SmolLM2 has them: nine query heads, three key heads.
 SHAPE = {

@@ -1,7 +1,6 @@
 """Sliding windows and hybrid layers: caches that drop keys, and what the layers cost."""
 
 import pytest
-import tests_models_space as space
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
@@ -10,6 +9,8 @@ from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.diagnose import attention_maps
 from clearhead.models import plan
 from clearhead.ops import oracles
+
+from . import space
 
 SHAPE = space.SHAPE | {"num_hidden_layers": 4}
 HYBRID = {"sliding_window": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}
@@ -158,29 +159,6 @@ def test_a_probe_sees_the_window():
     for line in maps:
         found = torch.tensor(line["weights"])
         assert torch.allclose(found, want[line["layer"]][0, line["head"]], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"sliding_window": 1}, "a whole number above 1"),
-        ({"layer_types": ["sliding_attention"]}, "without a sliding_window"),
-        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "has no effect"),
-        ({"sliding_window": 4, "layer_types": ["sliding_attentoin"]}, "did you mean sliding_att"),
-        ({"sliding_window": 4, "layer_types": ["sliding_attention"] * 3}, "whose length divides"),
-        ({"sliding_window": 4, "layer_types": []}, "whose length divides"),
-        ({"sliding_window": 4, "direction": "bidirectional"}, "choose direction='causal'"),
-        ({"layer_overrides": [{"direction": "bidirectional"}]}, "unknown axis of layer_overrides"),
-        ({"layer_overrides": [{"map": "single"}]}, "did you mean maps"),
-        ({"layer_overrides": [{"maps": "singles"}]}, "did you mean single"),
-        ({"layer_overrides": [{"position": "learned"}]}, "added before any layer"),
-        ({"layer_overrides": ["full"]}, "give a mapping"),
-    ],
-)
-def test_what_cannot_be_a_window_is_refused_in_one_line(keys, message):
-    with pytest.raises(ClearheadError, match=message) as error:
-        ClearheadConfig(**SHAPE | keys)
-    assert "\n" not in str(error.value)
 
 
 def test_another_model_s_shorter_cache_is_refused():

@@ -1,6 +1,12 @@
 import pytest
 import torch
-from tests_optim_trials import (
+from torch import nn
+
+from clearhead.errors import ClearheadError
+from clearhead.optim import OrthoAdam, rotations, update
+from clearhead.optim.rotations import Dense, haar, make_rotation, random_signs, sign_key
+
+from .trials import (
     OPTIONS,
     SHAPES,
     adamw,
@@ -11,11 +17,6 @@ from tests_optim_trials import (
     ortho,
     run,
 )
-from torch import nn
-
-from clearhead.errors import ClearheadError
-from clearhead.optim import OrthoAdam, rotations, update
-from clearhead.optim.rotations import Dense, haar, make_rotation, random_signs, sign_key
 
 # What it is ---------------------------------------------------------------------------------
 

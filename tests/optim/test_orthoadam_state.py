@@ -4,19 +4,12 @@ import copy
 
 import pytest
 import torch
-from tests_optim_trials import (
-    adamw,
-    assert_same,
-    distance,
-    give_gradients,
-    make_parameters,
-    ortho,
-    run,
-)
 from torch import nn
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import OrthoAdam
+
+from .trials import adamw, assert_same, distance, give_gradients, make_parameters, ortho, run
 
 # State --------------------------------------------------------------------------------------
 
@@ -143,7 +136,7 @@ def test_a_sparse_gradient_is_refused_by_name():
         ({"lr": 0.0}, "lr is 0.0"),
         ({"lr": -1e-3}, "lr is -0.001"),
         ({"lr": float("nan")}, "lr is nan"),
-        ({"lr": torch.zeros(())}, "lr is tensor"),
+        ({"lr": torch.zeros(())}, "lr is 0.0"),
         ({"eps": 0}, "eps is 0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"betas": (0.9, 1.0)}, "betas is"),

@@ -14,7 +14,8 @@ from clearhead.quantize import Texts, cost, left_out, linear_layers, quantized, 
 NAMES = (*architectures.OTHERS, *architectures.OURS)
 SCHEMES = (
     *("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w8a8-token", "w4-channel", "w4-group8"),
-    *("logits8-tensor", "logits6-head", "logits4-row"),
+    *("logits8-tensor", "logits6-head", "logits4-row", "mxfp4"),
+    *("hadamard-w8a8-coarse", "hadamard-w4-channel"),
 )
 
 
@@ -57,7 +58,7 @@ def test_sixteen_bits_change_next_to_nothing(name):
     model = architectures.make(name)
     texts = _texts()
     full = cost(model, None, texts).perplexity
-    schemes = ["w16a16-token", "w16-channel"]
+    schemes = ["w16a16-token", "w16-channel", "hadamard-w16a16-token", "hadamard-w16-channel"]
     if name not in architectures.WITHOUT_INTERFACE:
         schemes += ["logits16-tensor", "logits16-row"]
     for each in schemes:
@@ -95,6 +96,21 @@ def test_a_layer_by_hand(name):
         found = layer(x)
     assert called == {layer_name}
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rotation_makes_an_outlier_channel_cheap():
+    model = architectures.make("Llama")
+    layer = next(iter(linear_layers(model).values()))
+    x = torch.randn(1, 64, layer.weight.shape[1])
+    x[..., 1] *= 20
+
+    def error(name: str) -> float:
+        with torch.no_grad():
+            exact = layer(x)
+            with quantized(model, scheme(name)):
+                return (layer(x) - exact).norm().item()
+
+    assert error("hadamard-w16a6-token") < 0.7 * error("w16a6-token")
 
 
 def test_experts_are_named_as_left_out():

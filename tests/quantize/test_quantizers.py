@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clearhead import ClearheadError
 from clearhead.quantize import absmax, zeropoint
-from clearhead.quantize.quantizers import grouped, ungrouped
+from clearhead.quantize.quantizers import grouped, mxfp4, ungrouped
 
 
 def _half_even(value: float) -> int:
@@ -53,6 +53,17 @@ def test_zeropoint_by_hand():
     x = torch.tensor([15.0, 10.2, 4.9])
     assert zeropoint(x, 4, (0,)).tolist() == [15.0, 10.0, 5.0]
     assert zeropoint(-x, 4, (0,)).tolist() == [-15.0, -10.0, -5.0]
+
+
+def test_mxfp4_by_hand():
+    # The largest is in [4, 8) already: halves go to the even mantissa, and 6 is the most there is.
+    x = torch.tensor([[7.9, 5.0, 3.5, 2.5, 1.25, 0.75, 0.25, -0.3, 0.0]])
+    assert mxfp4(x, (1,)).tolist() == [[6.0, 4.0, 4.0, 2.0, 1.0, 1.0, 0.0, -0.5, 0.0]]
+    # A power of two is shared: all of it scales, and blocks of zeros stay zero.
+    assert mxfp4(x * 2.0**-9, (1,)).tolist() == (mxfp4(x, (1,)) * 2.0**-9).tolist()
+    assert mxfp4(torch.zeros(2, 4), (1,)).tolist() == [[0.0] * 4] * 2
+    with pytest.raises(ClearheadError, match="1 NaN"):
+        mxfp4(torch.tensor([1.0, math.nan]), (0,))
 
 
 @pytest.mark.parametrize("name", ORACLES)

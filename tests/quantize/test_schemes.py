@@ -55,6 +55,9 @@ def test_all_draws_every_family():
         ("w4-channel8", "only 'group' takes a number"),
         ("w4-group1", "2 inputs or more"),
         ("int8", "unknown scheme 'int8'"),
+        ("mxfp5", "did you mean mxfp4"),
+        ("hadamard-logits8-row", "turns the inputs of linear layers"),
+        ("hadamard-hadamard-mxfp4", "turns the inputs of linear layers"),
         ("", "unknown scheme ''"),
     ],
 )

@@ -1,36 +1,24 @@
 """The page in a real browser: it draws, it is quiet, it fits, and nothing hostile runs."""
 
-import html
-import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests_chromium import browse
+from tests_chromium import seen as seen_by
 
+from clearhead.records.loading import parse
 from clearhead.report import load, page_of, write_page
 
 from .test_diagnosis import encode, records_of
+from .test_quantization import lines
 
 pytestmark = pytest.mark.browser
 Fake = Callable[..., Path]
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
-)
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--allow-file-access-from-files",
-    "--virtual-time-budget=30000",
 )
 # Opens the page in a frame of a chosen width, waits until all is drawn, uses it, says what it saw.
 DRIVER = """<!doctype html>
@@ -99,20 +87,10 @@ async function use(page, view) {
 </script>"""
 
 
-def browse(chromium: str, folder: Path, page: Path, *flags: str) -> str:
-    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    return done.stdout.decode("utf-8", errors="replace")
-
-
-def use(chromium: str, folder: Path, width: int) -> dict[str, Any]:
+def use(chromium: str, folder: Path, width: int, script: str = DRIVER) -> dict[str, Any]:
     driver = folder / "driver.html"
-    driver.write_text(DRIVER.replace("WIDTH", str(width)), encoding="utf-8")
-    found = re.search(
-        r'<pre id="seen">(.*?)</pre>', browse(chromium, folder, driver, "--dump-dom"), re.DOTALL
-    )
-    assert found is not None, "the page was never drawn"
-    return json.loads(html.unescape(found.group(1)))
+    driver.write_text(script.replace("WIDTH", str(width)), encoding="utf-8")
+    return seen_by(chromium, folder, driver.as_uri())
 
 
 def write(fake: Fake, folder: Path, **options: Any) -> Path:
@@ -160,7 +138,7 @@ def test_hostile_text_stays_text(fake: Fake, tmp_path: Path, chromium: str) -> N
 def test_pages_with_little_to_show_are_quiet(fake: Fake, tmp_path: Path, chromium: str) -> None:
     records = load(fake(presets=("gpt2",), steps=2, attention=False))
     write_page(page_of(records), tmp_path / "page.html")
-    dom = browse(chromium, tmp_path, tmp_path / "page.html", "--dump-dom")
+    dom = browse(chromium, tmp_path, (tmp_path / "page.html").as_uri(), "--dump-dom")
     assert re.search('data-drawn="[1-9]"', dom)
     assert "data-errors" not in dom
 
@@ -169,41 +147,31 @@ def test_light_and_dark(fake: Fake, tmp_path: Path, chromium: str) -> None:
     page = write(fake, tmp_path)
     shots = {}
     for name, scheme in (("dark", 0), ("light", 1)):
-        for width in (500, 1600):
-            shot = tmp_path / f"{name}-{width}.png"
-            browse(
-                chromium,
-                tmp_path,
-                page,
-                f"--blink-settings=preferredColorScheme={scheme}",
-                f"--window-size={width},2400",
-                f"--screenshot={shot}",
-            )
-            shots[name, width] = shot.read_bytes()
-            assert shots[name, width].startswith(b"\x89PNG")
-            assert len(shots[name, width]) > 50_000
-    assert len(set(shots.values())) == 4
+        shot = tmp_path / f"{name}.png"
+        scheme_flag = f"--blink-settings=preferredColorScheme={scheme}"
+        shape = ("--window-size=900,2400", f"--screenshot={shot}")
+        browse(chromium, tmp_path, page.as_uri(), scheme_flag, *shape)
+        shots[name] = shot.read_bytes()
+        assert shots[name].startswith(b"\x89PNG")
+        assert len(shots[name]) > 50_000
+    assert shots["dark"] != shots["light"]
     dark = "--blink-settings=preferredColorScheme=0"
-    dom = browse(chromium, tmp_path, page, dark, "--dump-dom")
+    dom = browse(chromium, tmp_path, page.as_uri(), dark, "--dump-dom")
     assert 'data-theme="dark"' in dom
     assert "rgb(170, 180, 194)" in dom  # the baseline in its colour for dark pages
     assert "rgb(91, 100, 114)" not in re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("width", [400, 1500])
-def test_the_page_of_a_diagnosis(tmp_path: Path, chromium: str, width: int) -> None:
-    path = tmp_path / "diagnosis.jsonl"
+@pytest.mark.parametrize(("page", "width"), [("diagnosis", 400), ("quantization", 1500)])
+def test_pages_of_other_studies(tmp_path: Path, chromium: str, page: str, width: int) -> None:
     maps = ("map 1", "map 2", "difference")
+    path = tmp_path / "diagnosis.jsonl"
     path.write_text(encode(records_of("plain") + records_of(HOSTILE, maps=maps)), "utf-8")
-    write_page(page_of(load(path), "Two"), tmp_path / "page.html")
-    driver = tmp_path / "driver.html"
+    schemes = lines("one", 10.0) + lines(HOSTILE, 900.0, broken="no interface")
+    records = {"diagnosis": load(path), "quantization": parse(schemes)}
+    write_page(page_of(records[page], "Two"), tmp_path / "page.html")
     start, end = DRIVER.index("  const map ="), DRIVER.index("  seen.links")
-    text = (DRIVER[:start] + DRIVER[end:]).replace("WIDTH", str(width))
-    driver.write_text(text, encoding="utf-8")
-    dom = browse(chromium, tmp_path, driver, "--dump-dom")
-    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
-    assert found is not None, "the page was never drawn"
-    seen = json.loads(html.unescape(found.group(1)))
+    seen = use(chromium, tmp_path, width, DRIVER[:start] + DRIVER[end:])
     assert (seen["title"], seen["errors"]) == ("Two", "")
     assert seen["drawn"] == seen["plots"] == seen["filled"] > 0
     assert seen["width"] == seen["window"] == width

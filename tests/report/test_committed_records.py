@@ -49,19 +49,6 @@ def test_every_header_names_commit_command_and_configuration(path: Path) -> None
     assert not _faults(_read(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_record_that_lacks_one_of_them_is_found(path: Path) -> None:
-    lines = _read(path)
-    (place, header) = next((n, one) for n, one in enumerate(lines) if one["kind"] in CONFIGURATION)
-    kind = header.get("study", header["kind"])
-    for name in ("commit", "command", *CONFIGURATION[kind]):
-        less = {key: value for key, value in header.items() if key not in (name, "inferred")}
-        assert _faults([*lines[:place], less, *lines[place + 1 :]]) == {name}
-    if "run" in header:
-        alone = [one for one in lines if one["kind"] not in CONFIGURATION]
-        assert {f"header of {header['run']}", "header"} <= _faults(alone)
-
-
 # Of other formats: times of kernels, and a sweep that no run's file holds.
 OTHERS = ("bench", "gpu", "learning-rates")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import scipy.stats
 
-from clearhead import ClearheadError
 from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
@@ -62,6 +61,8 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     assert "0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
     assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
+    assert "Two language models" in text
+    assert 'id="comparison"' not in render(page)  # nothing of it was measured
     heat = _figures(page, "heatmap")
     assert len(heat) == 2
     assert heat[0]["data"][0]["z"] == [
@@ -162,31 +163,6 @@ def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hol
     assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in page
 
 
-@pytest.mark.parametrize("arms", [4, 5])
-def test_the_curves_of_many_models_have_a_key(arms, tmp_path):
-    """Where a figure's own legend has no room for them."""
-    path, result = tmp_path / "records.jsonl", {"perplexity": 9.0}
-    result["positions"] = [{"to": 1, "cumulative": 4.0}, {"to": 2, "cumulative": 3.0}]
-    lines = []
-    for n in range(arms):
-        header = {"kind": "run", "run": f"r{n}", "preset": f"model {n}", "seed": 0, "size": ""}
-        lines += [header, _cell(f"r{n}", "perplexity", {"length": 128}, result, "perplexity")]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    text = own(render(page_of(load(path))))
-    assert ('<ul class="key">' in text) == (arms > 4)
-    assert text.count("</i> model ") == (5 if arms > 4 else 0)
-
-
-def test_a_page_of_evaluations_alone_can_be_written(path, tmp_path):
-    write_page(page_of(load(path)), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text("utf-8")
-    assert 'id="evaluation-passkey"' in text
-    assert HOSTILE not in text
-    assert "Two language models" in text
-    assert "were evaluated" in text
-    assert 'id="comparison"' not in text  # nothing of it was measured
-
-
 def test_one_model_from_elsewhere(tmp_path):
     """Nobody knows how it was trained; its perplexity stands by document, with how it was found."""
     lines = [{"kind": "run", "run": "llama", "preset": "llama", "seed": 0}]
@@ -227,21 +203,6 @@ def test_what_was_found_nowhere_has_no_table(path):
     assert "nothing" not in shown(page_of(records))
 
 
-def test_no_cells_no_section(tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text('{"kind": "run", "run": "a", "preset": "coca", "seed": 0}\n', "utf-8")
-    assert [section.name for section in page_of(load(path)).sections] == ["made"]
-
-
-def test_report_prints_what_seeds_have_in_common(path, tmp_path, capsys):
-    publish([path], tmp_path / "page.html")
-    out = " ".join(capsys.readouterr().out.split())
-    assert "passkey, accuracy by length" in out
-    assert "coca · none" in out
-    assert "0.50 ± 0.14" in out
-    assert "coca · ntk × 2" in out
-
-
 def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = parse(line for line in lines if line["run"] == "a0")
@@ -272,9 +233,3 @@ def test_names():
     assert scaling_name(at) == "yarn × 4"
     assert setting(at, by_depth=True) == "yarn × 4, depth 0.25, labels HWU"
     assert setting(at) == "yarn × 4, labels HWU"
-
-
-def test_a_damaged_cell_is_named(path):
-    path.write_text(path.read_text() + '{"kind": "cell", "run": "a0", "at": 1}\n')
-    with pytest.raises(ClearheadError, match=r"line \d+: not a record"):
-        load(path)

@@ -101,15 +101,6 @@ def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
         assert [trace.showlegend for trace in panel.figure.data] == [True, False]
 
 
-def test_no_figure_without_its_records() -> None:
-    records = load([])
-    assert figures.loss(records, {}, "tokens") is None
-    assert figures.perplexity_by_length(records, {}) is None
-    assert figures.by_layer(records, {}, "t", "a", figures.by_token("kurtosis")) is None
-    assert heatmaps.attention(records) == []
-    assert heatmaps.first_token_share(records, heatmaps.largest_share(records)) == []
-
-
 def test_shares_use_one_colour_scale(fake: Fake) -> None:
     records = load(fake(steps=1, attention=False))
     largest = heatmaps.largest_share(records)

@@ -114,14 +114,6 @@ def test_json_cannot_close_its_script() -> None:
     assert json.loads(text) == {"</script>": "<!--&\u2028"}
 
 
-@pytest.mark.parametrize("presets", [("transformer",), ("softmax1",), ("gpt2", "transformer")])
-def test_few_presets(fake: Fake, presets: tuple[str, ...]) -> None:
-    page = render(page_of(load(fake(presets=presets, steps=2))))
-    assert '<section id="attention">' in page
-    if "gpt2" in presets:
-        assert "learned positions end at 256 tokens" in own(page)
-
-
 def test_pieces_may_be_missing(fake: Fake, tmp_path: Path) -> None:
     assert '<section id="attention">' not in render(page_of(load(fake(attention=False))))
     assert "no records" in shown(page_of(load([])))

@@ -1,10 +1,6 @@
 """Records of a quantisation, its tables and its page, in a browser too."""
 
-import os
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +8,7 @@ import pytest
 from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
 from clearhead.records.loading import load, parse
-from clearhead.report import page_of, render, write_page
+from clearhead.report import page_of, render
 from clearhead.report.quantization import (
     KINDS,
     SCALES,
@@ -196,49 +192,3 @@ def test_a_page_without_families():
     page = render(page_of(parse(found)))
     assert 'id="bits"' not in page
     assert 'id="numbers"' in page
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [400, 1600])
-def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
-    chromium = os.environ.get("CLEARHEAD_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        if os.environ.get("CLEARHEAD_REQUIRE_BROWSER") == "1":
-            pytest.fail("Chromium is required here, and neither on the path nor named")
-        pytest.skip("no Chromium on the path, and $CLEARHEAD_CHROMIUM is not set")
-    records = parse(lines("one", 10.0) + lines(HOSTILE, 900.0, broken="no interface"))
-    write_page(page_of(records, "Bits"), tmp_path / "page.html")
-    driver = tmp_path / "driver.html"
-    driver.write_text(DRIVER.replace("WIDTH", str(width)), encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars"
-    files = ("--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}")
-    command = [chromium, *flags.split(), *files, "--virtual-time-budget=30000", "--dump-dom"]
-    done = subprocess.run([*command, driver.as_uri()], capture_output=True, timeout=120, check=True)
-    seen = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout.decode())
-    assert seen is not None, "the page was never drawn"
-    words = f"0 misfit, {width} of {width} wide, Bits, errors: "
-    counts = re.fullmatch(r"(\d+) drawn, (\d+) filled, " + re.escape(words), seen.group(1))
-    assert counts is not None, seen.group(1)
-    assert counts[1] == counts[2] != "0"
-
-
-DRIVER = """<!doctype html>
-<iframe src="page.html" style="width:WIDTHpx;height:900px;border:0"></iframe>
-<script>
-const frame = document.querySelector("iframe");
-const timer = setInterval(() => {
-  const page = frame.contentDocument;
-  if (!page || !page.documentElement.dataset.drawn) return;
-  clearInterval(timer);
-  const root = page.documentElement;
-  const filled = [...page.querySelectorAll(".plot")].filter(
-    (plot) => plot.querySelectorAll("svg.main-svg .trace").length >= 1).length;
-  const misfit = [...page.querySelectorAll(".plot")].filter((plot) =>
-    Math.abs(plot.querySelector("svg.main-svg").clientWidth - plot.clientWidth) > 1).length;
-  const out = document.body.appendChild(document.createElement("pre"));
-  out.id = "seen";
-  out.textContent = `${root.dataset.drawn} drawn, ${filled} filled, ${misfit} misfit, ` +
-    `${root.scrollWidth} of ${root.clientWidth} wide, ${page.title}, ` +
-    `errors: ${root.dataset.errors ?? ""}`;
-}, 100);
-</script>"""

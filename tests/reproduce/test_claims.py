@@ -86,6 +86,32 @@ def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
     assert outcome.arm.n == 2  # seeds, not arms
 
 
+def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
+    """`minus` takes the number elsewhere away within a seed; `relative` divides by the baseline."""
+    lines = []
+    for arm, slope in {"transformer": 10.0, "coca": 1.0}.items():
+        for seed in range(3):
+            name = f"{arm}/seed{seed}"
+            lines.append({"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed})
+            for factor in (2.0, 8.0):
+                value = 100 - slope * factor + seed * (1 + slope * factor / 100)
+                given = {"metric": "perplexity", "factor": factor, "value": value}
+                lines.append({"kind": "measure", "run": name, **given})
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole = {"arm": ("coca",), "than": ("transformer",), "metric": "perplexity", "words": ""}
+    fall = Contrast(**whole, claimed="lower", at={"factor": 2.0}, minus={"factor": 8.0})
+    (outcome,) = fall.judge("a", load([path]))
+    assert outcome.arm.mean == pytest.approx(6 - 0.06)
+    assert outcome.than.mean == pytest.approx(60 - 0.6)
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
+    (outcome,) = Contrast(
+        **whole, claimed="not lower", at={"factor": 8.0}, than_at={"factor": 2.0}, relative=True
+    ).judge("a", load([path]))
+    assert outcome.than.mean == pytest.approx(1)
+    assert outcome.arm.mean == pytest.approx((92 + 1.08) / (80 + 1.2))
+
+
 def test_claims_name_experiments_and_arms_that_exist():
     known: dict[str, set[str]] = {}
     for study in EXPERIMENTS.values():
@@ -131,7 +157,7 @@ def test_the_page_shows_every_claim_with_its_verdict():
     ("words", "said"),
     [
         ((), "give a claim, a family, an experiment or all"),
-        (("sas/schedules",), "sas/schedules has no experiment: `shaping=annealed` and"),
+        (("sas/languini",), "sas/languini has no experiment: The text cannot be"),
         (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
         (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),

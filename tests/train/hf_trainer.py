@@ -1,6 +1,6 @@
-"""Hugging Face's Trainer with a model and an optimizer of ours: hf_trainer.py FOLDER OPTIMIZER.
+"""Hugging Face's Trainer with a model and optimizers of ours: hf_trainer.py FOLDER OPTIMIZER….
 
-The first process writes the losses to FOLDER/losses.json.
+The first process writes the losses to FOLDER/OPTIMIZER.json.
 """
 
 import json
@@ -42,9 +42,10 @@ def main(folder, optimizer):
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-        (folder / "losses.json").write_text(json.dumps(losses))
+        (folder / f"{optimizer}.json").write_text(json.dumps(losses))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    for name in sys.argv[2:]:
+        main(Path(sys.argv[1]), name)
     os._exit(0)

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tests_architectures as architectures
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadForCausalLM, preset
 from clearhead.data.tokenizer import train
 from clearhead.view import Observation
 
 TEXT = "the cat sat on the mat, and the cat saw the hat on the mat"
-VOCABULARY, WIDTH, LAYERS, HEADS, SPREAD = 300, 24, 3, 4, 0.4
+VOCABULARY, LAYERS = 300, 3
 
 
 @pytest.fixture(scope="session")
@@ -35,28 +34,14 @@ def make() -> Callable[..., Any]:
 
     def built(name: str, **overrides: Any) -> Any:
         torch.manual_seed(0)
+        shape: dict[str, Any] = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
         if name == "GPT-2":
-            config = GPT2Config(
-                n_embd=WIDTH,
-                n_layer=LAYERS,
-                n_head=HEADS,
-                n_positions=64,
-                vocab_size=VOCABULARY,
-                initializer_range=SPREAD,
-            )
-            return GPT2LMHeadModel(config).eval()
-        shape: dict[str, Any] = {
-            "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": 2,
-            "intermediate_size": 40,
-            "vocab_size": VOCABULARY,
-            "initializer_range": SPREAD,
-        }
-        if name == "Llama":
-            return LlamaForCausalLM(LlamaConfig(**shape)).eval()
-        return ClearheadForCausalLM(preset(name, **{**shape, **overrides})).eval()
+            shape |= {"max_position_embeddings": 64}
+        elif name not in architectures.OTHERS:
+            shape |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
+        else:
+            shape |= {"max_position_embeddings": 2048}
+        return architectures.make(name, **shape | overrides)
 
     return built
 

@@ -1,14 +1,12 @@
 """The viewer's page in a real browser: clicks and keys change what it shows, and nothing runs."""
 
-import html
-import json
 import re
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests_chromium import seen
 
 from clearhead.view import Observation, observe_text, render
 from clearhead.view.live import LiveServer
@@ -16,19 +14,6 @@ from clearhead.view.live import LiveServer
 pytestmark = pytest.mark.browser
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
-)
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--allow-file-access-from-files",
-    "--virtual-time-budget=30000",
 )
 # Opens the page in a frame of a chosen width, waits until it is ready, uses it, says what it saw.
 DRIVER = """<!doctype html>
@@ -125,20 +110,9 @@ def use(chromium: str, folder: Path, width: int, *flags: str, layers: int = 3) -
     driver = folder / "driver.html"
     text = DRIVER.replace("WIDTH", str(width)).replace("LAYERS", str(layers))
     driver.write_text(text, encoding="utf-8")
-    seen = dumped(chromium, folder, driver.as_uri(), *flags)
-    assert "error" not in seen, seen
-    return seen
-
-
-def dumped(chromium: str, folder: Path, url: str, *flags: str) -> Any:
-    """What the script on a page says that it saw."""
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [chromium, *FLAGS, profile, *flags, "--dump-dom", url]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    dom = done.stdout.decode("utf-8", errors="replace")
-    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
-    assert found is not None, "the page was never ready"
-    return json.loads(html.unescape(found.group(1)))
+    found = seen(chromium, folder, driver.as_uri(), *flags)
+    assert "error" not in found, found
+    return found
 
 
 TYPIST = """<script>
@@ -177,7 +151,7 @@ def test_a_live_page_reads_what_is_typed(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            (state, tokens), (refusal, same) = dumped(chromium, tmp_path, server.url)
+            (state, tokens), (refusal, same) = seen(chromium, tmp_path, server.url)
         finally:
             server.shutdown()
             thread.join()

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausa
 
 from clearhead.errors import ClearheadError
 from clearhead.view import observation, observe_text, trace
-from clearhead.view.heads import Head, by_extremes
+from clearhead.view.trace import Head, by_extremes
 
 from . import conftest as helpers
 

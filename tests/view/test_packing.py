@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from clearhead.view import Observation
@@ -13,6 +13,7 @@ from clearhead.view.packing import SIGNED_STEPS, STEPS, pack_logarithms, pack_ma
 from . import conftest as helpers
 
 
+@settings(deadline=None)
 @given(
     some.integers(1, 9),
     some.booleans(),

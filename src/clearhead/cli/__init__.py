@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from clearhead.errors import ClearheadError, choose
-from clearhead.terminal import complain
+from clearhead.errors import ClearheadError, Stopped, choose
+from clearhead.terminal import complain, say
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
@@ -28,6 +28,10 @@ VERBS = {
 }
 
 
+# transformers imports torchao where it is installed, and that tells what the machine lacks.
+for _chatty in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_chatty).setLevel(logging.ERROR)
+
 # Those that several processes run as one, started by torchrun.
 TOGETHER = ("compare", "train")
 
@@ -43,9 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"clearhead {__version__}")
         return
-    # transformers imports torchao where it is installed, and that tells what the machine lacks.
-    for chatty in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         module, _ = VERBS[choose("verb", words[0], VERBS)]
         if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -59,6 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
             time.sleep(1)  # torchrun ends every process once one has failed: the other prints first
             raise SystemExit(2) from error
         code = _fail(str(error))
+    except Stopped as stop:
+        say(str(stop))
+        code = stop.code
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             code = 0  # the reader, such as `head`, had enough

@@ -4,11 +4,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from clearhead.cli.options import Overrides, Variations, given, parse
+from clearhead.cli.options import Overrides, Variations, given, parse, said_once
 from clearhead.experiments.configs import RECORDS, CompareConfig, continued_recipe
-from clearhead.metavars import Preset
 from clearhead.terminal import say
 
 
@@ -16,7 +13,6 @@ from clearhead.terminal import say
 class Command(CompareConfig):
     """A comparison and its report."""
 
-    presets: Positional[tuple[Preset, ...]] = CompareConfig.presets
     set: Overrides = field(default_factory=dict)
     vary: Variations = field(default_factory=dict)
     beside: tuple[Path, ...] = ()
@@ -24,42 +20,35 @@ class Command(CompareConfig):
 
 
 def run(words: list[str]) -> int:
-    command = parse(
-        Command,
-        words,
-        verb="compare",
-        default=Command(train=continued_recipe()) if given(words, "--from") else None,
-        description="Train presets, with every combination of the settings varied, on the same "
-        "tokens in the same order. Measure them alike, print a table, and write records and a "
-        "page.",
-        examples=(
-            "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
-            "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
-            "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
-            "transformer sas-p --sizes 64 128 192 --seeds 0 1 2 --train.tokens 300000",
-            "transformer gated sink --from ./SmolLM2-135M --data.data my/texts",
-        ),
-        presets=True,
-    )
+    with said_once():
+        command = parse(
+            Command,
+            words,
+            verb="compare",
+            default=Command(train=continued_recipe()) if given(words, "--from") else None,
+            description="Train presets, with every combination of the settings varied, on the same "
+            "tokens in the same order. Measure them alike, print a table, and write records and a "
+            "page.",
+            examples=(
+                "transformer softmax1 --seeds 0 1 2 --data.data my/texts --output runs/mine",
+                "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
+                "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
+                "transformer sas-p --sizes 64 128 192 --seeds 0 1 2 --train.tokens 300000",
+                "transformer gated sink --from ./SmolLM2-135M --data.data my/texts",
+            ),
+            presets=True,
+        )
     from clearhead.cli.publishing import publish
     from clearhead.experiments.compare import compare
-    from clearhead.experiments.job_runner import Stopped
     from clearhead.experiments.ladder import ladder
     from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.train import InterruptedRun
     from clearhead.train.world import joined
 
-    load(command.beside)  # a file that cannot be read is better known before the training
-    with joined(command.train.timeout) as world:
-        try:
-            with Line() if world.first else nullcontext() as work:
-                (ladder if command.sizes else compare)(command, say=say, work=work)
-        except (InterruptedRun, Stopped) as stop:
-            say("stopped and saved: the same command goes on from here")
-            return stop.code
-    if not world.first:
-        return 0
-    page = command.output / "report.html"
-    publish([command.output / RECORDS, *command.beside], page)
+    with said_once():
+        load(command.beside)  # a file that cannot be read is better known before the training
+    with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
+        (ladder if command.sizes else compare)(command, say=say, work=work)
+    if world.first:
+        publish([command.output / RECORDS, *command.beside], command.output / "report.html")
     return 0

@@ -1,15 +1,8 @@
 """clearhead convert: a model in another library's format, or on other mechanisms."""
 
-from dataclasses import dataclass
-
 from clearhead.cli.options import parse
-from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.convert_config import ConvertConfig as Command
 from clearhead.terminal import show
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command(ConvertConfig):
-    """A conversion."""
 
 
 def run(words: list[str]) -> int:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
-from clearhead.consent import OpensModels
 from clearhead.metavars import Model
-from clearhead.terminal import console, say, show
+from clearhead.terminal import say, show
 
 if TYPE_CHECKING:
     from clearhead.records.runs import Records
@@ -43,23 +43,18 @@ def run(words: list[str]) -> int:
     from clearhead.progress import Line
     from clearhead.records.loading import load
     from clearhead.report.demo_verdict import LONGER
-    from clearhead.train import InterruptedRun
 
     files = {name: path for name in LONGER if (path := command.beside / name).is_file()}
     longer = {name: load(path) for name, path in files.items()}  # refused before the training
-    try:
-        with Line() as work:
-            found = run_demo(
-                studies(command.output),
-                command.output,
-                pretrained=command.pretrained,
-                trust_remote_code=command.trust_remote_code,
-                say=say,
-                work=work,
-            )
-    except InterruptedRun as stop:
-        say("stopped and saved: the same command goes on from here")
-        return stop.code
+    with Line() as work:
+        found = run_demo(
+            studies(command.output),
+            command.output,
+            pretrained=command.pretrained,
+            trust_remote_code=command.trust_remote_code,
+            say=say,
+            work=work,
+        )
     write_demo(found, longer, command.output / PAGE)
     return 0
 
@@ -71,8 +66,9 @@ def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path)
         found: the records of each part, as `run_demo` returns them.
         longer: records beside them, by the name of their file.
     """
+    from clearhead.cli.publishing import print_page
     from clearhead.records.loading import load
-    from clearhead.report import to_console, write_page
+    from clearhead.report import write_page
     from clearhead.report.demo import page
     from clearhead.report.demo_verdict import Parts
 
@@ -80,6 +76,5 @@ def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path)
     this_run = {part: records.pop(part) for part in ("text", "sinks", "bits")}
     shown = page(Parts(**this_run, pretrained=tuple(records.values()), longer=longer))
     write_page(shown, path)
-    for part in to_console(shown):
-        console().print(part)
+    print_page(shown)
     show(f"report: {path}")

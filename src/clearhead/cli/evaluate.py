@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.experiments.sweep_configs import EvaluateConfig as Command
 from clearhead.terminal import console, say, show
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def run(words: list[str]) -> int:
     config: Any = parse(
-        EvaluateConfig,
+        Command,
         words,
         verb="eval",
         description="Evaluate models by length, depth and rope scaling. Losses are taken in "

@@ -1,21 +1,9 @@
 """clearhead finetune: a checkpoint on a task of classification."""
 
-from dataclasses import dataclass
-
-from tyro.conf import Positional
-
 from clearhead.cli.options import parse
-from clearhead.experiments.configs import RECORDS, FinetuneJob
-from clearhead.metavars import Model
-from clearhead.terminal import console, say
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command(FinetuneJob):
-    """A fine-tuning."""
-
-    model: Positional[Model]
-    """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
+from clearhead.experiments.configs import RECORDS
+from clearhead.experiments.configs import FinetuneJob as Command
+from clearhead.terminal import say
 
 
 def run(words: list[str]) -> int:
@@ -30,18 +18,13 @@ def run(words: list[str]) -> int:
             "MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2",
         ),
     )
+    from clearhead.cli.publishing import print_page
     from clearhead.experiments.finetune import run_finetune
     from clearhead.progress import Line
-    from clearhead.report import page_of, to_console
-    from clearhead.train import InterruptedRun
+    from clearhead.report import page_of
 
-    try:
-        with Line(unit="seed") as work:
-            records = run_finetune(command, say=say, work=work)
-    except InterruptedRun as stop:
-        say("stopped and saved: the same command goes on from here")
-        return stop.code
-    for part in to_console(page_of(records)):
-        console().print(part)
+    with Line(unit="seed") as work:
+        records = run_finetune(command, say=say, work=work)
+    print_page(page_of(records))
     say(f"models: {command.output}/seed…; records: {command.output / RECORDS}")
     return 0

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
-from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write

@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,8 +24,8 @@ from typing import (
 
 import tyro
 
+from clearhead.arguments import overrides, pairs, value_of
 from clearhead.errors import ClearheadError
-from clearhead.pairs import overrides, pairs, value_of
 from clearhead.ranges import check
 
 T = TypeVar("T")
@@ -166,6 +167,19 @@ def parse(
         if needed and getattr(found, field.name) == ():
             raise ClearheadError(f"{verb} needs one or more {field.name}: none is given")
     return found
+
+
+@contextlib.contextmanager
+def said_once() -> Iterator[None]:
+    """Refuse a request in every process that torchrun started: a machine's first prints why.
+
+    For what all of them find wrong, before they meet.
+    """
+    try:
+        yield
+    except ClearheadError as error:
+        error.printed_elsewhere = os.environ.get("LOCAL_RANK", "0") != "0"
+        raise
 
 
 def given(words: list[str], option: str) -> str | None:

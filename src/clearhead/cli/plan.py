@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
-from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Model, Name, Pair, Size
 from clearhead.ranges import Count, Length, NotNegative, Range

@@ -1,15 +1,8 @@
 """clearhead quantize: the cost of few bits, simulated; and models saved in few bits."""
 
-from dataclasses import dataclass
-
 from clearhead.cli.options import parse
-from clearhead.experiments.sweep_configs import QuantizeConfig
+from clearhead.experiments.sweep_configs import QuantizeConfig as Command
 from clearhead.terminal import say, show
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command(QuantizeConfig):
-    """Models, schemes and text."""
 
 
 def run(words: list[str]) -> int:

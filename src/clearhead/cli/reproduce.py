@@ -35,9 +35,13 @@ class Command:
     judge: tuple[File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the page, or a text where it
     ends in .md."""
+    compose: tuple[File, ...] = ()
+    """Records of together to choose repairs from, by the criteria of docs/findings.md; nothing is
+    run."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
-    model on one GPU, paper is the published recipe, for a cluster."""
+    model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
+    spread one model over several GPUs: clearhead plan --recipes."""
     output: Path | None = None
     """Folder for everything that is made; runs/EXPERIMENT-SCALE where not given. The same command
     goes on where it stopped, and claims of one experiment share its runs."""
@@ -78,6 +82,8 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
+    if command.compose:
+        return _compose(command)
     chosen = _chosen(command)
     if command.dry_run:
         for _, trials, output in chosen:
@@ -89,33 +95,23 @@ def run(words: list[str]) -> int:
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
-    from clearhead.experiments.forks import Template
-    from clearhead.experiments.job_runner import Stopped
+    from clearhead.experiments import forks
     from clearhead.progress import Line
     from clearhead.reproduce import stages
     from clearhead.train import make_trackers
 
     make_trackers(command.track)  # refuses one that is not installed
     failed, sources = 0, {}
-    with Template(command.jobs) as template:
-        for name, trials, output in chosen:
-            try:
-                with Line(unit="job") as work:
-                    records, wrong = stages.reproduce(
-                        trials,
-                        output,
-                        jobs=command.jobs,
-                        start=template.start,
-                        say=say,
-                        work=work,
-                    )
-            except Stopped as stop:
-                say("stopped: the same command goes on from here")
-                return stop.code
-            failed += wrong
-            sources[name] = records
-            title = f"clearhead reproduce {name}, {command.scale}"
-            publish([records], output / "report.html", title=title)
+    start = forks.starting(command.jobs)
+    for name, trials, output in chosen:
+        with Line(unit="job") as work:
+            records, wrong = stages.reproduce(
+                trials, output, jobs=command.jobs, start=start, say=say, work=work
+            )
+        failed += wrong
+        sources[name] = records
+        title = f"clearhead reproduce {name}, {command.scale}"
+        publish([records], output / "report.html", title=title)
     _publish_book(sources, (command.output or Path("runs")) / "claims.html")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
@@ -135,6 +131,15 @@ def _list(scale: str) -> None:
         write(
             f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; at {priced} {bill}"
         )
+
+
+def _compose(command: Command) -> int:
+    from clearhead.report import load
+    from clearhead.reproduce.recipe import choose_repairs
+
+    for choice in choose_repairs(load([Path(one) for one in command.compose])):
+        write(choice.in_words())
+    return 0
 
 
 def _judge(command: Command) -> int:
@@ -162,7 +167,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
-    from clearhead.reproduce.selection import ALL, choose_studies
+    from clearhead.reproduce.claims import ALL, choose_studies
 
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []

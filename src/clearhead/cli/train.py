@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from clearhead.cli.options import Overrides, given, parse
+from clearhead.cli.options import Overrides, given, parse, said_once
 from clearhead.errors import ClearheadError
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
@@ -30,15 +30,16 @@ class Command(TrainJob):
 
 
 def run(words: list[str]) -> int:
-    folder = given(words, "--resume")
-    begun = None if folder is None else _begun(Path(folder))
-    usual = _usual(words) if begun is None else begun
-    command = _parse(words, usual)
-    if begun is not None:
-        command = _extended(command, begun)
-        words = _recorded(begun.output)
-        if command.train.tokens == begun.train.tokens and _finished(begun.output):
-            return 0
+    with said_once():
+        folder = given(words, "--resume")
+        begun = None if folder is None else _begun(Path(folder))
+        usual = _usual(words) if begun is None else begun
+        command = _parse(words, usual)
+        if begun is not None:
+            command = _extended(command, begun)
+            words = _recorded(begun.output)
+            if command.train.tokens == begun.train.tokens and _finished(begun.output):
+                return 0
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)

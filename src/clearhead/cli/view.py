@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
-from clearhead.consent import OpensModels
 from clearhead.errors import ClearheadError
-from clearhead.experiments.names import short_names
+from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Size, Text
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say
@@ -116,8 +116,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     import torch
 
     from clearhead.data.config import DataConfig
-    from clearhead.experiments.checkpoints import load_model
-    from clearhead.experiments.run_setup import untrained
+    from clearhead.experiments.run_setup import load_model, untrained
 
     if source.startswith("init:"):
         torch.manual_seed(0)

@@ -27,33 +27,23 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.data.batches import Batches, windows
-    from clearhead.data.config import DataConfig
-    from clearhead.data.corpus import Corpus, TokenStream
-    from clearhead.data.labelled import Labelled, LabelledBatches
-    from clearhead.data.masking import MASK, MaskedBatches, Masking, with_mask_token
-    from clearhead.data.preparation import prepare
-    from clearhead.data.tasks import GLUE, Task
-    from clearhead.data.tokenizer import BEGIN, END, PAD
+    from clearhead.data.batches import Batches as Batches
+    from clearhead.data.batches import windows as windows
+    from clearhead.data.config import DataConfig as DataConfig
+    from clearhead.data.corpus import Corpus as Corpus
+    from clearhead.data.corpus import TokenStream as TokenStream
+    from clearhead.data.labelled import Labelled as Labelled
+    from clearhead.data.labelled import LabelledBatches as LabelledBatches
+    from clearhead.data.masking import MASK as MASK
+    from clearhead.data.masking import MaskedBatches as MaskedBatches
+    from clearhead.data.masking import Masking as Masking
+    from clearhead.data.masking import with_mask_token as with_mask_token
+    from clearhead.data.preparation import prepare as prepare
+    from clearhead.data.tasks import GLUE as GLUE
+    from clearhead.data.tasks import Task as Task
+    from clearhead.data.tokenizer import BEGIN as BEGIN
+    from clearhead.data.tokenizer import END as END
+    from clearhead.data.tokenizer import PAD as PAD
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "GLUE",
-    "MASK",
-    "PAD",
-    "Batches",
-    "Corpus",
-    "DataConfig",
-    "Labelled",
-    "LabelledBatches",
-    "MaskedBatches",
-    "Masking",
-    "Task",
-    "TokenStream",
-    "prepare",
-    "windows",
-    "with_mask_token",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

@@ -1,19 +1,17 @@
 """Data sets of the Hugging Face hub, read as a stream of one revision.
 
-Text goes from the network into tokens and is kept nowhere. The revision is that of the first use,
-kept in the cache: later runs have the same text, and none of them needs a network once it is
-tokenised. Delete `hub/` in the cache for the newest revisions.
+Rows go from the network into tokens or memory, and no copy is kept. The revision is that of the
+first use, kept in the cache: later runs have the same rows. A run on a corpus that is tokenised
+needs no network; labelled texts and questions are read anew by every command. Delete `hub/` in the
+cache for the newest revisions.
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from clearhead.data.readers import text_of
-from clearhead.data.shards import building
 from clearhead.errors import ClearheadError
 from clearhead.records.files import read_json, write_json
 
@@ -44,12 +42,16 @@ def local_folder(spec: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str:
+def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
     """The revision of a data set at its first use; the hub is asked for it then only.
+
+    None for a folder in place of a data set.
 
     Raises:
         ClearheadError: where the hub does not answer, or has no such data set.
     """
+    if local_folder(spec) is not None:
+        return None
     name, _, _ = parse_hub(spec)
     path = cache / "hub" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     if path.exists():
@@ -73,48 +75,34 @@ def texts(spec: str, revision: str | None, text_field: str) -> Iterator[str]:
     Raises:
         ClearheadError: where the data set cannot be read, or its rows lack the text field.
     """
-    for number, row in enumerate(_rows(_stream(spec, revision), spec), start=1):
-        yield text_of(row, text_field, f"data {spec!r}, row {number}")
+    for where, row in rows(spec, revision):
+        yield text_of(row, text_field, where)
 
 
-def download_rows(spec: str, cache: Path, progress: Callable[[str], None]) -> Path:
-    """Return the local .jsonl copy of a data set with all its fields, streaming it down if new.
+def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where it stands and what it is, for every row, as they come from the hub.
 
-    A class is written by its name where the data set names its classes.
+    A class is given by its name where the data set names its classes.
 
     Raises:
-        ClearheadError: where the data set cannot be had.
+        ClearheadError: where the data set cannot be read.
     """
-    root = cache / "hub"
-    path = root / f"{hashlib.sha256(json.dumps([spec, 'rows']).encode()).hexdigest()[:32]}.jsonl"
-    if path.exists():
-        return path
-    rows = _stream(spec)
-    progress(f"{spec}: downloading")
-    features = getattr(rows, "features", None) or {}
+    stream = _stream(spec, revision)
+    features = getattr(stream, "features", None) or {}
     named = {field: kind.names for field, kind in features.items() if hasattr(kind, "names")}
-    with building(root) as folder:
-        copy = folder / "rows"
-        with open(copy, "w", encoding="ascii") as file:
-            for row in _rows(rows, spec):
-                for field, names in named.items():
-                    if isinstance(row[field], int) and 0 <= row[field] < len(names):
-                        row = {**row, field: names[row[field]]}
-                file.write(json.dumps(row, default=str) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(copy, path)  # only a whole copy ever has this name
-    return path
-
-
-def _rows(rows: Any, spec: str) -> Iterator[Any]:
     try:
-        yield from rows
+        for number, row in enumerate(stream, start=1):
+            classes = {
+                field: names[row[field]]
+                for field, names in named.items()
+                if isinstance(row[field], int) and 0 <= row[field] < len(names)
+            }
+            yield f"{spec}, row {number}", {**row, **classes}
     except Exception as error:  # the network, a format, a script: whatever datasets raises
         raise _failed(spec, error) from error
 
 
-def _stream(spec: str, revision: str | None = None) -> Any:
+def _stream(spec: str, revision: str | None) -> Any:
     name, subset, split = parse_hub(spec)
     try:
         import datasets

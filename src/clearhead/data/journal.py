@@ -43,7 +43,6 @@ class MarkedFile:
         self._added = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        """Append."""
         self._file.write(data)
         self._added.update(data)
         self.size += len(data)
@@ -55,7 +54,6 @@ class MarkedFile:
         return self.size, added
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

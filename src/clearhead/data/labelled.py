@@ -63,15 +63,15 @@ def read_rows(
     """
     path = Path(source).expanduser()
     if hub.is_hub(source):
-        path = hub.download_rows(source, cache, progress)
+        found = hub.rows(source, hub.pinned_revision(source, cache, progress))
     elif not path.is_file():
         raise ClearheadError(f"{source!r}: no such file; give a .jsonl(.gz) file, or hf:NAME")
     elif ending(path) not in JSON_LINES:
         raise ClearheadError(f"{source!r}: labelled texts are read from .jsonl or .jsonl.gz files")
+    else:
+        found = json_rows(path)
     rows: list[Row] = []
-    for where, row in json_rows(path):
-        if hub.is_hub(source):  # the copy's name says nothing to a person
-            where = f"{source}, row {len(rows) + 1}"
+    for where, row in found:
         for kind, field in (("text", task.text), ("pair", task.pair), ("label", task.label)):
             if field is not None and isinstance(row, dict) and field not in row:
                 near = difflib.get_close_matches(field, list(row), n=1)

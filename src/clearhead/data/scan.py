@@ -129,7 +129,10 @@ def _surveyed(source: Source, cache: Path, progress: Callable[[str], None]) -> S
         )
     progress(_described(source, found))
     if (before := cached.last()) is not None and before["digest"] != found.digest:
-        progress(f"{source.spec}: the text changed since it was tokenised; tokens are made anew")
+        progress(
+            f"{source.spec}: the text changed since it was tokenised: a new run makes its tokens "
+            "anew"
+        )
     if unsure := source.without_checksums():
         progress(
             f"{source.spec}: damage in {unsure[0]} would not be noticed: written without "

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -74,33 +73,9 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for file in self.files:
             file.close()
-
-
-@contextmanager
-def building(root: Path) -> Iterator[Path]:
-    """A fresh folder beside the published ones, gone at exit unless it was published.
-
-    Raises:
-        ClearheadError: for whatever the operating system refuses inside, such as a full disk.
-    """
-    folder = None
-    with _refusals(root, "nothing unfinished is kept"):
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            _sweep(root)
-            folder = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-            yield folder
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -111,10 +86,10 @@ def going_on(target: Path, say: Callable[[str], None]) -> Iterator[Path | None]:
     was published. None: another process has just been at it, and may have published it.
 
     Raises:
-        ClearheadError: as `building`.
+        ClearheadError: for whatever the operating system refuses inside, such as a full disk.
     """
     folder = target.with_name(_BUILDING + target.name)
-    with _refusals(target.parent, "what is whole is kept, make room and give the command again"):
+    with _refusals(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
         folder.mkdir(exist_ok=True)
@@ -146,13 +121,14 @@ def _lock(descriptor: int, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def _refusals(root: Path, kept: str) -> Iterator[None]:
+def _refusals(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise ClearheadError(
-            f"cannot write to the cache {root}: {error.strerror or error}; {kept}; or name another "
-            "folder (cache, or $CLEARHEAD_CACHE)"
+            f"cannot write to the cache {root}: {error.strerror or error}; what is whole is kept, "
+            "make room and give the command again; or name another folder (cache, or "
+            "$CLEARHEAD_CACHE)"
         ) from error
 
 

@@ -161,16 +161,14 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
             files=_files(spec),
             text_field=config.text_field,
             limit=config.limit,
-            revision=_revision(spec, config, progress),
+            revision=(
+                hub.pinned_revision(spec, config.cache_folder, progress)
+                if hub.is_hub(spec)
+                else None
+            ),
         )
         for spec, weight in parsed
     )
-
-
-def _revision(spec: str, config: DataConfig, progress: Callable[[str], None]) -> str | None:
-    if not hub.is_hub(spec) or hub.local_folder(spec) is not None:
-        return None
-    return hub.pinned_revision(spec, config.cache_folder, progress)
 
 
 def _files(spec: str) -> tuple[File, ...]:

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.diagnose.attention_profile import RowMeans
-    from clearhead.diagnose.diagnosis import Diagnosis, diagnose, with_extrapolation
-    from clearhead.diagnose.hidden import HiddenStatistics, kurtosis
-    from clearhead.diagnose.rotated import RotatedKurtosis
-    from clearhead.diagnose.whole_maps import attention_maps
+    from clearhead.diagnose.attention_profile import RowMeans as RowMeans
+    from clearhead.diagnose.diagnosis import Diagnosis as Diagnosis
+    from clearhead.diagnose.diagnosis import diagnose as diagnose
+    from clearhead.diagnose.diagnosis import with_extrapolation as with_extrapolation
+    from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
+    from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
+    from clearhead.diagnose.hidden import kurtosis as kurtosis
+    from clearhead.diagnose.whole_maps import attention_maps as attention_maps
 
-__all__ = [
-    "Diagnosis",
-    "HiddenStatistics",
-    "RotatedKurtosis",
-    "RowMeans",
-    "attention_maps",
-    "diagnose",
-    "kurtosis",
-    "with_extrapolation",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

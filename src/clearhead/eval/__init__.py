@@ -5,33 +5,22 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.eval.choices import Questions, accuracy, load_questions
-    from clearhead.eval.classification import METRICS, predict
-    from clearhead.eval.harness_tasks import check_names
-    from clearhead.eval.masked_lm import masked_loss
-    from clearhead.eval.registry import TASKS, WITHOUT_LENGTH
-    from clearhead.eval.task import Subject, parted
-    from clearhead.eval.window_perplexity import Perplexity, lengths, perplexity
-    from clearhead.measure.documents import Texts
-    from clearhead.measure.task import Task
+    from clearhead.eval.choices import Questions as Questions
+    from clearhead.eval.choices import accuracy as accuracy
+    from clearhead.eval.choices import load_questions as load_questions
+    from clearhead.eval.classification import METRICS as METRICS
+    from clearhead.eval.classification import predict as predict
+    from clearhead.eval.harness_tasks import check_names as check_names
+    from clearhead.eval.masked_lm import masked_loss as masked_loss
+    from clearhead.eval.registry import TASKS as TASKS
+    from clearhead.eval.registry import WITHOUT_LENGTH as WITHOUT_LENGTH
+    from clearhead.eval.task import Subject as Subject
+    from clearhead.eval.task import parted as parted
+    from clearhead.eval.window_perplexity import Perplexity as Perplexity
+    from clearhead.eval.window_perplexity import lengths as lengths
+    from clearhead.eval.window_perplexity import perplexity as perplexity
+    from clearhead.measure.documents import Texts as Texts
+    from clearhead.measure.task import Task as Task
 
-__all__ = [
-    "METRICS",
-    "TASKS",
-    "WITHOUT_LENGTH",
-    "Perplexity",
-    "Questions",
-    "Subject",
-    "Task",
-    "Texts",
-    "accuracy",
-    "check_names",
-    "lengths",
-    "load_questions",
-    "masked_loss",
-    "parted",
-    "perplexity",
-    "predict",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

@@ -5,27 +5,20 @@ stood in the same window before. As in arXiv 2410.05258 (table 6) all of them co
 out those that are frequent in the training text, which this does not.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions
 from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
-from clearhead.eval.task import Subject
+from clearhead.eval.task import EvalTask, Subject
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class HitsTask(HitsOptions):
-    """Validation loss split into AR-hits and others; windows side by side."""
-
-    drawn: ClassVar[bool] = False
-    headlines: ClassVar[tuple[str, ...]] = ("ar_hit_loss", "others_loss")
+class HitsTask(EvalTask, HitsOptions):
+    drawn = False
+    headlines = ("ar_hit_loss", "others_loss")
 
     def cells(self, subject: Subject) -> list[Cell]:
         if self.ngram < 2:
@@ -36,7 +29,7 @@ class HitsTask(HitsOptions):
             )
         return _text().cells(subject)
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         length = cell["length"]
         texts = [document.ids for document in _text().chosen(subject)]
         sums = {True: np.zeros(2), False: np.zeros(2)}
@@ -53,14 +46,13 @@ class HitsTask(HitsOptions):
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)
         (hit_sum, hit_count), (other_sum, other_count) = sums[True], sums[False]
-        result = {
+        return {
             "ar_hit_loss": hit_sum / hit_count if hit_count else None,
             "others_loss": other_sum / other_count if other_count else None,
             "loss": (hit_sum + other_sum) / (hit_count + other_count),
             "ar_hits": int(hit_count),
             "predicted_tokens": int(hit_count + other_count),
         }
-        return lines_of(self.headlines, result)
 
 
 def hits(ids: np.ndarray, ngram: int) -> np.ndarray:

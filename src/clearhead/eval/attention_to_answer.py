@@ -14,8 +14,7 @@ both, the same for a softmax map:
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,24 +23,19 @@ from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import AllocationOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject, by_depth, check_count
+from clearhead.eval.task import EvalTask, Subject, by_depth, check_count
 from clearhead.measure.task import Advanced, Cell
 from clearhead.models.inspection import evaluating
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 SPANS = ("answer", "noise", "other")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocationTask(AllocationOptions):
-    """Attention of the last token to the needle that is asked for, by length and depth."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("answer_share", "noise_share")
+class AllocationTask(EvalTask, AllocationOptions):
+    headlines = ("answer_share", "noise_share")
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples)
@@ -51,7 +45,7 @@ class AllocationTask(AllocationOptions):
             subject.check_length(length)
         return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))
         counts = torch.zeros(3, dtype=torch.float64)
         for sample in range(self.samples):
@@ -65,7 +59,7 @@ class AllocationTask(AllocationOptions):
         tokens = (counts / counts.sum()).tolist()
         *_, effective = sums.values()  # what multiplies the values comes last
         share = (effective[1] / effective[1].sum()).tolist()
-        result = {
+        return {
             "answer_share": share[0],
             "noise_share": share[1],
             "maps": [
@@ -80,7 +74,6 @@ class AllocationTask(AllocationOptions):
             "token_shares": dict(zip(SPANS, tokens, strict=True)),
             "samples": self.samples,
         }
-        return lines_of(self.headlines, result)
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         return haystack(

@@ -13,17 +13,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from clearhead.data.readers import json_rows
 from clearhead.errors import ClearheadError, require
-from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.harness import evaluate_tasks, harness_model, metrics_of, quiet
 from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
-from clearhead.eval.task import Subject, check_count
+from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
@@ -129,12 +127,9 @@ def accuracy(
     return {**numbers, "items": len(questions.documents), "chance": questions.chance}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoicesTask(ChoicesOptions):
-    """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
-
-    drawn: ClassVar[bool] = False
-    headlines: ClassVar[tuple[str, ...]] = tuple(NAMES.values())
+class ChoicesTask(EvalTask, ChoicesOptions):
+    drawn = False
+    headlines = tuple(NAMES.values())
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_files("choices", self.files, "hellaswag.jsonl")
@@ -145,7 +140,7 @@ class ChoicesTask(ChoicesOptions):
             _check_lengths(subject, load_questions(Path(file), self.limit))
         return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         """The accuracies, with a 95 % interval from `low` to `high`."""
         (path,) = [Path(file) for file in self.files if Path(file).name == cell["file"]]
         questions = load_questions(path, self.limit)
@@ -157,8 +152,7 @@ class ChoicesTask(ChoicesOptions):
             advanced=advanced,
         )
         low, high = wilson(round(found["accuracy"] * found["items"]), found["items"])
-        result = {**found, "low": low, "high": high, "prompt": questions.form}
-        return lines_of(self.headlines, result)
+        return {**found, "low": low, "high": high, "prompt": questions.form}
 
 
 def _renamed(metric: str) -> str:

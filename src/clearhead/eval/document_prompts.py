@@ -13,8 +13,11 @@ document share a prefix. Under a chat template it is the user's message; neither
 then yields a special token.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,6 +26,7 @@ from clearhead.data import DataConfig, hub
 from clearhead.data.readers import JSON_LINES, ending, json_rows
 from clearhead.errors import ClearheadError
 from clearhead.eval.prefill import Prompt
+from clearhead.eval.task import file_digest
 from clearhead.terminal import say
 
 Tokens = tuple[int, ...]
@@ -208,16 +212,17 @@ def _template(tokenizer: Any) -> tuple[Tokens, Tokens]:
     return tuple(made[0]), tuple(made[1])
 
 
-def local_file(source: str) -> Path:
-    """The file of a source: a .jsonl or .jsonl.gz file, or `hf:NAME[:CONFIG][#SPLIT]`.
-
-    A data set of the hub is downloaded into the cache once.
+def digest_of(source: str) -> str:
+    """The hash of a file's bytes; the revision of a data set of the hub, or the hash of its rows.
 
     Raises:
-        ClearheadError: where there is neither.
+        ClearheadError: where there is no such file or data set.
     """
-    if hub.is_hub(source):
-        return hub.download_rows(source, DataConfig().cache_folder, say)
+    return _from_hub(source)[0] if hub.is_hub(source) else file_digest(_local(source))
+
+
+def _local(source: str) -> Path:
+    """The .jsonl or .jsonl.gz file of a source."""
     path = Path(source)
     if not path.is_file() or ending(path) not in JSON_LINES:
         raise ClearheadError(
@@ -226,8 +231,18 @@ def local_file(source: str) -> Path:
     return path
 
 
+@lru_cache(maxsize=8)
+def _from_hub(source: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The digest and the rows of a data set, read once by a process."""
+    revision = hub.pinned_revision(source, DataConfig().cache_folder, say)
+    rows = list(hub.rows(source, revision))
+    if revision is None:
+        revision = hashlib.sha256(json.dumps(rows, default=str).encode()).hexdigest()[:12]
+    return revision, rows
+
+
 def load_cases(source: str) -> list[Case]:
-    """The cases of a source.
+    """The cases of a source: a .jsonl or .jsonl.gz file, or `hf:NAME[:CONFIG][#SPLIT]`.
 
     Raises:
         ClearheadError: a file that cannot be read, a row without its fields, naming those and what
@@ -235,9 +250,7 @@ def load_cases(source: str) -> list[Case]:
     """
     found: list[Case] = []
     known: _Form | None = None
-    for number, (where, row) in enumerate(json_rows(local_file(source)), start=1):
-        if hub.is_hub(source):  # the copy's name says nothing to a person
-            where = f"{source}, row {number}"
+    for where, row in _from_hub(source)[1] if hub.is_hub(source) else json_rows(_local(source)):
         if not isinstance(row, dict):
             raise ClearheadError(f"{where} is no object of fields")
         form = _form(row, where)

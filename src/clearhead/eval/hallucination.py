@@ -8,11 +8,10 @@ that a judge finds supported by the document. Without a judge there are `groundi
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
@@ -20,11 +19,10 @@ from clearhead.eval.document_prompts import (
     Case,
     DocumentPrompt,
     PromptTemplate,
+    digest_of,
     load_cases,
-    local_file,
     stop_of,
 )
-from clearhead.eval.fingerprints import check_files, file_digest
 from clearhead.eval.grounding_metrics import grounding_metrics
 from clearhead.eval.judges import (
     Judge,
@@ -34,10 +32,9 @@ from clearhead.eval.judges import (
     question_to,
 )
 from clearhead.eval.options import HallucinationOptions
-from clearhead.eval.task import Subject, check_count
+from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records import jsonl
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
@@ -230,12 +227,8 @@ def _until(text: str, stop: str | None) -> str:
     return text if stop is None else text.partition(stop)[0].rstrip()
 
 
-@dataclass(frozen=True, kw_only=True)
-class HallucinationTask(HallucinationOptions):
-    """Answers and summaries that hold to their documents, by a judge or by their words."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = (
+class HallucinationTask(EvalTask, HallucinationOptions):
+    headlines = (
         "accuracy",
         "undecided",
         "answer_contained",
@@ -264,7 +257,7 @@ class HallucinationTask(HallucinationOptions):
         return [
             {
                 "file": Path(file).name,
-                "digest": file_digest(local_file(file)),
+                "digest": digest_of(file),
                 **by,
                 "length": length,
             }
@@ -272,7 +265,7 @@ class HallucinationTask(HallucinationOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         (file,) = [file for file in self.files if Path(file).name == cell["file"]]
         template = self._template(subject)
         groups = [
@@ -291,7 +284,7 @@ class HallucinationTask(HallucinationOptions):
             # A judge that is not there is found out before the long part.
             before=None if judge is None else judge.check,
         )
-        result = {
+        return {
             **({} if judge is None else verdicts(work.judge(judge, texts))),
             **grounding_metrics([one.text for one in texts], prompts),
             "items": len(prompts),
@@ -300,7 +293,6 @@ class HallucinationTask(HallucinationOptions):
             "cut": sum(one.cut for one in prompts) / len(prompts),
             "prompt_tokens": fmean(len(one.prompt.ids) for one in prompts),
         }
-        return lines_of(self.headlines, result)
 
     def _template(self, subject: Subject) -> PromptTemplate:
         return PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=self.chat)
@@ -309,7 +301,7 @@ class HallucinationTask(HallucinationOptions):
         """The cases that are asked, those on one document together."""
         cases = load_cases(file)
         if len(cases) > self.samples:
-            draws = SeededChoices(f"hallucination {subject.seed} {file_digest(local_file(file))}")
+            draws = SeededChoices(f"hallucination {subject.seed} {digest_of(file)}")
             places = draws.sample(range(len(cases)), self.samples)
             cases = [cases[place] for place in sorted(places)]
         groups: dict[tuple[str, str], list[Case]] = {}

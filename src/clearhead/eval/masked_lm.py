@@ -1,7 +1,6 @@
 """Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,21 +10,17 @@ from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
-from clearhead.eval.task import Subject
+from clearhead.eval.task import EvalTask, Subject
 from clearhead.measure.task import Advanced, Cell
 from clearhead.models.inspection import batches, evaluating, longest_text
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 BATCH = 4096  # tokens run together
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedTask(MaskedOptions):
-    """Loss at hidden tokens of held-out text, and the share of them found."""
-
-    drawn: ClassVar[bool] = False
-    headlines: ClassVar[tuple[str, ...]] = ("masked_loss", "masked_accuracy")
+class MaskedTask(EvalTask, MaskedOptions):
+    drawn = False
+    headlines = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not 0 < self.mask < 1:
@@ -34,7 +29,7 @@ class MaskedTask(MaskedOptions):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
         return [{"length": length} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         loss, accuracy = masked_loss(
             subject.model,
             with_mask_token(subject.texts.corpus),
@@ -42,12 +37,11 @@ class MaskedTask(MaskedOptions):
             tokens=subject.tokens,
             share=self.mask,
         )
-        result = {
+        return {
             "masked_loss": loss["value"],
             "masked_accuracy": accuracy["value"],
             "predicted_tokens": loss["predicted_tokens"],
         }
-        return lines_of(self.headlines, result)
 
 
 def masked_loss(

@@ -6,26 +6,19 @@ once), and the R needles stand together at the depth.
 """
 
 import re
-from dataclasses import dataclass
-from typing import ClassVar
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.haystack import Haystack, haystack
 from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
-from clearhead.eval.task import Subject, by_depth, check_count, parted
+from clearhead.eval.task import EvalTask, Subject, by_depth, check_count, parted
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeedlesTask(NeedlesOptions):
-    """Retrieval of some of several numbers, by length and depth."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
+class NeedlesTask(EvalTask, NeedlesOptions):
+    headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples, new_tokens=self.new_tokens)
@@ -40,7 +33,7 @@ class NeedlesTask(NeedlesOptions):
                 subject.check_length(cell["length"] + self.new_tokens)
         return found
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         prompts = [prompt for stack in stacks for prompt in stack.prompts(subject)]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
@@ -52,13 +45,12 @@ class NeedlesTask(NeedlesOptions):
             for answer, number in zip(found, numbers, strict=True)
         ]
         rows = [each[i : i + cell["queries"]] for i in range(0, len(each), cell["queries"])]
-        result = {
+        return {
             **by_query,
             "all_first": sum(map(all, rows)) / len(rows),
             "samples": self.samples,
             "trials": len(found),
         }
-        return lines_of(self.headlines, result)
 
     def _haystack(self, subject: Subject, cell: Cell, sample: int) -> Haystack:
         # The same sample at every depth has the same filler and facts.

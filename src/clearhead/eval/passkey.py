@@ -8,9 +8,8 @@ counts an answer that has the key anywhere in it, `first_number` one whose first
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 from clearhead.data.retrieval import LANDMARK, PAPER, Wording, number
 from clearhead.data.seeded_choices import SeededChoices
@@ -18,18 +17,13 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Answer
 from clearhead.eval.options import PasskeyOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject, by_depth, check_count
+from clearhead.eval.task import EvalTask, Subject, by_depth, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class PasskeyTask(PasskeyOptions):
-    """Retrieval of a number from filler, by length and depth."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("accuracy", "forced_tokens")
+class PasskeyTask(EvalTask, PasskeyOptions):
+    headlines = ("accuracy", "forced_tokens")
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(trials=self.trials, new_tokens=self._new_tokens)
@@ -41,7 +35,7 @@ class PasskeyTask(PasskeyOptions):
             subject.check_length(length + self._new_tokens)
         return cells
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
@@ -57,12 +51,11 @@ class PasskeyTask(PasskeyOptions):
             new_tokens=self._new_tokens,
             advanced=advanced,
         )
-        result = {
+        return {
             **scores(subject, found, keys, [len(lead) for lead in leads]),
             "trials": self.trials,
             "prompt_tokens": fmean(map(len, prompts)),
         }
-        return lines_of(self.headlines, result)
 
     @property
     def _wording(self) -> Wording:

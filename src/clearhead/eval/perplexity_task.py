@@ -2,27 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import PerplexityOptions
 from clearhead.eval.sliding import sliding, windows_of
-from clearhead.eval.task import Subject
+from clearhead.eval.task import EvalTask, Subject
 from clearhead.measure.documents import Document, at_least
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class PerplexityTask(PerplexityOptions):
-    """Sliding-window perplexity (Press et al.), in float32."""
-
-    drawn: ClassVar[bool] = False
-    headlines: ClassVar[tuple[str, ...]] = ("perplexity",)
+class PerplexityTask(EvalTask, PerplexityOptions):
+    drawn = False
+    headlines = ("perplexity",)
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
@@ -33,7 +29,7 @@ class PerplexityTask(PerplexityOptions):
         longest = subject.lengths[-1]
         return [{"length": length, "longest": longest} for length in subject.lengths]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         length = cell["length"]
         chosen = self.chosen(subject)
         sums = np.zeros((len(chosen), 2))
@@ -51,7 +47,7 @@ class PerplexityTask(PerplexityOptions):
             place = slice(window.position, window.position + len(window.loss))
             by_position[place, 0] += window.loss
             by_position[place, 1] += 1
-        result = {
+        return {
             "stride": self._stride(length),
             **_of(*sums.sum(0)),
             "left_out": len(subject.texts.documents) - len(chosen)
@@ -63,7 +59,6 @@ class PerplexityTask(PerplexityOptions):
             ],
             "positions": profile(by_position),
         }
-        return lines_of(self.headlines, result)
 
     def chosen(self, subject: Subject) -> list[Document]:
         """The documents that are read, the same for every length."""

@@ -5,8 +5,8 @@ Brevo's in any order that is allowed. `chance` is the mean over the puzzles of w
 get that knows the kind of the answer.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
@@ -14,17 +14,15 @@ from clearhead.data.puzzles import Question, brevo, depo, mano
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.options import BrevoOptions, DepoOptions, ManoOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject, check_count
+from clearhead.eval.task import EvalTask, Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-class _Puzzles:
+class _Puzzles(EvalTask):
     """The protocol of all three: cells of single puzzles, each with one question."""
 
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
+    headlines = ("accuracy",)
     name: ClassVar[str]
     samples: int
 
@@ -37,7 +35,7 @@ class _Puzzles:
             subject.check_length(len(subject.begin) + len(subject.encode(written)))
         return found
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         label = f"{self.name} {subject.seed} {' '.join(map(str, cell.values()))}"
         puzzles = [
             self._puzzle(SeededChoices(f"{label} {number}"), cell) for number in range(self.samples)
@@ -54,27 +52,25 @@ class _Puzzles:
             question.solved_by(subject.decode(answer.written).partition(".")[0].split())
             for answer, (_, question) in zip(found, puzzles, strict=True)
         ]
-        result = {
+        return {
             "accuracy": fmean(solved),
             "accuracy_by_item": [float(one) for one in solved],
             "chance": fmean(question.chance for _, question in puzzles),
             "answer_loss": fmean(sum(answer.loss) for answer in found),
             "trials": self.samples,
         }
-        return lines_of(self.headlines, result)
 
-    def _cells(self) -> Iterator[Cell]:
-        raise NotImplementedError
+    @abstractmethod
+    def _cells(self) -> Iterator[Cell]: ...
 
-    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]:
-        raise NotImplementedError
+    @abstractmethod
+    def _puzzle(self, draws: SeededChoices, cell: Cell) -> tuple[str, Question]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
 class DepoTask(_Puzzles, DepoOptions):
     """Successors in a cycle, by hops."""
 
-    name: ClassVar[str] = "depo"
+    name = "depo"
 
     def _cells(self) -> Iterator[Cell]:
         return ({"vertices": self.vertices, "hops": hops} for hops in self.hops)
@@ -84,11 +80,10 @@ class DepoTask(_Puzzles, DepoOptions):
         return given, question
 
 
-@dataclass(frozen=True, kw_only=True)
 class BrevoTask(_Puzzles, BrevoOptions):
     """All that a vertex needs, in an order that is allowed, by vertices."""
 
-    name: ClassVar[str] = "brevo"
+    name = "brevo"
 
     def _cells(self) -> Iterator[Cell]:
         return ({"vertices": vertices} for vertices in self.vertices)
@@ -98,11 +93,10 @@ class BrevoTask(_Puzzles, BrevoOptions):
         return given, question
 
 
-@dataclass(frozen=True, kw_only=True)
 class ManoTask(_Puzzles, ManoOptions):
     """Formulas modulo 23, by operations."""
 
-    name: ClassVar[str] = "mano"
+    name = "mano"
 
     def _cells(self) -> Iterator[Cell]:
         return ({"operations": operations} for operations in self.operations)

@@ -5,26 +5,18 @@ be known. Scored by teacher forcing: whether each token of the value is the like
 pairs being given as they are.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import RecallOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject, check_count
+from clearhead.eval.task import EvalTask, Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecallTask(RecallOptions):
-    """Recall of values by their keys, by length and number of pairs."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("accuracy",)
+class RecallTask(EvalTask, RecallOptions):
+    headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(samples=self.samples, queries=self.queries)
@@ -38,7 +30,7 @@ class RecallTask(RecallOptions):
             subject.check_length(len(prompt.ids) + len(answer))
         return found
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
         prompts, answers, places = zip(*samples, strict=True)
         found = subject.reader.ask(prompts, answers, advanced=advanced)
@@ -47,13 +39,12 @@ class RecallTask(RecallOptions):
             by_sample.append([all(answer.right[start:stop]) for start, stop in values])
             losses += [sum(answer.loss[start:stop]) for start, stop in values]
         right = [one for some in by_sample for one in some]
-        result = {
+        return {
             "accuracy": sum(right) / len(right),
             "accuracy_by_item": [sum(some) / len(some) for some in by_sample],
             "answer_loss": sum(losses) / len(losses),
             "trials": len(right),
         }
-        return lines_of(self.headlines, result)
 
     def _sample(
         self, subject: Subject, cell: Cell, number: int

@@ -9,10 +9,8 @@ of demonstrations, which a cell draws once.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
-from typing import ClassVar
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
@@ -27,19 +25,14 @@ from clearhead.eval.demonstrations import (
 )
 from clearhead.eval.options import FILL, ShotsOptions
 from clearhead.eval.prefill import Prompt
-from clearhead.eval.task import Subject, check_count, parted
+from clearhead.eval.task import EvalTask, Subject, check_count, parted
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShotsTask(ShotsOptions):
-    """Classification by demonstrations in the context, by length, shots and order."""
-
-    drawn: ClassVar[bool] = True
-    headlines: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "variance")
+class ShotsTask(EvalTask, ShotsOptions):
+    headlines = ("accuracy", "margin", "variance")
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_count(queries=self.queries, permutations=self.permutations)
@@ -62,7 +55,7 @@ class ShotsTask(ShotsOptions):
             for length in subject.lengths
         ]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         setting = _Setting(self, subject)
         shown = setting.shown(cell["length"], _count(cell["shots"]))
         known: dict[Tokens, list[int]] = {}
@@ -80,7 +73,7 @@ class ShotsTask(ShotsOptions):
         # Orders ask the same queries: those are the trials, not their repetitions.
         low, high = wilson(sum(by_query), self.queries)
         several = len(known) > 1
-        result = {
+        return {
             "accuracy": fmean(accuracies),
             "low": low,
             "high": high,
@@ -96,7 +89,6 @@ class ShotsTask(ShotsOptions):
             "prompt_tokens": len(context) + fmean(map(len, setting.questions)),
             "trials": self.queries,
         }
-        return lines_of(self.headlines, result)
 
 
 class _Setting:

@@ -1,20 +1,26 @@
-"""The subject of evaluations, and checks of their options."""
+"""The subject of evaluations, their tasks, and checks of options and files."""
 
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.rope_limits import check_length
-from clearhead.measure import task as measure
-from clearhead.measure.task import Cell
+from clearhead.measure import task
+from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
+from clearhead.records.runs import Line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject(measure.Subject):
+class Subject(task.Subject):
     """A causal language model under evaluation, with a fast tokenizer, and its text.
 
     Attributes:
@@ -61,6 +67,29 @@ class Subject(measure.Subject):
         return Encoder(self.tokenizer)
 
 
+class EvalTask(ABC):
+    """A task of `clearhead eval`; its other base says what it measures, and has its options.
+
+    Attributes:
+        headlines: the numbers of a cell that tables show.
+    """
+
+    drawn: ClassVar[bool] = True
+    headlines: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def cells(self, subject: Subject) -> list[Cell]:
+        """As `clearhead.measure.Task`."""
+
+    @abstractmethod
+    def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
+        """The numbers of one cell, and what `lines_of` takes besides."""
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+        """The lines of one cell."""
+        return lines_of(self.headlines, self.result(subject, cell, advanced))
+
+
 def parted(words: Sequence[str]) -> list[str]:
     """Split words at commas; each word once."""
     return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
@@ -85,3 +114,17 @@ def check_count(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ClearheadError(f"{name} is {count}: at least 1")
+
+
+def file_digest(path: Path) -> str:
+    """A hash of a file's bytes, as 12 hex digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def check_files(task: str, files: Sequence[str], example: str) -> None:
+    """Refuse an empty list of files, and two files of one name: tables name them so."""
+    if not files:
+        raise ClearheadError(f"{task} needs files: for example --{task}.files {example}")
+    names = Counter(Path(file).name for file in files)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ClearheadError(f"two files are called {twice[0]}: tables name them so; rename one")

@@ -57,12 +57,23 @@ class Base:
         return {"name": self.name, "parameters": parameters_digest(self.model)}
 
 
-def open_base(name: str, data: DataConfig, length: int, *, trust_remote_code: bool) -> Base:
+def open_base(
+    name: str,
+    data: DataConfig,
+    length: int,
+    *,
+    trust_remote_code: bool,
+    began: str | None = None,
+) -> Base:
     """Open a model to go on from in windows of that length, in float32, and prepare its text.
+
+    Args:
+        began: as in `prepare`.
 
     Raises:
         ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
-            beside its own or with more entries than it has, and windows longer than it can read.
+            beside its own or with more entries than it has, and windows longer than it can read;
+            as `prepare`.
     """
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
@@ -74,7 +85,7 @@ def open_base(name: str, data: DataConfig, length: int, *, trust_remote_code: bo
             f"windows of {length} tokens are more than the {limit} positions of {name}: "
             f"give --train.sequence-length {limit}"
         )
-    corpus = own_text(data, tokenizer, progress=say)
+    corpus = own_text(data, tokenizer, progress=say, began=began)
     entries = model.get_input_embeddings().num_embeddings
     if corpus.vocabulary_size > entries:
         raise ClearheadError(

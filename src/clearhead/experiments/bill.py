@@ -1,14 +1,51 @@
-"""The bill of a training run before any weight exists: memory, FLOPs, time, money."""
+"""The bill of a training run before any weight exists: memory, FLOPs, time, money; and GPUs.
+
+A GPU's dense bf16 rate, memory and bandwidth are of its data sheet; its price is to be changed.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from clearhead.errors import ClearheadError
-from clearhead.experiments.hardware import GPUS
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.models import Plan, plan
 from clearhead.train.config import TrainConfig
+from clearhead.train.parallel import dealt_among
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPU:
+    """A GPU.
+
+    Attributes:
+        flops: a second, dense bf16 with float32 sums.
+        bandwidth: bytes a second.
+        memory: bytes.
+        price: US dollars an hour, about what clouds asked for one on demand in 2026.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+    price: float
+
+
+def _gpu(teraflops: float, terabytes: float, gigabytes: float, price: float) -> GPU:
+    return GPU(
+        flops=teraflops * 1e12, bandwidth=terabytes * 1e12, memory=gigabytes * 1e9, price=price
+    )
+
+
+GPUS = {
+    "rtx4090": _gpu(165, 1.008, 24, 0.5),
+    "l40s": _gpu(362, 0.864, 48, 1.2),
+    "a100": _gpu(312, 2.039, 80, 1.8),
+    "h100": _gpu(989, 3.35, 80, 3.0),
+    "h200": _gpu(989, 4.8, 141, 3.8),
+    "b200": _gpu(2250, 8.0, 180, 6.0),
+    "mi300x": _gpu(1307, 5.3, 192, 3.0),
+}
+
 
 EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
 
@@ -68,8 +105,8 @@ def bill(
 
     A roofline: forward and backward pass take the longer of their FLOPs at `efficiency` of the
     GPU's dense bf16 rate, and of the traffic of their activations and weights; the optimizer takes
-    that of its own state. The GPUs share the micro-batches of a step; communication between them
-    is not counted.
+    that of its own state. The GPUs share the batches of a step, then the rows of a batch;
+    communication between them is not counted.
 
     Args:
         numbers: of GPUs, with weights and optimizer sharded over them.
@@ -79,25 +116,25 @@ def bill(
     Raises:
         ClearheadError: a number of GPUs that cannot share a step; and as `training_memory`.
     """
-    for number in numbers:
-        if train.accumulation % number:
-            raise ClearheadError(
-                f"{number} GPUs cannot share a step of {train.accumulation} batches evenly: give a "
-                f"number that divides it, or --train.accumulation {number} with smaller batches"
-            )
+    dealt = {number: dealt_among(train, number) for number in numbers}
     counts = plan(config, length=train.sequence_length)
     read = plan(config, length=context)
     memory = {
-        number: training_memory(config, train, checkpointing=checkpointing, gpus=number)
-        for number in numbers
+        number: training_memory(
+            config,
+            replace(train, batch_size=train.batch_size * among // number),
+            checkpointing=checkpointing,
+            gpus=number,
+        )
+        for number, among in dealt.items()
     }
     step_flops = 3.0 * counts.forward_flops * train.tokens_per_step
     estimates = []
     for name in gpus:
         for number in numbers:
             gpu, parts = GPUS[name], memory[number]
-            passes = train.accumulation // number
-            work = step_flops / train.accumulation * (4 / 3 if checkpointing else 1)
+            passes = train.accumulation // dealt[number]
+            work = step_flops / passes / number * (4 / 3 if checkpointing else 1)
             compute = work / (gpu.flops * efficiency)
             # Activations are written and read once; weights are read by both passes, in 16 bits.
             traffic = (2 * parts["activations"] + 4 * counts.parameters) / gpu.bandwidth

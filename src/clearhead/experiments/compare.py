@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -16,11 +17,15 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
-from clearhead.experiments.final_measures import attention_records, measure
-from clearhead.experiments.milestones import FILE as MILESTONES
-from clearhead.experiments.milestones import Milestones
-from clearhead.experiments.run_setup import batches, masked_batches
-from clearhead.experiments.side_by_side import make_at_once
+from clearhead.experiments.final_measures import (
+    MILESTONES,
+    Milestones,
+    attention_records,
+    measure,
+)
+from clearhead.experiments.forks import make_at_once
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.run_setup import batches, data_of, masked_batches
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.progress import Work
@@ -62,7 +67,8 @@ def compare(
     What is done is kept in `config.output`, a folder a run, so that a comparison that was stopped
     goes on with the run at hand. `records.jsonl` there holds the records of all runs. A run that
     diverges is recorded as such, and the others go on: in a sweep that is a result. Processes that
-    torchrun started train every run together; the first measures and writes.
+    torchrun started train every run together; the first measures and writes. A script that asks for
+    several `jobs` has its code under `if __name__ == "__main__"`, as multiprocessing wants it.
 
     Args:
         work: shows which run is at hand and how far it is, a unit a run.
@@ -131,7 +137,7 @@ def _compare(
         spread = [job for job in jobs if not job.records.exists()]
         for _ in range(len(jobs) - len(spread)):
             work.skip()
-        make_at_once(config, spread, say, work)
+        make_at_once(config, [job.of_a_process() for job in spread], say, work)
     for job in jobs:
         trained = None
         if job in spread:
@@ -180,13 +186,30 @@ def _write_records(job: "_Job", trained: "_Trained", locks: list[Lock]) -> None:
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
+    began = _began(config)
     if config.base is None:
-        corpus = prepare(config.data, progress=say)
+        corpus = prepare(config.data, progress=say, began=began)
         return None, with_mask_token(corpus) if config.objective == "mlm" else corpus
     longest = max(arm.train.sequence_length for arm in config.arms)
     trust = config.trust_remote_code
-    base = open_base(config.base, config.data, longest, trust_remote_code=trust)
+    base = open_base(config.base, config.data, longest, trust_remote_code=trust, began=began)
     return base, base.corpus
+
+
+def _began(config: CompareConfig) -> str | None:
+    """The fingerprint of the data of a run that was begun in the output folder, if one was."""
+    for arm, seed in itertools.product(config.arms, config.seeds):
+        folder = _folder(config, arm, seed)
+        if (folder / RECORDS).exists():
+            return (_intact(folder / RECORDS).get("data") or {}).get("fingerprint")
+        if (data := data_of(folder)) is not None:
+            return data
+    return None
+
+
+def _folder(config: CompareConfig, arm: Arm, seed: int) -> Path:
+    """The folder of a run."""
+    return config.output / f"{arm.folder}-seed{seed}"
 
 
 class _Job:
@@ -205,10 +228,20 @@ class _Job:
             raise ClearheadError(
                 "measure_every needs the whole model in one process: choose parallel ddp"
             )
-        self.folder = config.output / f"{arm.folder}-seed{seed}"
+        self.folder = _folder(config, arm, seed)
         self.records = self.folder / RECORDS
         self.called = f"{arm.name}, seed {seed}"
         self.header = self._header()
+
+    def of_a_process(self) -> Job:
+        """The run as a job of a process of its own."""
+        return Job(
+            name=self.folder.name,
+            config=OneRun(comparison=self.config, arm=self.arm.name, seed=self.seed),
+            records=self.records,
+            arm=self.arm.name,
+            label=self.config.label,
+        )
 
     def _header(self) -> dict[str, Any]:
         """The run's own line of the records; what a training run adds to it comes later."""

@@ -10,20 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from tyro.conf import Positional
 
-from clearhead.consent import OpensModels
+from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import GLUE, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import (
-    Field,
-    Model,
-    Name,
-    Preset,
-    Size,
-    Source,
-    TaskName,
-)
+from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
 from clearhead.ranges import Count, Natural, Part, check, check_distinct
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
@@ -85,7 +78,7 @@ def check_base(size: str) -> None:
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
-    presets: tuple[Preset, ...] = ("transformer", "differential", "softmax1")
+    presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train. The others are judged by the first arm of `transformer`, or else by the
     first of all."""
     base: Base = None
@@ -225,7 +218,7 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
 
-    model: Model
+    model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     trust_remote_code: bool = False
     """Run Python code that the checkpoint brings. Read it first."""

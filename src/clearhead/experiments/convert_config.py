@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from clearhead.consent import OpensModels
+from clearhead.arguments import OpensModels
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Change, Model, Source, Text
 from clearhead.ranges import Count, Length

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.prefixes import (
     AUTO,
@@ -22,6 +22,7 @@ from clearhead.experiments.prefixes import (
     given_prefix,
     searched_prefix,
 )
+from clearhead.experiments.run_setup import load_model
 from clearhead.models.conversion import (
     converted,
     for_serving,
@@ -38,7 +39,6 @@ from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
-from clearhead.pairs import overrides
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
 from clearhead.records.provenance import provenance
@@ -157,9 +157,8 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    before, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
-    if basis:
-        before = with_equal_logits(before, rotated(before, basis))
+    first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    before = with_equal_logits(first, rotated(first, basis)) if basis else first
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
@@ -173,7 +172,7 @@ def to_other_mechanisms(
 
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
-            found = distance(before, made, windows, **inputs)
+            found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
         lines.append(
             f"{what}: KL {found.divergence:.4f} nats a token, perplexity "

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import Corpus, DataConfig, prepare, windows
-from clearhead.experiments.checkpoints import load_model
 from clearhead.experiments.compare import SEAL, compare
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.final_measures import attention_records, states
 from clearhead.experiments.quantization import run_quantization
+from clearhead.experiments.run_setup import load_model
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.models.loading import kind_of, resolved

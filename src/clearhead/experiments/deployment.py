@@ -10,10 +10,8 @@ from torch import Tensor
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError
 from clearhead.eval import perplexity
-from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.names import short_names
-from clearhead.experiments.run_setup import refuse_tokenizer
-from clearhead.experiments.sweep_configs import QuantizeConfig
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import resolved
@@ -131,8 +129,8 @@ def figures(
     progress(f"both generate {TOKENS} tokens, {ROUNDS} times in turns")
     seconds = take_turns(
         {
-            "ours": lambda: _discard(continuation(deployed.model, ids, TOKENS)),
-            "bfloat16": lambda: _discard(continuation(deployed.peer, ids, TOKENS)),
+            "ours": lambda: continuation(deployed.model, ids, TOKENS),
+            "bfloat16": lambda: continuation(deployed.peer, ids, TOKENS),
         },
         ROUNDS,
     )
@@ -186,7 +184,3 @@ def not_smaller(found: dict[str, Any]) -> str | None:
         f"not smaller than in bfloat16: with inputs as few as {narrow}, what describes the "
         "quantised layers in the file takes more than their weights save; a wider model gains"
     )
-
-
-def _discard(tokens: list[int]) -> None:
-    """A side of a race returns nothing."""

@@ -6,13 +6,16 @@ from typing import Any
 import torch
 
 from clearhead.data import Corpus
-from clearhead.diagnose.diagnosis import LESS_MEMORY, bytes_held
-from clearhead.diagnose.task import DiagnosisTask
+from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask, bytes_held
 from clearhead.errors import ClearheadError
-from clearhead.experiments.checkpoints import is_preset, load_model
-from clearhead.experiments.names import short_names
-from clearhead.experiments.run_setup import own_text, refuse_tokenizer, untrained
-from clearhead.experiments.sweep_configs import DiagnoseConfig
+from clearhead.experiments.run_setup import (
+    is_preset,
+    load_model,
+    own_text,
+    refuse_tokenizer,
+    untrained,
+)
+from clearhead.experiments.sweep_configs import DiagnoseConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import longest_text, within_memory
@@ -92,7 +95,7 @@ def _portion(
 
 def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> tuple[Any, Corpus]:
     if source.startswith(FRESH):
-        torch.manual_seed(0)
+        torch.manual_seed(config.seeds[0])
         return untrained(
             source.removeprefix(FRESH),
             "tiny" if config.size is None else config.size,

@@ -9,9 +9,8 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.names import short_names
-from clearhead.experiments.run_setup import refuse_tokenizer
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.sweep_configs import short_names
 from clearhead.measure import Portion, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models import SCALINGS, with_scaled_rope

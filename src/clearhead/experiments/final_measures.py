@@ -1,4 +1,4 @@
-"""Measures of every model of a comparison, as the payloads of its records."""
+"""Measures of every model of a comparison, at the end and during training, as records."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -8,14 +8,22 @@ import torch
 from clearhead.data import Corpus, windows
 from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans, attention_maps
 from clearhead.eval import lengths as perplexity_by_length
-from clearhead.eval import masked_loss
+from clearhead.eval import masked_loss, perplexity
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
-from clearhead.train import TrainConfig
+from clearhead.records.loading import as_line
+from clearhead.train import Run, StepMetrics, TrainConfig
+from clearhead.train.callbacks import LinesFile
 
 DIAGNOSED_WINDOWS = 32
 HEAT_MAP_TOKENS = 48
 TOKENS_IN_A_BATCH = 4096
+MILESTONES = "milestones.jsonl"
+WINDOWS = 16  # of a milestone
+METRICS = (
+    *("kurtosis", "kurtosis_rotated", "largest_activation"),
+    *("first_token_argmax_share", "first_token_mass", "null_mass"),
+)
 
 
 def measure(
@@ -87,3 +95,54 @@ def attention_records(
     spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
     for line in attention_maps(model, torch.as_tensor(text)):
         yield {**line, "text": spelt}
+
+
+class Milestones(LinesFile):
+    """Measures the model every few steps, and after the last, on the same few validation windows:
+    outliers can then be read against the loss that they came with.
+
+    Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
+    OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
+    first token, over all layers. Training goes on as if nothing had been: the random state, each
+    module's mode and what was compiled are as before.
+
+    Args:
+        settings: those of the training: windows and batches are of its sizes.
+        every: steps between measurements, a multiple of the steps between logged ones.
+        documents_apart: whether the loss keeps the documents of a window apart.
+    """
+
+    file = MILESTONES
+    afterwards = "go on"
+
+    def __init__(
+        self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool = False
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.every = every
+        self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
+        self._tokenizer = corpus.tokenizer if documents_apart else None
+
+    def start(self, run: Run) -> None:
+        """Open the file."""
+        super().start(run)
+        self._run = run
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Measure, where it is time."""
+        if metrics.step % self.every and metrics.step != self._run.steps:
+            return
+        common = {"kind": "measure", "run": self._run.name, "step": metrics.step}
+        lines = [as_line({**common, **found}) for found in self._measured(self._run.model)]
+        self.write("".join(lines))
+
+    def _measured(self, model: Any) -> list[dict[str, Any]]:
+        length, size = self.settings.sequence_length, self.settings.batch_size
+        with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+            read = perplexity(
+                model, self._texts, length=length, batch_size=size, tokenizer=self._tokenizer
+            )
+            lines = states(model, self._texts, self.settings, batch_size=size)
+        pooled = [line for line in lines if "layer" not in line and line["metric"] in METRICS]
+        return [{"metric": "loss", "value": read.loss, "length": length}, *pooled]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.data import DataConfig, LabelledBatches, labelled
+from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
@@ -110,6 +110,11 @@ class _Task:
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
         sources = {"train": self.task.train, **dict(self.task.validation)}
+        self.revisions = {
+            source: hub.pinned_revision(source, cache, say)
+            for source in sources.values()
+            if hub.is_hub(source)
+        }
         rows = {
             split: labelled.read_rows(source, self.task, cache=cache, progress=say)
             for split, source in sources.items()
@@ -229,6 +234,7 @@ class _Seed:
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
                 for split, found in task.texts.items()
             },
+            **({"revisions": task.revisions} if task.revisions else {}),
         }
 
     def check_finished(self) -> None:

@@ -1,7 +1,6 @@
 """Jobs as processes, several at a time, each with a log; a finished job is not run again."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from clearhead.errors import Stopped
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.files import write_text
@@ -19,11 +19,10 @@ _POLL_SECONDS = 0.2
 
 
 class Process(Protocol):
-    """A started job, as `subprocess.Popen` has it; `returncode` is known once `poll` gave it."""
+    """A started job, as `multiprocessing` has it; `exitcode` is None while it runs."""
 
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
 
     def terminate(self) -> None: ...
 
@@ -32,14 +31,6 @@ class Process(Protocol):
 
 Start = Callable[[Job, Path, str | None], Process]
 """Starts a job that writes to a log and sees one GPU, where it is named."""
-
-
-class Stopped(Exception):  # noqa: N818 (a request, not a fault)
-    """A signal stopped the jobs; their work is saved, and the same call goes on."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__("stopped")
-        self.code = 128 + number
 
 
 def gpus() -> tuple[str, ...]:
@@ -101,7 +92,7 @@ def run(
                         work.skip()
                         say(f"{job.name}: left out, for want of its model")
                 time.sleep(_POLL_SECONDS)
-                ended = [one for one in running if one.process.poll() is not None]
+                ended = [one for one in running if one.process.exitcode is not None]
                 running = [one for one in running if one not in ended]
                 for one in ended:
                     failure = one.end()
@@ -146,10 +137,10 @@ class _Running:
 
     def end(self) -> str:
         """Mark as finished, or else return why it failed."""
-        if self.process.returncode and not _diverged(self.job.records):
+        if self.process.exitcode and not _diverged(self.job.records):
             lines = self._log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
             said = f"{lines[-1].strip()} (all of it: {self._log})"
-            return f"failed with {self.process.returncode}: {said}"
+            return f"failed with {self.process.exitcode}: {said}"
         write_text(self._mark, f"{self.job}\n")
         return ""
 

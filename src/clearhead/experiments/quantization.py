@@ -7,15 +7,13 @@ from transformers.utils import logging
 
 from clearhead.data import prepare
 from clearhead.errors import require
-from clearhead.experiments.checkpoints import load_model
-from clearhead.experiments.names import short_names
-from clearhead.experiments.run_setup import refuse_tokenizer
-from clearhead.experiments.sweep_configs import QuantizeConfig
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
-from clearhead.quantize.task import QuantizationTask
+from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import QUANTIZATION, Line
 

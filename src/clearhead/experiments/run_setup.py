@@ -1,4 +1,4 @@
-"""The configuration, model and batches of a training run, from a preset's name and a corpus."""
+"""Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ import torch
 from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.experiments.checkpoints import is_preset
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.loading import (
     auto_class,
     best_device,
     explained,
     kind_of,
+    load,
     load_config,
     load_tokenizer,
     resolved,
@@ -101,9 +101,11 @@ def check_objective(name: str, config: ClearheadConfig) -> None:
         )
 
 
-def own_text(data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None]) -> Corpus:
+def own_text(
+    data: DataConfig, tokenizer: Any, *, progress: Callable[[str], None], began: str | None = None
+) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
-    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False)
+    return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
 
 
 def untrained(
@@ -141,3 +143,20 @@ def refuse_tokenizer(data: DataConfig) -> None:
     for name in ("tokenizer", "vocabulary"):
         if getattr(data, name) != getattr(DataConfig, name):
             raise ClearheadError(f"data.{name} has no effect here: text is read by the model's own")
+
+
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
+
+    Raises:
+        ClearheadError: as `clearhead.models.loading.load`.
+    """
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
+    return model.to(best_device()), tokenizer
+
+
+def is_preset(name: str) -> bool:
+    """True for a preset's name, False for a folder with a configuration."""
+    return not Path(name).is_dir()

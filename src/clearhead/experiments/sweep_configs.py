@@ -1,12 +1,13 @@
 """Measurements as values: configurations of eval, diagnose and quantize; no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from clearhead.consent import OpensModels
+from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
@@ -83,7 +84,7 @@ EvaluateConfig = make_dataclass(
     bases=(EvaluateSettings,),
     frozen=True,
     kw_only=True,
-    namespace={"__doc__": EvaluateSettings.__doc__},
+    namespace={"__doc__": EvaluateSettings.__doc__, "__module__": __name__},  # to be pickled
 )
 
 
@@ -93,7 +94,8 @@ class DiagnoseConfig(SweepConfig):
 
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
-    init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
+    init:NAME is a preset, or a checkpoint's configuration, with fresh weights, of the first
+    seed."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
     size: Size | None = None
@@ -171,3 +173,21 @@ class QuantizeConfig(SweepConfig):
         """The options among `names` that have another value than when they are left out."""
         defaults = QuantizeConfig
         return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """Short and different: the run's folder rather than its "final".
+
+    Raises:
+        ClearheadError: where one model is given twice.
+    """
+    short = []
+    for source in sources:
+        path = Path(source.removeprefix("init:"))
+        parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
+        short.append(("init:" if source.startswith("init:") else "") + parts[-1])
+    if len(set(short)) == len(short):
+        return short
+    if len(set(sources)) == len(sources):
+        return list(sources)
+    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")

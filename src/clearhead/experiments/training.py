@@ -57,13 +57,16 @@ def _run(
     share = None
     tracked = make_trackers(job.track)  # refuses one that is not installed
     start: dict[str, Any] = {"preset": job.preset, "from": None}
+    began = data_of(job.output) if resume else None
     if job.base is None:
         share = None if job.objective != "mlm" else SHARE if job.mask is None else job.mask
-        model, corpus = world.in_turn(lambda: _new(job, resume, say))
+        model, corpus = world.in_turn(lambda: _new(job, began, say))
         start |= {"preset": job.preset or BASELINE, "size": job.size}
     else:
         source, length, trust = job.base, job.train.sequence_length, job.trust_remote_code
-        base = world.in_turn(lambda: open_base(source, job.data, length, trust_remote_code=trust))
+        base = world.in_turn(
+            lambda: open_base(source, job.data, length, trust_remote_code=trust, began=began)
+        )
         corpus = base.corpus
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):
@@ -104,12 +107,11 @@ def _run(
     )
 
 
-def _new(job: TrainJob, resume: bool, say: Callable[[str], None]) -> tuple[Any, Any]:
-    """A preset with fresh weights, and its text."""
+def _new(job: TrainJob, began: str | None, say: Callable[[str], None]) -> tuple[Any, Any]:
+    """A preset with fresh weights, and its text, with which a run may have begun."""
     name = job.preset or BASELINE
     config = preset(name, job.size, **job.set)  # refuses before anything is read
     check_objective(job.objective, config)
-    began = data_of(job.output) if resume else None
     corpus = prepare(job.data, progress=say, began=began)
     if job.objective == "mlm":
         corpus = with_mask_token(corpus)

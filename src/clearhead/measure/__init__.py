@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.measure.documents import Document, Texts
-    from clearhead.measure.sweep import Portion, Watcher
-    from clearhead.measure.task import Subject, Task
+    from clearhead.measure.documents import Document as Document
+    from clearhead.measure.documents import Texts as Texts
+    from clearhead.measure.sweep import Portion as Portion
+    from clearhead.measure.sweep import Watcher as Watcher
+    from clearhead.measure.task import Subject as Subject
+    from clearhead.measure.task import Task as Task
 
-__all__ = ["Document", "Portion", "Subject", "Task", "Texts", "Watcher"]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

@@ -15,23 +15,26 @@ from transformers import (
 
 from clearhead.lazy import lazily
 from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
-from clearhead.models.base_model import ClearheadModel
-from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.classification import ClearheadForSequenceClassification
-from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.masked import ClearheadForMaskedLM
+from clearhead.models.base_model import ClearheadModel as ClearheadModel
+from clearhead.models.causal import ClearheadForCausalLM as ClearheadForCausalLM
+from clearhead.models.classification import (
+    ClearheadForSequenceClassification as ClearheadForSequenceClassification,
+)
+from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
+from clearhead.models.masked import ClearheadForMaskedLM as ClearheadForMaskedLM
 
 if TYPE_CHECKING:
-    from clearhead.models.catalogue import (
-        BASELINE,
-        PRESETS,
-        SIZES,
-        preset,
-        presets,
-        register_preset,
-    )
-    from clearhead.models.planning import Plan, plan
-    from clearhead.models.scaling import SCALINGS, with_rope_scaling, with_scaled_rope
+    from clearhead.models.catalogue import BASELINE as BASELINE
+    from clearhead.models.catalogue import PRESETS as PRESETS
+    from clearhead.models.catalogue import SIZES as SIZES
+    from clearhead.models.catalogue import preset as preset
+    from clearhead.models.catalogue import presets as presets
+    from clearhead.models.catalogue import register_preset as register_preset
+    from clearhead.models.planning import Plan as Plan
+    from clearhead.models.planning import plan as plan
+    from clearhead.models.scaling import SCALINGS as SCALINGS
+    from clearhead.models.scaling import with_rope_scaling as with_rope_scaling
+    from clearhead.models.scaling import with_scaled_rope as with_scaled_rope
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -39,23 +42,5 @@ AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
 AutoModelForMaskedLM.register(ClearheadConfig, ClearheadForMaskedLM)
 AutoModelForSequenceClassification.register(ClearheadConfig, ClearheadForSequenceClassification)
 
-__all__ = [
-    "BASELINE",
-    "PRESETS",
-    "SCALINGS",
-    "SIZES",
-    "ClearheadConfig",
-    "ClearheadForCausalLM",
-    "ClearheadForMaskedLM",
-    "ClearheadForSequenceClassification",
-    "ClearheadModel",
-    "Plan",
-    "plan",
-    "preset",
-    "presets",
-    "register_preset",
-    "with_rope_scaling",
-    "with_scaled_rope",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

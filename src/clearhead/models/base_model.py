@@ -118,8 +118,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
             position_ids: int64 [B, T]; by default counted from the first token not padded.
-            past_key_values: a transformers Cache. One token after a StaticCache, its mask of all
-                room or None, reads nothing on the host: a CUDA graph can hold the step.
+            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
+                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's

@@ -72,12 +72,11 @@ def imported(model: Any) -> ClearheadForCausalLM:
 
 def _convert(model: Any) -> Any:
     if isinstance(model, ClearheadForCausalLM):
-        write = next(family.write for family in FAMILIES.values() if family.suits(model.config))
-        assert write is not None
-        return write(model)
-    family, kind = FAMILIES.get(type(model).__name__), type(model).__name__
-    if family is not None:
-        return family.read(model)
+        family = next(family for family in FAMILIES.values() if family.suits(model.config))
+        return family.exported(model)
+    kind = type(model).__name__
+    if kind in FAMILIES:
+        return FAMILIES[kind].imported(model)
     for key in _EXPERTS:
         if count := getattr(model.config, key, None):
             raise ClearheadError(

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.llama import filled
+from clearhead.models.families.family import filled
 from clearhead.nn.norms import RMSNorm
+from clearhead.nn.positions import NoPosition
 from clearhead.nn.registry import REGISTRY
 
 Part = Literal["residual", "values"]
@@ -66,7 +67,7 @@ def _check_residual(config: ClearheadConfig) -> None:
     if (norm := config.embedding_norm) not in (allowed := ("none", "rmsnorm-single")):
         raise _refusal("embedding_norm", norm, allowed)
     embeds: Any = REGISTRY.find("position", config.position).build
-    if embeds.embed is not REGISTRY.find("position", "none").build.embed:
+    if embeds.embed is not NoPosition.embed:
         raise ClearheadError(
             f"position={config.position!r} is added to the stream: leave residual out of --rotate"
         )
@@ -101,7 +102,7 @@ def _orthogonal(size: int, draw: torch.Generator) -> Tensor:
 
 def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
     turn = turn.to(model.device)
-    trunk = model.model
+    trunk: Any = model.model
     if not model.config.tie_word_embeddings:
         _read(model.lm_head, trunk.norm, turn)
         _settle(trunk.norm)

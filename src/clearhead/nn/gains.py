@@ -22,11 +22,17 @@ LEAST, MOST = 0.1, 10.0
 class Trainable(nn.Module):
     """x · β, β a trained number."""
 
+    gain: Tensor
+
     def __init__(self, start: float) -> None:
         super().__init__()
         self.start = start
-        self.gain = nn.Parameter(torch.empty(1))
+        self.hold(torch.empty(1))
         self.reset_parameters()
+
+    def hold(self, gain: Tensor) -> None:
+        """Keep the gain as a parameter, or as a buffer where the run moves it."""
+        self.gain = nn.Parameter(gain)
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.gain, self.start)
@@ -35,16 +41,11 @@ class Trainable(nn.Module):
         return x_BTC * self.gain
 
 
-class Scheduled(nn.Module):
+class Scheduled(Trainable):
     """x · β · t, t the part of the run that is done: the branch comes in from nothing."""
 
-    gain: Tensor
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.register_buffer("gain", torch.empty(1))
-        self.reset_parameters()
+    def hold(self, gain: Tensor) -> None:
+        self.register_buffer("gain", gain)
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gain)
@@ -52,29 +53,22 @@ class Scheduled(nn.Module):
     def on_step_end(self, done: float, loss: float) -> None:
         self.gain.fill_(self.start * done)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return x_BTC * self.gain
 
-
-class Feedback(nn.Module):
+class Feedback(Trainable):
     """x · β(t), β(t+1) = β(t) · 0.9 after a loss far above its running mean, else · 1.001.
 
     Far is four deviations, mean and deviation running with decay 0.99: noise does not reach it. So
     a branch that a norm would have held gives way where training is about to diverge.
     """
 
-    gain: Tensor
     loss: Tensor
 
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.register_buffer("gain", torch.empty(1))
+    def hold(self, gain: Tensor) -> None:
+        self.register_buffer("gain", gain)
         self.register_buffer("loss", torch.empty(3))  # how many were seen, mean, variance
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.gain, self.start)
+        super().reset_parameters()
         nn.init.zeros_(self.loss)
 
     def on_step_end(self, done: float, loss: float) -> None:
@@ -89,9 +83,6 @@ class Feedback(nn.Module):
         mean += (1 - DECAY) * off
         variance = DECAY * (variance + (1 - DECAY) * off**2)
         self.loss.copy_(torch.tensor([seen + 1, mean, variance]))
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return x_BTC * self.gain
 
 
 def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module:

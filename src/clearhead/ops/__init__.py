@@ -11,11 +11,18 @@ from clearhead.ops.cross_entropy import linear_cross_entropy
 from clearhead.ops.decayed_mean import decayed_mean
 from clearhead.ops.differential import differential, differential_v2
 from clearhead.ops.precision import rms_norm
-from clearhead.ops.rope import Rotation, dynamic_theta, frequencies, ntk_theta, rotary_table, rotate
+from clearhead.ops.rope import (
+    Rotation,
+    dynamic_theta,
+    frequencies,
+    ntk_theta,
+    rotary_table,
+    rotate,
+    xpos_tables,
+)
 from clearhead.ops.running_mean import running_mean
 from clearhead.ops.shaped import shaped, shaped_causal
 from clearhead.ops.unrotated import attend_unrotated
-from clearhead.ops.xpos import xpos_tables
 
 __all__ = [
     "Rotation",

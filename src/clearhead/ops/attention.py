@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
 
@@ -96,7 +97,7 @@ def _joined(
     # Autocast would round the float32 scores that the tiles are careful to keep.
     with without_autocast(q):
         o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
-    return sinks.join(o, lse, sink, value)
+    return (o, lse) if sink is None else sinks.join(o, lse, sink, value)
 
 
 class _Attend(torch.autograd.Function):
@@ -140,7 +141,7 @@ class _Attend(torch.autograd.Function):
         dsink = dvalue = None
         with without_autocast(q):
             dq, dk, dv = KERNELS[ctx.kernel].run.backward(
-                *(grad, q, k, v, o, lse), scale=ctx.scale, visibility=visibility
+                grad, Saved(q, k, v, o, lse), scale=ctx.scale, visibility=visibility
             )
             if sink is not None and any(ctx.needs_input_grad[3:5]):
                 dsink, dvalue = sinks.gradients(sink, value, grad, o, lse)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.layouts import alike
-from clearhead.ops.requests import HALF, SHORT, Request
+from clearhead.ops.requests import HALF, SHORT, Request, Saved
 from clearhead.ops.visibility import Visibility
 
 _aten = torch.ops.aten
@@ -47,20 +47,13 @@ def forward(
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     if q_BHTD.dtype in HALF and k_BGSD.shape[2] <= _FEW:
-        wide = (x.float() for x in (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV))
-        dq, dk, dv = backward(*(*wide, lse_BHT), scale=scale, visibility=visibility)
+        wide = Saved(*(x.float() for x in saved))
+        dq, dk, dv = backward(grad_BHTV.float(), wide, scale=scale, visibility=visibility)
         return dq.to(q_BHTD.dtype), dk.to(k_BGSD.dtype), dv.to(v_BGSV.dtype)
     width = v_BGSV.shape[3]
     q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)

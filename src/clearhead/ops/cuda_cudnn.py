@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.layouts import alike
-from clearhead.ops.requests import HALF, Request
+from clearhead.ops.requests import HALF, Request, Saved
 from clearhead.ops.visibility import Visibility
 
 _aten = torch.ops.aten
@@ -43,17 +43,10 @@ def forward(
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     q, k = alike(q_BHTD, k_BGSD, multiple=8)
     grad, v, o = alike(grad_BHTV, v_BGSV, o_BHTV, multiple=8)
     seed = torch.empty((), dtype=torch.int64, device=q.device)  # not read: there is no dropout

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.ops import layouts
 from clearhead.ops.layouts import alike
 from clearhead.ops.packing import Packing
-from clearhead.ops.requests import HALF, Request
+from clearhead.ops.requests import HALF, Request, Saved
 from clearhead.ops.visibility import Visibility
 
 _aten = torch.ops.aten
@@ -63,17 +63,10 @@ def forward(
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     shared = k_BGSD.shape[1]
     depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
     q, k, v = _ready(q_BHTD, k_BGSD, v_BGSV)
@@ -98,36 +91,26 @@ def packed_forward(
     v_NGV: Tensor,
     packing: Packing,
     *,
-    causal: bool,
-    window: int | None,
     scale: float,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor]:
     """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
     heads = q_NHD.shape[1]
     q, k, v = (_spread(x, heads) for x in (q_NHD, k_NGD, v_NGV))
     o, lse_CHM, *_ = _aten._efficient_attention_forward(
         *(q, k, v, None, packing.ends_q, packing.ends_k),
-        *(packing.longest_q, packing.longest_k, 0.0, _kind(causal), True),
+        *(packing.longest_q, packing.longest_k, 0.0, _kind(visibility.causal), True),
         scale=scale,
-        window_size=window,
+        window_size=visibility.window,
     )
     return o[0, ..., : v_NGV.shape[2]], lse_CHM.transpose(0, 1)[:, *packing.places_q]
 
 
 def packed_backward(
-    grad_NHV: Tensor,
-    q_NHD: Tensor,
-    k_NGD: Tensor,
-    v_NGV: Tensor,
-    o_NHV: Tensor,
-    lse_HN: Tensor,
-    packing: Packing,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    grad_NHV: Tensor, saved: Saved, packing: Packing, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, of texts one after the other."""
+    q_NHD, k_NGD, v_NGV, o_NHV, lse_HN = saved
     heads, shared = q_NHD.shape[1], k_NGD.shape[1]
     grad, q, k, v, o = (_spread(x, heads) for x in (grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV))
     length = packing.longest_q + -packing.longest_q % _ROWS
@@ -136,9 +119,9 @@ def packed_backward(
     dq, dk, dv, _ = _aten._efficient_attention_backward(
         *(grad, q, k, v, None, o, packing.ends_q, packing.ends_k),
         *(packing.longest_q, packing.longest_k, lse_CHM, 0.0, *_no_dropout(q)),
-        *(_kind(causal), False),
+        *(_kind(visibility.causal), False),
         scale=scale,
-        window_size=window,
+        window_size=visibility.window,
     )
     dk, dv = (layouts.add(x.transpose(1, 2), shared).transpose(1, 2) for x in (dk, dv))
     depth, width = q_NHD.shape[2], v_NGV.shape[2]

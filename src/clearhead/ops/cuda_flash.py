@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.ops.layouts import alike
 from clearhead.ops.packing import Packing
-from clearhead.ops.requests import HALF, Request
+from clearhead.ops.requests import HALF, Request, Saved
 from clearhead.ops.visibility import Visibility
 
 _aten = torch.ops.aten
@@ -41,30 +41,23 @@ def forward(
     o, lse, *_ = _aten._flash_attention_forward(
         *(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, visibility.causal, False),
         scale=scale,
-        **_window(visibility.causal, visibility.window),
+        **_window(visibility),
     )
     return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     padded = alike(grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, multiple=8)
     grad, q, k, v, o = (x.transpose(1, 2) for x in padded)
     dq, dk, dv = _aten._flash_attention_backward(
         *(grad, q, k, v, o, lse_BHT.contiguous(), None, None, q.shape[1], k.shape[1]),
         *(0.0, visibility.causal, *_no_dropout(q)),
         scale=scale,
-        **_window(visibility.causal, visibility.window),
+        **_window(visibility),
     )
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     depth = q_BHTD.shape[3]
@@ -77,38 +70,30 @@ def packed_forward(
     v_NGV: Tensor,
     packing: Packing,
     *,
-    causal: bool,
-    window: int | None,
     scale: float,
+    visibility: Visibility,
 ) -> tuple[Tensor, Tensor]:
     """Return o [N, H, V] and its log-sum-exp [H, N] of texts one after the other."""
     q, k, v = alike(q_NHD, k_NGD, v_NGV, multiple=8)
     o, lse_HN, *_ = _aten._flash_attention_forward(
-        *(q, k, v, *_texts(packing), 0.0, causal, False), scale=scale, **_window(causal, window)
+        *(q, k, v, *_texts(packing), 0.0, visibility.causal, False),
+        scale=scale,
+        **_window(visibility),
     )
     return o[..., : v_NGV.shape[2]], lse_HN
 
 
 def packed_backward(
-    grad_NHV: Tensor,
-    q_NHD: Tensor,
-    k_NGD: Tensor,
-    v_NGV: Tensor,
-    o_NHV: Tensor,
-    lse_HN: Tensor,
-    packing: Packing,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    grad_NHV: Tensor, saved: Saved, packing: Packing, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, of texts one after the other."""
+    q_NHD, k_NGD, v_NGV, o_NHV, lse_HN = saved
     grad, q, k, v, o = alike(grad_NHV, q_NHD, k_NGD, v_NGV, o_NHV, multiple=8)
     dq, dk, dv = _aten._flash_attention_backward(
-        *(grad, q, k, v, o, lse_HN.contiguous(), *_texts(packing), 0.0, causal),
+        *(grad, q, k, v, o, lse_HN.contiguous(), *_texts(packing), 0.0, visibility.causal),
         *_no_dropout(q),
         scale=scale,
-        **_window(causal, window),
+        **_window(visibility),
     )
     depth = q_NHD.shape[2]
     return dq[..., :depth], dk[..., :depth], dv[..., : v_NGV.shape[2]]
@@ -119,10 +104,10 @@ def _texts(packing: Packing) -> tuple[Tensor, Tensor, int, int]:
     return packing.ends_q, packing.ends_k, max(2, packing.longest_q), max(2, packing.longest_k)
 
 
-def _window(causal: bool, window: int | None) -> dict[str, int | None]:
+def _window(visibility: Visibility) -> dict[str, int | None]:
     """Keys before and after a query's own that it sees; causality wins over those after."""
-    before = None if window is None else window - 1
-    return {"window_size_left": before, "window_size_right": 0 if causal else before}
+    before = None if visibility.window is None else visibility.window - 1
+    return {"window_size_left": before, "window_size_right": 0 if visibility.causal else before}
 
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:

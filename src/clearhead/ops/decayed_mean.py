@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.running_mean import picked
+from clearhead.ops.running_mean import picked, windowed_mean
 from clearhead.ops.visibility import Span, Visibility
-from clearhead.ops.windowed_mean import windowed_mean
 
 # Tokens in a block; blocks are summed up by blocks again.
 BLOCK = 16

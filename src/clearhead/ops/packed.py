@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead.ops import cuda_efficient, cuda_flash, tiles
 from clearhead.ops.packing import Places, packing
+from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
 _KERNELS: dict[str, Any] = {"flash": cuda_flash, "efficient": cuda_efficient}
@@ -34,11 +35,11 @@ class Operator:
         return _forward(q, k, v, *masks, visibility.causal, visibility.window, scale, self.kernel)
 
     def backward(
-        self, *tensors: Tensor, scale: float, visibility: Visibility
+        self, grad: Tensor, saved: Saved, *, scale: float, visibility: Visibility
     ) -> tuple[Tensor, Tensor, Tensor]:
         masks = (visibility.key_mask, visibility.segments)
         return _backward(
-            *(*tensors, *masks, visibility.causal, visibility.window, scale, self.kernel)
+            *(grad, *saved, *masks, visibility.causal, visibility.window, scale, self.kernel)
         )
 
 
@@ -64,7 +65,7 @@ def _forward(
         return _tokens_first(o), _as_kept(lse, visibility.masked)
     k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
     o, lse = run.packed_forward(
-        *(_taken(q_BHTD, texts.of_queries), k, v, texts), causal=causal, window=window, scale=scale
+        *(_taken(q_BHTD, texts.of_queries), k, v, texts), scale=scale, visibility=visibility
     )
     o_BHTV = _put(o, texts.of_queries, batch, queries)
     if texts.of_queries is None:
@@ -96,16 +97,15 @@ def _backward(
     texts = packing(key_mask, segments, queries) if run.packs(queries, visibility) else None
     if texts is None or not texts.serves(window):
         run = run if texts is None else tiles
-        inputs = (grad_BHTV, q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
-        dq, dk, dv = run.backward(*inputs, scale=scale, visibility=visibility)
+        saved = Saved(q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)
+        dq, dk, dv = run.backward(grad_BHTV, saved, scale=scale, visibility=visibility)
         return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
     grad, q, o = (_taken(x, texts.of_queries) for x in (grad_BHTV, q_BHTD, o_BHTV))
     lse_HBT = lse_BHT.transpose(0, 1)
     lse = lse_HBT.flatten(1) if texts.of_queries is None else lse_HBT[:, *texts.of_queries]
     k, v = (_taken(x, texts.of_keys) for x in (k_BGSD, v_BGSV))
-    dq, dk, dv = run.packed_backward(
-        *(grad, q, k, v, o, lse, texts), causal=causal, window=window, scale=scale
-    )
+    saved = Saved(q, k, v, o, lse)
+    dq, dk, dv = run.packed_backward(grad, saved, texts, scale=scale, visibility=visibility)
     dk, dv = (_put(x, texts.of_keys, batch, keys) for x in (dk, dv))
     return _put(dq, texts.of_queries, batch, queries), dk, dv
 

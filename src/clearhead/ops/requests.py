@@ -1,8 +1,9 @@
-"""A request for attention, as the dispatch table sees it: constants only, never a tensor."""
+"""A request for attention, as the dispatch table sees it, and what its gradients are made of."""
 
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
 # Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation.
@@ -12,8 +13,22 @@ PLAIN, DIFFERENTIAL, UNROTATED = "plain", "differential", "unrotated"
 SHORT = 1024
 
 
+class Saved(NamedTuple):
+    """Tensors that a forward pass leaves for the gradients: inputs, output and log-sum-exp.
+
+    q [B, H, T, D], k [B, G, S, D], v [B, G, S, V], o [B, H, T, V], lse [B, H, T]; of packed texts
+    [N, H, D] and so on, lse [H, N].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+
+
 class Request(NamedTuple):
-    """Properties of a call by which a kernel is chosen; hashable, so a choice is made once.
+    """Properties of a call by which a kernel is chosen: constants, so that a choice is made once.
 
     Attributes:
         device: its type. capability: of a CUDA device, (9, 0) for Hopper; None elsewhere.

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.ops import oracles, sinks
 from clearhead.ops.coca import coca_keys
-from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Request, Saved
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
@@ -79,7 +79,8 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
     with torch.no_grad():
         o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
         o, lse = sinks.join(o, lse, sink)
-        found = [o, *kernel.backward(grad, q, k, v, o, lse, scale=scale, visibility=visibility)]
+        saved = Saved(q, k, v, o, lse)
+        found = [o, *kernel.backward(grad, saved, scale=scale, visibility=visibility)]
     with torch.enable_grad():
         exact = [x.double().requires_grad_() for x in (q, k, v)]
         want = oracles.attend(*exact, sink=sink, scale=scale, **visibility._asdict())

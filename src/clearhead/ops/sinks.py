@@ -14,11 +14,9 @@ from clearhead.ops.precision import without_autocast
 
 
 def join(
-    o_BHTV: Tensor, lse_BHT: Tensor, sink: Tensor | None, value_BHTV: Tensor | None = None
+    o_BHTV: Tensor, lse_BHT: Tensor, sink: Tensor, value_BHTV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(o1, lse1) of softmax's own (o, lse), which are given up; unchanged without a sink."""
-    if sink is None:
-        return o_BHTV, lse_BHT
+    """(o1, lse1) of softmax's own (o, lse), which are given up."""
     null_BHT = by_row(sink, lse_BHT)
     lse1_BHT = torch.logaddexp(lse_BHT, null_BHT)
     # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.

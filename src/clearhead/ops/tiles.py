@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import layouts
+from clearhead.ops.requests import Saved
 from clearhead.ops.visibility import Visibility
 
 ROWS = 128
@@ -51,17 +52,10 @@ def forward(
 
 
 def backward(
-    grad_BHTV: Tensor,
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    o_BHTV: Tensor,
-    lse_BHT: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    grad_BHTV: Tensor, saved: Saved, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
+    q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
     heads, queries = q_BHTD.shape[1:3]
     shared, keys = k_BGSD.shape[1:3]
     k, v = layouts.repeat(k_BGSD, heads), layouts.repeat(v_BGSV, heads)

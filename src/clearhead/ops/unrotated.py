@@ -57,4 +57,4 @@ def attend_unrotated(
         o, lse = KERNELS[name].run.forward(
             q_BHTD, t_BGSE, v_BGSV, scale=scale, visibility=settled, rotation=rotation
         )
-        return sinks.join(o, lse, sink)[0]
+        return o if sink is None else sinks.join(o, lse, sink)[0]

@@ -5,23 +5,17 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.optim.build import OPTIMIZERS, build_optimizer
-    from clearhead.optim.groups import decay_groups, pattern_groups
-    from clearhead.optim.orthoadam import OrthoAdam
-    from clearhead.optim.recipe import READERS, SCHEDULES, Course, Recipe, Windows, learning_rate
+    from clearhead.optim.build import OPTIMIZERS as OPTIMIZERS
+    from clearhead.optim.build import build_optimizer as build_optimizer
+    from clearhead.optim.groups import decay_groups as decay_groups
+    from clearhead.optim.groups import pattern_groups as pattern_groups
+    from clearhead.optim.orthoadam import OrthoAdam as OrthoAdam
+    from clearhead.optim.recipe import READERS as READERS
+    from clearhead.optim.recipe import SCHEDULES as SCHEDULES
+    from clearhead.optim.recipe import Course as Course
+    from clearhead.optim.recipe import Recipe as Recipe
+    from clearhead.optim.recipe import Windows as Windows
+    from clearhead.optim.recipe import learning_rate as learning_rate
 
-__all__ = [
-    "OPTIMIZERS",
-    "READERS",
-    "SCHEDULES",
-    "Course",
-    "OrthoAdam",
-    "Recipe",
-    "Windows",
-    "build_optimizer",
-    "decay_groups",
-    "learning_rate",
-    "pattern_groups",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

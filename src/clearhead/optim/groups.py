@@ -24,12 +24,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Returns:
         Groups as `torch.optim` takes them, each with "params" and "weight_decay".
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups = named_groups(_trainable(model), weight_decay)
+    return [{**group, "params": [p for _, p in group["params"]]} for group in groups]
 
 
 def pattern_groups(
@@ -52,7 +48,7 @@ def pattern_groups(
     Raises:
         ClearheadError: for a pattern that decides nothing.
     """
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    trainable = _trainable(model)
     chosen: list[list[Named]] = [[] for _ in (*rules, None)]
     for name, parameter in trainable:
         matches = (i for i, (pattern, _) in enumerate(rules) if matched(name, (pattern,)))
@@ -60,17 +56,15 @@ def pattern_groups(
     for (pattern, _), named in zip(rules, chosen, strict=False):
         if not named:
             raise _idle(pattern, trainable)
-    groups = [
+    return [
         {**options, **group}
         for (_, options), named in zip((*rules, ("*", {})), chosen, strict=True)
         for group in named_groups(named, weight_decay)
     ]
-    return groups
 
 
-def named_groups(named: Iterable[Named], weight_decay: float) -> list[dict[str, Any]]:
+def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
     """`decay_groups` of the given parameters, which keep their names."""
-    named = list(named)
     groups = [
         {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
@@ -89,13 +83,17 @@ def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named],
     Raises:
         ClearheadError: for a pattern that matches nothing.
     """
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    trainable = _trainable(model)
     for pattern in patterns:
         if not any(matched(name, (pattern,)) for name, _ in trainable):
             raise _idle(pattern, trainable)
     chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
     others = [(name, p) for name, p in trainable if not matched(name, patterns)]
     return chosen, others
+
+
+def _trainable(model: nn.Module) -> list[Named]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _idle(pattern: str, named: Sequence[Named]) -> ClearheadError:

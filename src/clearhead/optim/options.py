@@ -1,18 +1,26 @@
 """OrthoAdam's options: their check, and the axes that they rotate."""
 
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError
 from clearhead.optim import sharded
 from clearhead.optim.rotations import check_kind, sign_key
+from clearhead.ranges import Betas, Length, Natural, NotNegative, Positive, check_value
 
 NONE = "none"
 SIDES = {"left": (-2,), "right": (-1,), "both": (-1, -2)}
-SHARES = ("parameter", "size")
+_HINTS = {
+    "eps": Positive,
+    "weight_decay": NotNegative,
+    "betas": Betas,
+    "seed": Natural,
+    "limit": Length,
+    "sides": Literal["left", "right", "both"],
+    "share": Literal["parameter", "size"],
+}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -68,20 +76,10 @@ def check_group(group: Mapping[str, Any]) -> None:
     Raises:
         ClearheadError: naming what was found and what would work.
     """
-    decay, betas, eps = (group[key] for key in ("weight_decay", "betas", "eps"))
-    _require(_number(eps) and eps > 0, "eps", eps, "a number above 0")
-    _require(_number(decay) and decay >= 0, "weight_decay", decay, "a number of at least 0")
-    pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-    pair = pair and all(_number(beta) and 0 <= beta < 1 for beta in betas)
-    _require(pair, "betas", betas, "two numbers from 0 to below 1, such as 0.9 0.999")
-    for key, least in (("seed", 0), ("limit", 2)):
-        whole = isinstance(group[key], int) and not isinstance(group[key], bool)
-        wanted = f"a whole number of at least {least}"
-        _require(whole and group[key] >= least, key, group[key], wanted)
+    for key, hint in _HINTS.items():
+        check_value(key, group[key], hint)
     if group["rotation"] != NONE:
         check_kind(group["rotation"])
-    choose("sides", group["sides"], SIDES)
-    choose("share", group["share"], SHARES)
     for name, parameter in zip(names(group), group["params"], strict=True):
         if parameter.dtype not in DTYPES:
             raise ClearheadError(f"{name} is {parameter.dtype}: OrthoAdam takes real floats only")
@@ -100,14 +98,4 @@ def check_rate(rate: Any) -> None:
         ClearheadError: where it is not above 0.
     """
     scalar = isinstance(rate, torch.Tensor) and rate.numel() == 1
-    number = rate.item() if scalar and not rate.is_meta else rate
-    _require(_number(number) and number > 0, "lr", rate, "a number above 0")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(valid: bool, name: str, value: Any, wanted: str) -> None:
-    if not valid:
-        raise ClearheadError(f"{name} is {value!r}: give {wanted}")
+    check_value("lr", rate.item() if scalar and not rate.is_meta else rate, Positive)

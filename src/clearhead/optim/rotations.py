@@ -26,7 +26,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -40,35 +39,24 @@ LARGEST_FACTOR = 64
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class Rotation(Protocol):
-    """An orthogonal matrix Q, in whatever form."""
+class Rotation:
+    """An orthogonal matrix Q, in whatever form; this one changes nothing, for tests."""
 
     def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
         """Q (inverse: Qᵀ) times every vector along `dim`, -1 or -2, of float32 `x`; x is kept."""
+        return x
 
     def to(self, device: torch.device) -> "Rotation":
         """The same matrix on `device`."""
-
-    def numel(self) -> int:
-        """Number of values."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Changes nothing: plain Adam by way of all the machinery. For tests."""
-
-    def apply(self, x: torch.Tensor, dim: int, *, inverse: bool = False) -> torch.Tensor:
-        return x
-
-    def to(self, device: torch.device) -> "Identity":
         return self
 
     def numel(self) -> int:
+        """Number of values."""
         return 0
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Rotation):
     """Q itself, [n, n]."""
 
     matrix: torch.Tensor
@@ -112,7 +100,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Hadamard:
+class Hadamard(Rotation):
     """One block over the whole axis, or two that overlap."""
 
     blocks: tuple[Block, ...]
@@ -148,10 +136,6 @@ def haar(size: int, generator: torch.Generator) -> torch.Tensor:
     gaussian = torch.randn(size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(gaussian)
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
-
-
-def _identity(size: int, generator: torch.Generator) -> Rotation:
-    return Identity()
 
 
 def _haar(size: int, generator: torch.Generator) -> Rotation:
@@ -207,7 +191,7 @@ def _sylvester(power: int) -> torch.Tensor:
 KINDS: dict[str, Callable[[int, torch.Generator], Rotation]] = {
     "hadamard": _hadamard,
     "haar": _haar,
-    "identity": _identity,
+    "identity": lambda size, generator: Rotation(),
 }
 
 

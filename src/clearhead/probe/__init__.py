@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.probe.attention_call import AttentionCall
-    from clearhead.probe.observation import measure, observe
-    from clearhead.probe.tiles import AttentionTile, ByTile
+    from clearhead.probe.attention_call import AttentionCall as AttentionCall
+    from clearhead.probe.observation import measure as measure
+    from clearhead.probe.observation import observe as observe
+    from clearhead.probe.tiles import AttentionTile as AttentionTile
+    from clearhead.probe.tiles import ByTile as ByTile
 
-__all__ = ["AttentionCall", "AttentionTile", "ByTile", "measure", "observe"]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

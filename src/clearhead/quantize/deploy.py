@@ -45,41 +45,24 @@ class Deployed:
     trust_remote_code: bool
 
 
-def _int8_weight_only() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return Int8WeightOnlyConfig()
-
-
-def _int8_dynamic() -> Any:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
-
-    return Int8DynamicActivationInt8WeightConfig()
-
-
-def _int8_dynamic_tensor() -> Any:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, PerRow, PerTensor
-
-    return Int8DynamicActivationInt8WeightConfig(granularity=[PerTensor(), PerRow()])
-
-
-def _int4_weight_only() -> Any:
-    from torchao.quantization import Int4WeightOnlyConfig
-
+def _int4(torchao: Any) -> Any:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise ClearheadError(
             "int4-weight-only needs a CUDA device of compute capability 8.0 or more, for which "
             "PyTorch has a 4-bit product; here int8-weight-only and int8-dynamic work"
         )
     # The one layout whose product is PyTorch's own; the default one needs a further package.
-    return Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+    return torchao.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
 
 
-KINDS: dict[str, Callable[[], Any]] = {
-    "int8-weight-only": _int8_weight_only,
-    "int8-dynamic": _int8_dynamic,
-    "int8-dynamic-tensor": _int8_dynamic_tensor,
-    "int4-weight-only": _int4_weight_only,
+# Form → its configuration, from `torchao.quantization`.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "int8-weight-only": lambda torchao: torchao.Int8WeightOnlyConfig(),
+    "int8-dynamic": lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(),
+    "int8-dynamic-tensor": lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(
+        granularity=[torchao.PerTensor(), torchao.PerRow()]
+    ),
+    "int4-weight-only": _int4,
 }
 
 
@@ -108,10 +91,10 @@ def deploy(
         ClearheadError: torchao is not installed, the hardware lacks the product, the model has no
             `nn.Linear`, is quantised already, torchao refuses it, or the folder exists.
     """
-    require("torchao", "torchao")
+    torchao = require("torchao", "torchao").quantization
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
-    config = KINDS[choose("form", kind, KINDS)]()
+    config = KINDS[choose("form", kind, KINDS)](torchao)
     require_new(output)
     layers = linear_layers(peer)
     known = tuple(name for name, module in layers.items() if isinstance(module, nn.Linear))

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.quantize.quantizers import absmax, grouped, ungrouped, zeropoint
+from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from clearhead.quantize.quantizers import absmax, grouped, mxfp4, ungrouped, zeropoint
 from clearhead.quantize.schemes import Activations, Weights
 
 Layers = dict[str, nn.Module]
+Turn = Callable[[Tensor], Tensor]
 
 
 def linear_layers(model: Any) -> Layers:
@@ -78,13 +80,16 @@ def left_out(model: Any, layers: Layers) -> dict[str, int]:
 
 
 @contextmanager
-def weights(layers: Layers, how: Weights) -> Iterator[None]:
+def weights(layers: Layers, how: Weights, turn: Turn = lambda x: x) -> Iterator[None]:
     """Quantised weights, the same tensors as before afterwards; biases are kept.
+
+    Args:
+        turn: rotates the inputs' axis, the last one, beforehand.
 
     Raises:
         ClearheadError: NaN or infinity in a weight, with its name; groups wider than every layer.
     """
-    if how.scale == "group":
+    if how.scale == "group" and how.quantizer != "mxfp4":
         widest = max(_outputs_first(module, module.weight).shape[1] for module in layers.values())  # type: ignore[arg-type]
         if how.group >= widest:
             raise ClearheadError(
@@ -99,7 +104,7 @@ def weights(layers: Layers, how: Weights) -> Iterator[None]:
             if weight in before:  # shared between two layers: quantised once
                 continue
             with naming(f"{name}.weight"):
-                after = quantise_weight(_outputs_first(module, weight.data), how)
+                after = quantise_weight(turn(_outputs_first(module, weight.data)), how)
             before[weight] = weight.data
             weight.data = _outputs_first(module, after)
         yield
@@ -110,6 +115,8 @@ def weights(layers: Layers, how: Weights) -> Iterator[None]:
 
 def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
     """[outputs, inputs], quantised and dequantised."""
+    if how.quantizer == "mxfp4":
+        return ungrouped(mxfp4(grouped(weight_OI, how.group), (2,)), weight_OI.shape[1])
     quantizer = absmax if how.quantizer == "absmax" else zeropoint
     if how.scale == "group":
         groups = quantizer(grouped(weight_OI, how.group), how.bits, (2,))
@@ -119,12 +126,16 @@ def quantise_weight(weight_OI: Tensor, how: Weights) -> Tensor:
 
 @contextmanager
 def activations(
-    layers: Layers, how: Activations, tops: dict[str, Tensor] | None = None
+    layers: Layers,
+    how: Activations | None,
+    tops: dict[str, Tensor] | None = None,
+    turn: Turn = lambda x: x,
 ) -> Iterator[set[str]]:
-    """Quantised inputs; yields the names of the layers that were called so far.
+    """Quantised inputs, or merely turned ones; yields the names of the layers called so far.
 
     Args:
         tops: for a scale a channel, each layer's from `calibrate`.
+        turn: rotates the channels beforehand.
     """
     called: set[str] = set()
 
@@ -133,7 +144,9 @@ def activations(
 
         def quantised(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             called.add(name)
-            x, *others = inputs
+            x, *others = turn(inputs[0]), *inputs[1:]
+            if how is None:
+                return x, *others
             dims = (x.ndim - 1,) if how.scale == "token" else tuple(range(x.ndim))
             with naming(f"the input of {name}"):
                 return absmax(x, how.bits, dims, top=top), *others
@@ -144,7 +157,17 @@ def activations(
         yield called
 
 
-def calibrate(layers: Layers, run: Callable[[], None]) -> dict[str, Tensor]:
+def rotated(x: Tensor) -> Tensor:
+    """The last axis times a Hadamard matrix, by the largest blocks that divide it.
+
+    Turned inputs times turned weights are the product that they were.
+    """
+    return rotate_blocks(x, *(one.to(x) for one in factors(block_of(x.shape[-1]))))
+
+
+def calibrate(
+    layers: Layers, run: Callable[[], None], turn: Turn = lambda x: x
+) -> dict[str, Tensor]:
     """The largest |x| of every input channel of every layer while `run` runs the model: [I] each.
 
     Raises:
@@ -154,7 +177,7 @@ def calibrate(layers: Layers, run: Callable[[], None]) -> dict[str, Tensor]:
 
     def hook(name: str) -> Callable[..., None]:
         def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach()
+            x = turn(inputs[0].detach())
             top = x.abs().flatten(0, -2).amax(0)
             tops[name] = torch.maximum(tops[name], top) if name in tops else top
 

@@ -1,19 +1,28 @@
-"""Cost of a scheme: perplexity and accuracy with it, beside those of full precision."""
+"""Cost of a scheme: perplexity and accuracy with it, beside those of full precision.
+
+As a task of a sweep: a cell for full precision, and one for each scheme.
+"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from clearhead.data import windows
 from clearhead.errors import ClearheadError
-from clearhead.eval import Questions, accuracy, perplexity
+from clearhead.eval import Questions, accuracy, load_questions, perplexity
+from clearhead.eval.options import LISTED
+from clearhead.eval.task import file_digest
+from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
-from clearhead.records.cells import on_perplexity
+from clearhead.records.cells import of_items, on_perplexity
+from clearhead.records.runs import Line
 
 CALIBRATION = 16  # windows, as the reproduction that `w8a8-fine` follows has
 
@@ -68,13 +77,15 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
     with ExitStack() as stack:
         called: set[str] = set()
         inputs = scheme.activations
-        if inputs is not None:
+        turn: dict[str, linear.Turn] = {"turn": linear.rotated} if scheme.rotated else {}
+        if inputs is not None or scheme.rotated:
             tops = None
-            if inputs.scale == "channel":  # its scales are those of the model in full precision
-                tops = _calibrated(model, layers, texts)
-            called = stack.enter_context(linear.activations(layers, inputs, tops))
+            if inputs is not None and inputs.scale == "channel":
+                # its scales are those of the model in full precision
+                tops = _calibrated(model, layers, texts, **turn)
+            called = stack.enter_context(linear.activations(layers, inputs, tops, **turn))
         if scheme.weights is not None:
-            stack.enter_context(linear.weights(layers, scheme.weights))
+            stack.enter_context(linear.weights(layers, scheme.weights, **turn))
         if scheme.logits is not None:
             called = stack.enter_context(logits.logits(model, scheme.logits))
         yield called
@@ -120,7 +131,9 @@ def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))
 
 
-def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[str, Tensor]:
+def _calibrated(
+    model: Any, layers: linear.Layers, texts: Texts | None, **turn: linear.Turn
+) -> dict[str, Tensor]:
     if texts is None or not texts.calibration:
         raise ClearheadError("a scale a channel is calibrated: give texts to calibrate on")
 
@@ -129,4 +142,70 @@ def _calibrated(model: Any, layers: linear.Layers, texts: Texts | None) -> dict[
             for ids_1T in batches(model, texts.calibration[:CALIBRATION], 1):
                 run_backbone(model, ids_1T)
 
-    return linear.calibrate(layers, run)
+    return linear.calibrate(layers, run, **turn)
+
+
+# Of lm-eval's questions: by log-likelihood, raw and divided by the answers' characters.
+_ACCURACIES = {"accuracy": "accuracy", "accuracy_norm": "accuracy_normalised"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationTask:
+    """Perplexity under each scheme, and the accuracy on questions where some are given.
+
+    Attributes:
+        length: tokens in a window.
+        choices: a file of questions; the first `questions` of them are asked.
+    """
+
+    schemes: tuple[Scheme, ...] = field(metadata=LISTED)
+    length: int
+    choices: Path | None = field(metadata=LISTED)  # its digest tells which they were
+    questions: int
+    drawn: ClassVar[bool] = True
+
+    def cells(self, subject: Subject) -> list[Cell]:
+        linear.linear_layers(subject.model)  # refuses what is quantised already
+        self.texts(subject)  # refuses what is too short, or no question
+        digest = {} if self.choices is None else {"digest": file_digest(self.choices)}
+        return [digest, *({"scheme": one.name, **digest} for one in self.schemes)]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> Iterable[Line]:
+        scheme = next((one for one in self.schemes if one.name == cell.get("scheme")), None)
+        found = cost(subject.model, scheme, self.texts(subject))
+        if scheme is None and found.perplexity is None:
+            raise ClearheadError(f"in full precision: {found.reason}")
+        family = {} if scheme is None else {"family": scheme.family, "bits": scheme.bits}
+        details = {**family, "predicted_tokens": found.tokens, "unused": list(found.unused)}
+        if found.perplexity is None:
+            return [{"metric": "perplexity", "value": None, "reason": found.reason, **details}]
+        lines = [of_items("perplexity", found.perplexity, found.by_window, **details)]
+        answers = found.answers
+        for name, metric in _ACCURACIES.items():
+            if name in answers:
+                asked = {"questions": answers["items"], "chance": answers["chance"]}
+                error = {"stderr": answers.get(f"{name}_stderr")}
+                lines.append({"metric": metric, "value": answers[name], **error, **family, **asked})
+        return lines
+
+    def texts(self, subject: Subject) -> Texts:
+        """Windows of the validation split and, where a scheme is calibrated, of the training split
+        for its scales; the questions.
+
+        Raises:
+            ClearheadError: a split is shorter than a window.
+        """
+        corpus, count = subject.texts.corpus, max(1, subject.tokens // self.length)
+        calibrated = any(x.activations and x.activations.scale == "channel" for x in self.schemes)
+        return Texts(
+            windows=list(windows(corpus, length=self.length, count=count, seed=subject.seed)),
+            calibration=list(
+                windows(corpus, split="train", length=self.length, count=CALIBRATION)
+                if calibrated
+                else ()
+            ),
+            questions=None
+            if self.choices is None
+            else load_questions(self.choices, self.questions),
+            tokenizer=subject.tokenizer,
+        )

@@ -13,6 +13,8 @@ from clearhead.errors import ClearheadError
 
 FEWEST, MOST = 2, 16  # bits
 GROUP = 128  # inputs of a channel that share a scale
+MX_BLOCK = 32  # the same in MXFP4
+MX_TOP = 6.0  # the largest four-bit float
 
 
 def absmax(x: Tensor, bits: int, dims: tuple[int, ...], *, top: Tensor | None = None) -> Tensor:
@@ -59,6 +61,26 @@ def zeropoint(x: Tensor, bits: int, dims: tuple[int, ...]) -> Tensor:
     zero = (low / safe).mul_(-levels).round_()
     codes = (wide / safe).mul_(levels).round_().add_(zero).clamp_(0, levels)
     return codes.sub_(zero).div_(levels).mul_(spread).to(x.dtype)
+
+
+def mxfp4(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """MXFP4 (Open Compute Project, Microscaling Formats 1.0): ±{0, 0.5, 1, 1.5, 2, 3, 4, 6} · 2^e.
+
+    e = floor(log2 max|x|) − 2 is shared over `dims`, so that the largest falls between 4 and 8 and
+    what is above 6 becomes 6. Halves round to the even mantissa. e is not bounded here (the format
+    has 8 bits for it).
+
+    Arguments, result and errors as of `absmax`.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    top = wide.abs().amax(dims, keepdim=True)
+    _finite(top, x)
+    exponent = torch.frexp(top).exponent - 3  # frexp's mantissa is below 1: floor(log2) + 1
+    scaled = torch.ldexp(wide, -exponent)
+    size = scaled.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    floats = (scaled / step).round_().mul_(step).clamp_(-MX_TOP, MX_TOP)
+    return torch.ldexp(floats, exponent).to(x.dtype)
 
 
 def grouped(x_OI: Tensor, group: int) -> Tensor:

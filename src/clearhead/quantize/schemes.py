@@ -8,9 +8,11 @@
 | `w8a8-token` | absmax, a scale an output channel | absmax, a scale a token, dynamic |
 | `w4-channel` | zero-point, a scale an output channel | – |
 | `w4-group`, `w4-group64` | zero-point, a scale 128 (64) inputs of an output channel | – |
+| `mxfp4` | four-bit floats, a power of two 32 inputs of an output channel | – |
 
 and `logits8-tensor`, `-head`, `-row`: attention logits alone, absmax, dynamic. Every number of bits
-from 2 to 16 may stand in a name.
+from 2 to 16 may stand in a name. `hadamard-NAME` turns inputs and weights of each linear layer by
+a Hadamard matrix before they are quantised (QuaRot, arXiv 2404.00456), which leaves their product.
 
 Table 3 of arXiv 2410.17174 has "per-channel / per-channel" as its finest; what a channel of an
 activation is there, and whether its scale is static, could not be established. `fine` is one
@@ -19,11 +21,11 @@ matrix product), `token` the other common one (LLM.int8, arXiv 2208.07339).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.quantize.quantizers import GROUP, checked
+from clearhead.quantize.quantizers import GROUP, MX_BLOCK, checked
 
 WeightScale = Literal["tensor", "channel", "group"]
 InputScale = Literal["tensor", "channel", "token"]
@@ -35,7 +37,7 @@ class Weights:
     """Of the linear layers."""
 
     bits: int
-    quantizer: Literal["absmax", "zeropoint"]
+    quantizer: Literal["absmax", "zeropoint", "mxfp4"]
     scale: WeightScale
     group: int = GROUP
 
@@ -61,7 +63,7 @@ class Scheme:
     """A set of settings simulated together.
 
     `family` and `bits` are its place in a figure; bits is None where weights and activations
-    differ in it.
+    differ in it. `rotated`: inputs and weights are turned by a Hadamard matrix first.
     """
 
     name: str
@@ -70,8 +72,11 @@ class Scheme:
     weights: Weights | None = None
     activations: Activations | None = None
     logits: Logits | None = None
+    rotated: bool = False
 
 
+ROTATED = "hadamard-"
+_MXFP4 = Weights(bits=4, quantizer="mxfp4", scale="group", group=MX_BLOCK)
 _BOTH: dict[str, tuple[WeightScale, InputScale]] = {
     "coarse": ("tensor", "tensor"),
     "moderate": ("channel", "tensor"),
@@ -97,9 +102,19 @@ def scheme(name: str) -> Scheme:
     Raises:
         ClearheadError: no such scheme, or bits outside 2 to 16.
     """
+    if name.startswith(ROTATED):
+        plain = scheme(name.removeprefix(ROTATED))
+        if plain.logits is not None or plain.rotated:
+            raise ClearheadError(
+                f"scheme {name!r}: {ROTATED} turns the inputs of linear layers, once: choose "
+                f"{ROTATED}w8a8-coarse"
+            )
+        return replace(plain, name=name, family=ROTATED + plain.family, rotated=True)
+    if name == "mxfp4":
+        return Scheme(name=name, family="mxfp4", bits=_MXFP4.bits, weights=_MXFP4)
     match = _NAME.fullmatch(name)
     if match is None:
-        choose("scheme", name, every())
+        choose("scheme", name, [*every(), "mxfp4"])
     assert match is not None
     if match["both"]:
         kind = choose("granularity", match["both"], _BOTH)

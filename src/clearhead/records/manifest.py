@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,12 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
         intact = False
     if not intact:
         raise _damaged(folder, name, "is missing, cut short or changed", advice)
-    for file, expected in hashes:
-        path = folder / file
-        if not path.is_file() or _sha256(path) != expected:
-            raise _damaged(folder, file, "is missing, cut short or changed", advice)
+    paths = [folder / file for file, _ in hashes]
+    with ThreadPoolExecutor() as pool:  # weights and optimizer state are files of gigabytes
+        found = pool.map(lambda path: path.is_file() and _sha256(path), paths)
+        for (file, expected), digest in zip(hashes, found, strict=True):
+            if digest != expected:
+                raise _damaged(folder, file, "is missing, cut short or changed", advice)
     added = [file for file in _files(folder) if file not in record["files"] and file != name]
     if added:
         raise _damaged(folder, added[0], "was not there when the folder was written", advice)

@@ -5,23 +5,16 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.records.loading import append, load
-    from clearhead.records.runs import Measure, Records, Run
-    from clearhead.report.console import to_console
-    from clearhead.report.page import Page, render, write_page
-    from clearhead.report.publishing import page_of
+    from clearhead.records.loading import append as append
+    from clearhead.records.loading import load as load
+    from clearhead.records.runs import Measure as Measure
+    from clearhead.records.runs import Records as Records
+    from clearhead.records.runs import Run as Run
+    from clearhead.report.console import to_console as to_console
+    from clearhead.report.page import Page as Page
+    from clearhead.report.page import render as render
+    from clearhead.report.page import write_page as write_page
+    from clearhead.report.publishing import page_of as page_of
 
-__all__ = [
-    "Measure",
-    "Page",
-    "Records",
-    "Run",
-    "append",
-    "load",
-    "page_of",
-    "render",
-    "to_console",
-    "write_page",
-]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

@@ -20,7 +20,6 @@ from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
 from clearhead.report.speedup import speedup_section
-from clearhead.report.verdicts import CAPTION
 
 Columns = Iterator[tuple[Heading, Quantity]]
 _FIRST_TOKEN = "First token’s attention"
@@ -45,7 +44,7 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     looks = built.looks
-    sections = (
+    return built.with_sections(
         speedup,
         _comparison(records) if trained else None,
         _training(records, looks),
@@ -59,8 +58,6 @@ def page(records: Records, title: str = "") -> Page:
         _layers(records, looks),
         made.section(records) if records.runs else None,
     )
-    built.sections = [section for section in sections if section is not None]
-    return built
 
 
 def tables(
@@ -95,10 +92,8 @@ def _comparison(records: Records) -> Section | None:
     trained = records.sequence_length()
     length: dict[str, Any] = {} if trained is None else {"length": trained}
     return section(
-        "comparison",
-        "The comparison",
+        "comparison.comparison",
         narrative.answer(records, "Mean validation perplexity", "perplexity", **length),
-        CAPTION,
         tables(records, comparison),
     )
 
@@ -146,7 +141,7 @@ def _few_bits(records: Records) -> Section | None:
     if not quantization.schemes(records):
         return None
     costs = tables(records, quantization.results)
-    return section("bits", "What few bits cost", "", quantization.CAPTION, costs)
+    return section("comparison.bits", "", costs)
 
 
 def _classification(records: Records) -> Columns:
@@ -188,25 +183,15 @@ def internals(records: Records) -> Pivot | None:
 
 
 def _internals(records: Records) -> Section | None:
-    return section(
-        "internals",
-        "Inside the models",
-        narrative.sinks(records),
-        "",
-        tables(records, internals),
-        folded=True,
-    )
+    return section("comparison.internals", narrative.sinks(records), tables(records, internals))
 
 
 def _training(records: Records, looks: Looks) -> Section | None:
     return section(
-        "training",
-        "Learning",
+        "comparison.training",
         narrative.answer(
             records, "Seconds of training", "train_seconds", lambda value: f"{value:,.0f}"
         ),
-        "Lower is better: the loss is the surprise at the next token. By tokens, a lower curve "
-        "learns more from the same text; by time, it also pays for its own cost a step.",
         side_by_side(
             records,
             (
@@ -222,16 +207,12 @@ def _equal_loss(records: Records, looks: Looks) -> Section | None:
         return lambda labelled: milestones.against_loss(labelled, looks, milestone)
 
     return section(
-        "equal-loss",
-        "Outliers at equal loss",
+        "comparison.equal-loss",
         "Outliers grow as a model learns, so models are compared where both were equally good.",
-        "The table puts each model beside the first one; the figures follow them through training, "
-        "each against its own validation loss.",
         (
             *tables(records, milestones.at_equal_loss),
             *side_by_side(records, map(maker, milestones.MILESTONES)),
         ),
-        folded=True,
     )
 
 
@@ -239,8 +220,7 @@ def _lengths(records: Records, looks: Looks) -> Section | None:
     lengths = records.dimension("perplexity", "length", task=None)
     apart = any(run.header.get("documents") == "apart" for run in records.runs)
     return section(
-        "lengths",
-        "Texts longer than in training",
+        "comparison.lengths",
         narrative.answer(
             records,
             f"Mean perplexity at {max(lengths):,} tokens",
@@ -249,12 +229,9 @@ def _lengths(records: Records, looks: Looks) -> Section | None:
         )
         if lengths
         else "",
-        "Perplexity is the number of equally likely next tokens that would surprise as much. A "
-        "line that stays flat or falls to the right of the mark copes with texts longer than it "
-        "was trained on; one that rises does not."
-        + " Documents were kept apart, as in training: a longer window is a longer text only where "
-        "documents are as long." * apart,
         side_by_side(records, (lambda labelled: figures.perplexity_by_length(labelled, looks),)),
+        " Documents were kept apart, as in training: a longer window is a longer text only where "
+        "documents are as long." * apart,
     )
 
 
@@ -282,16 +259,10 @@ def maps(records: Records) -> Iterator[Block]:
 
 def _attention(records: Records) -> Section | None:
     return section(
-        "attention",
-        "Where attention goes",
+        "comparison.attention",
         "All models read the same text; a strong first column is attention parked on the first "
         "token.",
-        "A row is a token that attends, a column a token attended to. Differential attention "
-        "subtracts its second map from its first: weight that both maps share cancels, and what "
-        "remains can be negative. Where a model has fewer heads, the one at the same place is "
-        "shown.",
         maps(records),
-        folded=True,
     )
 
 
@@ -307,14 +278,9 @@ def _first_token(records: Records) -> Section | None:
             note = f"{chance}Seed {', '.join(map(str, seeds))}."
             blocks += [tag, Notes(texts=(note,)), Panels(panels=tuple(panels), shape="cells")]
     return section(
-        "first-token",
-        "The first token’s share, head by head",
+        "comparison.first-token",
         f"The head that looks there most does so for {style.percent(largest)} of its queries.",
-        "For how many queries (in %) the first token gets the largest weight of all. Heads far "
-        "above chance use it as a sink: a place to put attention when there is nothing to attend "
-        "to. One colour scale serves all models.",
         blocks,
-        folded=True,
     )
 
 
@@ -325,19 +291,13 @@ def _layers(records: Records, looks: Looks) -> Section | None:
         )
 
     return section(
-        "layers",
-        "Outliers in the hidden states",
+        "comparison.layers",
         narrative.answer(
             records,
             "Mean largest activation of the first token",
             "largest_activation",
             tokens="first",
         ),
-        "Kurtosis says how far single channels stand out (3 is a bell curve); the largest "
-        "activation says how large they get. Lines that climb above the others, mostly for the "
-        "first token, are outliers that make a model hard to quantise. In OrthoAdam’s basis means "
-        "after its random rotation, the same for every model of a seed: outliers that an "
-        "optimizer only moved would show there.",
         side_by_side(
             records,
             (
@@ -350,5 +310,4 @@ def _layers(records: Records, looks: Looks) -> Section | None:
                 maker("largest_activation", "Largest activation by layer", "largest |activation|"),
             ),
         ),
-        folded=True,
     )

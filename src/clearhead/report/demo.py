@@ -21,7 +21,7 @@ from clearhead.report.demo_verdict import (
 )
 from clearhead.report.diagnosis import outlier
 from clearhead.report.heatmaps import SHARE
-from clearhead.report.page import Block, Fold, Page, Panel, Panels, Section
+from clearhead.report.page import Fold, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import (
     Entry,
     Heading,
@@ -46,32 +46,27 @@ def page(parts: Parts) -> Page:
         judge=lambda threshold: said.verdict(parts),
         warnings=narrative.warnings(parts.text),
     )
-    built.sections = [
+    return built.with_sections(
         _lengths(parts, built),
         _blocks(parts, built),
         _sinks(parts),
         _bits(parts),
         made.section(parts.all),
-    ]
-    return built
+    )
 
 
 # --- texts longer than in training
 
 
-def _lengths(parts: Parts, built: Page) -> Section:
+def _lengths(parts: Parts, built: Page) -> Section | None:
     shown = only(parts.text, BASE, ALIBI, COCA)
-    return Section(
-        name="lengths",
-        title="Texts longer than in training",
-        answer=said.lengths(parts.text),
-        caption="Perplexity is the number of next tokens that would surprise as much if all were "
-        "equally likely: lower is better. A line that rises to the right of the mark belongs to a "
-        "model that copes badly with texts longer than it was trained on.",
-        blocks=(
-            *_panels(figures.perplexity_by_length(shown, built.looks)),
-            *_tables(by_arm(shown, "perplexity by length", _by_length(shown))),
-            *_beside(parts, "passkey.jsonl", "share of hidden numbers found", _passkeys),
+    return section(
+        "demo.lengths",
+        said.lengths(parts.text),
+        (
+            _panels(figures.perplexity_by_length(shown, built.looks)),
+            by_arm(shown, "perplexity by length", _by_length(shown)),
+            _beside(parts, "passkey.jsonl", "share of hidden numbers found", _passkeys),
         ),
     )
 
@@ -105,7 +100,7 @@ def _passkeys(records: Records) -> Pivot | None:
 # --- fewer parts
 
 
-def _blocks(parts: Parts, built: Page) -> Section:
+def _blocks(parts: Parts, built: Page) -> Section | None:
     shown = only(parts.text, BASE, SHAPED)
     trained = parts.text.sequence_length()
     columns = [
@@ -120,17 +115,13 @@ def _blocks(parts: Parts, built: Page) -> Section:
         ),
         (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
     ]
-    return Section(
-        name="blocks",
-        title="A block without skips, values and projections",
-        answer=said.blocks(parts.text),
-        caption="A lower curve learns more from the same text. SAS-P leaves out the skip "
-        "connections and the matrices for values and projections, and computes attention and MLP "
-        "side by side; shaped attention, which starts as the identity, makes up for them.",
-        blocks=(
-            *_panels(figures.loss(shown, built.looks, "tokens")),
-            *_tables(by_arm(shown, "blocks", columns)),
-            *_beside(
+    return section(
+        "demo.blocks",
+        said.blocks(parts.text),
+        (
+            _panels(figures.loss(shown, built.looks, "tokens")),
+            by_arm(shown, "blocks", columns),
+            _beside(
                 parts,
                 "blocks.jsonl",
                 "perplexity",
@@ -143,7 +134,7 @@ def _blocks(parts: Parts, built: Page) -> Section:
 # --- the sink
 
 
-def _sinks(parts: Parts) -> Section:
+def _sinks(parts: Parts) -> Section | None:
     columns = [
         (Heading(title="weight on the first token"), _share(MASS)),
         (Heading(title="weight on no token"), _share("null_mass")),
@@ -153,19 +144,13 @@ def _sinks(parts: Parts) -> Section:
             Quantity(read=at("perplexity", length=parts.sinks.sequence_length())),
         ),
     ]
-    return Section(
-        name="sinks",
-        title="The attention sink",
-        answer=said.sinks(parts.sinks),
-        caption="In this made text three words are followed by a copy of the word before them. A "
-        "head that copies has nothing to do at all other words; as softmax weights sum to one, it "
-        "parks them on the first token: the bright first column. A null key (softmax1, or learned: "
-        "key-bias) is another place to park them, a gate (gated) can switch the head off. Maps are "
-        "of the first seed alone, the table of all.",
-        blocks=(
+    return section(
+        "demo.sinks",
+        said.sinks(parts.sinks),
+        (
             *comparison.maps(parts.sinks),
-            *_tables(by_arm(parts.sinks, "the sink", columns)),
-            *_beside(
+            by_arm(parts.sinks, "the sink", columns),
+            _beside(
                 parts,
                 "backcopy-diagnoses.jsonl",
                 "attention to the first token",
@@ -182,7 +167,7 @@ def _share(metric: str) -> Quantity:
 # --- outliers and 8 bits
 
 
-def _bits(parts: Parts) -> Section:
+def _bits(parts: Parts) -> Section | None:
     columns = [
         (Heading(title="first token a sink", note="of all queries"), _share(SHARE)),
         (Heading(title="largest hidden number", note="in medians"), Quantity(read=outlier)),
@@ -203,16 +188,12 @@ def _bits(parts: Parts) -> Section:
         cells = (quantity.entries(one, one.arms()[0], one.arms()[0]) for one in studies)
         return next(filter(None, cells), ())
 
-    return Section(
-        name="bits",
-        title="Outliers, and the cost of 8 bits",
-        answer=said.bits(parts),
-        caption="Where one scale serves a whole tensor, its largest number decides how finely all "
-        "others are written. Small models trained for a minute have no outliers; larger ones do. "
-        "OrthoAdam is an optimizer against them: it steps in a rotated basis.",
-        blocks=(
-            *_tables(build("outliers and 8 bits", rows, columns, fill, corner="model")),
-            *_beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
+    return section(
+        "demo.bits",
+        said.bits(parts),
+        (
+            build("outliers and 8 bits", rows, columns, fill, corner="model"),
+            _beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
         ),
     )
 
@@ -233,25 +214,22 @@ def _kurtosis(records: Records) -> Pivot | None:
 # --- blocks of sections
 
 
-def _panels(panel: Panel | None) -> Iterator[Block]:
-    if panel is not None:
-        panel.own_legend = True  # its few models, not those of the whole page
-        yield Panels(panels=(panel,))
-
-
-def _tables(table: Pivot | None) -> Iterator[Block]:
-    if table is not None:
-        yield table
+def _panels(panel: Panel | None) -> Panels | None:
+    if panel is None:
+        return None
+    panel.own_legend = True  # its few models, not those of the whole page
+    return Panels(panels=(panel,))
 
 
 def _beside(
     parts: Parts, name: str, what: str, make: Callable[[Records], Pivot | None]
-) -> Iterator[Block]:
+) -> Fold | None:
     """A longer record, folded."""
     records = parts.beside(name)
     table = make(records) if records.runs else None
-    if table is not None:
-        seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
-        yield Fold(
-            summary=f"A longer record beside it: {what} ({LONGER[name][0]}, {seeds})", pivot=table
-        )
+    if table is None:
+        return None
+    seeds = seeds_in_words(max(len(records.of(arm)) for arm in records.arms()))
+    return Fold(
+        summary=f"A longer record beside it: {what} ({LONGER[name][0]}, {seeds})", pivot=table
+    )

@@ -11,7 +11,18 @@ from clearhead.report import diagnosis_figures as drawn
 from clearhead.report import figures, heatmaps, made, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.figures import Line
-from clearhead.report.page import Block, Finding, Fold, Notes, Page, Panel, Panels, Section, section
+from clearhead.report.page import (
+    Block,
+    Finding,
+    Fold,
+    Notes,
+    Page,
+    Panel,
+    Panels,
+    Section,
+    section,
+    titled,
+)
 from clearhead.report.pivots import Heading, Pivot, Quantity, Read, at, at_end, by_arm
 
 CHANNELS = "outlier_channels"
@@ -45,30 +56,21 @@ def page(records: Records, title: str = "") -> Page:
     )
     held = max((run.header.get("probes_hold_bytes") or 0 for run in records.runs), default=0)
     beside = f"The probes held at most {held / 2**20:,.0f} MiB beside a model."
-    three = by_arm(records, "three numbers", _three(), corner="", arms_across=True)
-    every = numbers(records)
-    sections = (
+    return built.with_sections(
         section(
-            "comparison",
-            "Three numbers",
+            "diagnosis.comparison",
             "A sink, outliers and rank collapse are what the repairs are about.",
-            "",
-            [three] if three else [],
+            [by_arm(records, "three numbers", _three(), corner="", arms_across=True)],
         ),
         *(_section(records, built.looks, one) for one in declared()["sections"]),
         section(
-            "numbers",
-            "All the numbers",
+            "diagnosis.numbers",
             "Every number by a definition of its own name; those of one kind do not compare across "
             "definitions.",
-            "A dash is what a model does not have or could not be measured.",
-            [every, Notes(texts=(beside,) * bool(held))] if every else [],
-            folded=True,
+            [numbers(records), Notes(texts=(beside,)) if held else None],
         ),
         made.section(records, made.of_header(*FACTS), SAMPLED),
     )
-    built.sections = [one for one in sections if one is not None]
-    return built
 
 
 def numbers(records: Records) -> Pivot | None:
@@ -199,7 +201,8 @@ def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | 
     charts = [_chart(records, looks, chart) for chart in spec.get("charts", ())]
     panels = tuple(panel for panel in (*charts, *more) if panel is not None)
     blocks = [*before, *([Panels(panels=panels)] if panels else []), *after]
-    return section(name, spec["title"], answer, spec["caption"], blocks, folded=True)
+    words = {key: spec[key] for key in ("title", "caption")}
+    return titled(name, answer, blocks, **words, folded=True)
 
 
 def _chart(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None:

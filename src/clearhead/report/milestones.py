@@ -117,7 +117,8 @@ def _row(records: Records, arm: str, reference: str) -> dict[Heading, Entry]:
             theirs: dict[int, float] = {}
             for seed, loss in losses.items():
                 ours, other = (
-                    where_reached(_curve(run, milestone, dimensions), loss) for run in pairs[seed]
+                    where_reached([*_by_step(run, milestone, dimensions).values()], loss)
+                    for run in pairs[seed]
                 )
                 if ours is not None and other is not None:
                     mine[seed], theirs[seed] = ours, other
@@ -148,28 +149,26 @@ def steps_of(run: Run, metric: str, dimensions: dict[str, Any]) -> list[tuple[in
     )
 
 
-def _curve(run: Run, milestone: Milestone, dimensions: dict[str, Any]) -> list[tuple[float, float]]:
-    """(loss, value) in the order of steps."""
+def _by_step(
+    run: Run, milestone: Milestone, dimensions: dict[str, Any]
+) -> dict[int, tuple[float, float]]:
+    """{step: (loss, value)}, in the order of steps."""
     losses = dict(steps_of(run, "loss", {}))
-    return [
-        (losses[step], value * milestone.scale)
+    return {
+        step: (losses[step], value * milestone.scale)
         for step, value in steps_of(run, milestone.metric, dimensions)
         if step in losses
-    ]
+    }
 
 
 def _mean_curve(
     runs: Sequence[Run], milestone: Milestone, dimensions: dict[str, Any]
 ) -> list[Point]:
     """Mean loss and value at each step that every seed was measured at."""
-    by_step = []
-    for run in runs:
-        losses = dict(steps_of(run, "loss", {}))
-        values = steps_of(run, milestone.metric, dimensions)
-        by_step.append({step: (losses[step], value) for step, value in values if step in losses})
-    shared = set.intersection(*map(set, by_step)) if by_step else set[int]()
+    curves = [_by_step(run, milestone, dimensions) for run in runs]
+    shared = set.intersection(*map(set, curves)) if curves else set[int]()
     points: list[Point] = []
     for step in sorted(shared):
-        loss, value = (fmean(one) for one in zip(*(run[step] for run in by_step), strict=True))
-        points.append((loss, value * milestone.scale, None))
+        loss, value = (fmean(one) for one in zip(*(curve[step] for curve in curves), strict=True))
+        points.append((loss, value, None))
     return points

@@ -3,12 +3,13 @@
 import base64
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
@@ -148,15 +149,32 @@ class Section:
 
 
 def section(
-    name: str, title: str, answer: str, caption: str, blocks: Iterable[Block], folded: bool = False
+    place: str, answer: str, blocks: Iterable[Block | None], more: str = ""
 ) -> Section | None:
-    """A section; None where no block shows a number."""
-    blocks = tuple(blocks)
-    if not any(isinstance(block, Pivot | Panels) for block in blocks):
+    """A section of a page in the words of sections.toml; None where no block shows a number.
+
+    Args:
+        place: the page and the section's name there.
+        more: the end of its caption.
+    """
+    page, _, name = place.partition(".")
+    words = dict(_words()[page][name])
+    words["caption"] = words.get("caption", "") + more
+    return titled(name, answer, blocks, **words)
+
+
+def titled(name: str, answer: str, blocks: Iterable[Block | None], **words: Any) -> Section | None:
+    """A section of the blocks that there are; `words` are its title, its caption, and folded."""
+    found = tuple(block for block in blocks if block is not None)
+    tables = [block for block in found if isinstance(block, Pivot | Panels)]
+    if not tables and not any(isinstance(block, Fold) and block.pivot for block in found):
         return None
-    return Section(
-        name=name, title=title, answer=answer, caption=caption, blocks=blocks, folded=folded
-    )
+    return Section(name=name, answer=answer, blocks=found, **words)
+
+
+@cache
+def _words() -> dict[str, Any]:
+    return tomllib.loads(_part("sections.toml"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +206,11 @@ class Page:
     def looks(self) -> dict[str, style.Look]:
         """Styles of the arms, the same in every figure and table."""
         return style.looks(self.records.arms())
+
+    def with_sections(self, *sections: Section | None) -> Self:
+        """Show the sections that there are, in this order."""
+        self.sections = [section for section in sections if section is not None]
+        return self
 
     @property
     def key(self) -> bool:

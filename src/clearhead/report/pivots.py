@@ -315,21 +315,13 @@ def by_arm(
 ) -> Pivot | None:
     """A table of quantities by arm, a row an arm, or a column where `arms_across`."""
     arms, reference = arm_headings(records), next(iter(records.arms()), "")
+
+    def fill(one: Quantity, arm: str) -> tuple[Entry, ...]:
+        return one.entries(records, arm, reference)
+
     if arms_across:
-        return build(
-            title,
-            quantities,
-            arms,
-            lambda one, arm: one.entries(records, arm, reference),
-            corner=corner,
-        )
-    return build(
-        title,
-        arms,
-        quantities,
-        lambda arm, one: one.entries(records, arm, reference),
-        corner=corner,
-    )
+        return build(title, quantities, arms, fill, corner=corner)
+    return build(title, arms, quantities, lambda arm, one: fill(one, arm), corner=corner)
 
 
 def seeds_in_words(n: int) -> str:

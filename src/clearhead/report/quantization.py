@@ -22,18 +22,15 @@ from clearhead.report.pivots import (
     summary,
 )
 
+ROTATED = "hadamard-"
 CLOSE = 0.01  # of full precision's perplexity
-CAPTION = (
-    "Perplexity, and what a scheme adds to that of full precision, with 95 % intervals over the "
-    "windows read, where records have them. A cost below zero, or with zero in its interval, is "
-    "noise."
-)
 FULL = "full"  # the tick of full precision
 # Family -> (heading of its kind, what shares a scale).
 KINDS = {
     "wa": "weights and activations, absmax",
     "w": "weights, zero-point",
     "logits": "attention logits, absmax",
+    "mxfp4": "weights, four-bit floats",
 }
 SCALES = {
     "wa-coarse": "a scale a tensor, both",
@@ -43,6 +40,7 @@ SCALES = {
     "w-tensor": "a scale a tensor",
     "w-channel": "a scale a channel",
     "w-group": "a scale 128 inputs of a channel",
+    "mxfp4": "a power of two 32 inputs of a channel",
     "logits-tensor": "a scale a text and layer",
     "logits-head": "a scale a head",
     "logits-row": "a scale a query",
@@ -70,28 +68,25 @@ def page(records: Records, title: str = "") -> Page:
         warnings=narrative.warnings(records),
     )
     remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
-    caption = CAPTION
+    more = ""
     if any(run.measure("accuracy") is not None for run in records.runs):
-        caption += (
+        more = (
             " Accuracy is the share of multiple-choice questions answered right, by the "
             "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
             "that divided by their characters."
         )
-    sections = (
+    return built.with_sections(
         section(
-            "numbers",
-            "What schemes cost",
+            "quantization.numbers",
             _extremes(records),
-            caption,
-            [*filter(None, [results(records)]), *((Notes(texts=remarks),) if remarks else ())],
+            [results(records), Notes(texts=remarks) if remarks else None],
+            more,
         ),
         section(
-            "fewest",
-            "How few are enough",
+            "quantization.fewest",
             f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
             "full precision, and is so with every larger number measured.",
-            "",
-            filter(None, [fewest(records)]),
+            [fewest(records)],
         ),
         _curves(records, built.looks),
         made.section(
@@ -102,17 +97,18 @@ def page(records: Records, title: str = "") -> Page:
             "between texts.",
         ),
     )
-    built.sections = [one for one in sections if one is not None]
-    return built
 
 
 def kind_of(family: str) -> str:
     """The tensors that a family quantises, in words."""
-    return KINDS.get(family.partition("-")[0], family)
+    plain = family.removeprefix(ROTATED)
+    kind = KINDS.get(plain.partition("-")[0], plain)
+    return kind if plain == family else f"{kind}, rotated (Hadamard)"
 
 
 def scale_of(family: str) -> str:
     """Granularity of a family's scales, in words."""
+    family = family.removeprefix(ROTATED)
     kind, _, group = family.partition("w-group")
     if not kind and group:
         return f"a scale {group} inputs of a channel"
@@ -327,10 +323,8 @@ def _curves(records: Records, looks: Looks) -> Section | None:
         panels = (_panel(records, looks, family, points[family], kin, shown) for family in kin)
         blocks += [Title(text=kind), Panels(panels=tuple(panels))]
     return section(
-        "bits",
-        "Bits against perplexity",
+        "quantization.bits",
         "Fewer bits to the right, full precision at the left; lower is better.",
-        "The panels under one heading share their scale.",
         blocks,
     )
 

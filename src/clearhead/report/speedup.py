@@ -24,15 +24,6 @@ from clearhead.report.statistics import Difference, Verdict, compare
 SIZES = 3  # with fewer no power law is fitted
 LEAST, MOST = 0.01, 100  # ratios told apart
 PROJECTED = 10  # times the largest cost
-CAPTION = (
-    "How many times the baseline’s cost is the arm’s, at the arm’s loss: above 1 the arm saves. "
-    "“In the run” looks the arm’s last loss on the way up on the baseline’s curve of the same "
-    "size: “≥” where the baseline never came down to it (it paid all it had), “≤” where it was "
-    "below it at its first measurement. As rates decay to the end, a number below 1 is itself at "
-    "most: a baseline trained for less would have been there sooner. “By the fit” reads it from "
-    "L = E + A·C^−α, fitted to the final losses at all sizes with E in common; “extrapolated” "
-    "where the baseline would pay more than it ever did. Intervals: 95 %, over seeds."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +96,7 @@ def speedup_section(records: Records) -> Section | None:
     blocks: list[Block] = [table]
     if fits:
         blocks.append(Notes(texts=fits))
-    return section("speed-up", "Effective speed-up", answer(table), CAPTION, blocks)
+    return section("comparison.speed-up", answer(table), blocks)
 
 
 def answer(table: Pivot) -> str:

@@ -5,14 +5,6 @@ from collections.abc import Iterable
 from clearhead.report import style
 from clearhead.report.statistics import LEVEL, Difference, Verdict, false_discovery_threshold
 
-CAPTION = (
-    "One row a model; mean ± standard deviation over seeds. Under a number stands its difference "
-    "to the first row: “lower” or “higher” only where its 95 % interval (Welch’s t) excludes zero, "
-    "else “undecided” with the smallest effect that these seeds could have decided. “Alone”: "
-    "decided by itself, but not among all comparisons of the page. The exact intervals show when "
-    "you point at a number."
-)
-
 
 def threshold_of(differences: Iterable[Difference]) -> float:
     """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 # Layers → rates.
@@ -18,6 +20,12 @@ SKIPLESS = {6: (1e-3, 2e-3, 4e-3), 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-
 SAS = PRE_LN | {6: (4e-3, 8e-3, 1.6e-2), 24: (2e-3, 4e-3, 8e-3)}
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
+GROWING: dict[str, Any] = {
+    "norm": "none",
+    "residual_scale": "scheduled",
+    "attention_gain": 1.0,
+    "mlp_gain": 1.0,
+}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
 
 
@@ -37,13 +45,16 @@ def blocks(scale: str) -> Iterator[Trial]:
                 yield table.trial("sas", *SAS[layers], mlp_gain=gain)
             yield table.trial("sas", *PRE_LN[layers], **VALUES)
             yield table.trial("sas", *SAS[layers], **VALUES, value_gain=0.2)
+            # Schedules in place of shaping: the identity annealed away, branches that grow from 0.
+            yield table.trial("sas", *SAS[layers], shaping="annealed")
+            yield table.trial("transformer", *PRE_LN[layers], **GROWING)
 
 
 def depth(scale: str) -> Iterator[Trial]:
     """SAS-P against Pre-LN in deep models, and after three times the tokens of `blocks`."""
     wide: dict[str, Any] = {"width": 256, "batch": 64, "compile": "blocks"}
     deep, rates, layers = {
-        "tiny": (_table(24, 600_000, 150_000, width=64, batch=8), 24, 6),
+        "tiny": (_small_table(24, 256_000, 64_000, width=64), 24, 6),
         "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
         "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
@@ -56,10 +67,21 @@ def depth(scale: str) -> Iterator[Trial]:
         yield table.trial("sas-p", *SAS[place])  # the intervention
 
 
+def signal(scale: str) -> Iterator[Trial]:
+    """Blocks before any training: how alike two tokens are after 24 layers."""
+    config = _table(24, 1024, 0, width=256, batch=8).config
+    config = replace(config, seeds=tuple(range(5)), label="signal")
+    asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
+    table = Table(config=config, questions={"signal": asked})
+    yield table.trial("transformer", attention_skip="none")
+    for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
+        yield table.trial(preset)
+
+
 def _tables(scale: str) -> dict[int, Table]:
     """Layers → the table that all arms of this depth share."""
     if scale == "tiny":
-        return {6: _table(6, 600_000, 300_000, width=128, batch=8)}
+        return {6: _small_table(6, 307_200, 102_400, width=128)}
     if scale == "small":
         return {
             6: _table(6, 8_192_000, 4_096_000, width=256, batch=64, compile="blocks"),
@@ -93,6 +115,13 @@ def _table(
         **MEASURED,
     )
     return Table(config=config, sweep_tokens=sweep_tokens)
+
+
+def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Table:
+    """A table of `tiny`: with fewer words, half of whose cost would else be the readout's."""
+    table = _table(layers, tokens, sweep_tokens, width=width, batch=8)
+    fewer = DataConfig(vocabulary=1024)
+    return replace(table, config=replace(table.config, data=fewer, evaluation_tokens=65_536))
 
 
 def _published(layers: int, size: str) -> Table:

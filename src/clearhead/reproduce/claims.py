@@ -1,19 +1,26 @@
-"""The papers' claims, each with its published numbers, and verdicts on them from records."""
+"""The papers' claims, each with its published numbers, and verdicts on them from records.
 
-import tomllib
+`choose_studies` finds the experiments that given names ask for: of claims, families, or their own.
+"""
+
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
+from statistics import fmean
 from typing import Any
 
+from clearhead.errors import ClearheadError, choose
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of, found
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds, threshold_of
+from clearhead.reproduce import EXPERIMENTS, Experiment, rows
+
+ALL = "*"  # arms
+EVERYTHING = "all"  # claims
 
 
 class Judgement(StrEnum):
@@ -34,8 +41,11 @@ class Contrast:
             names than new ones); the first with numbers counts.
         metric, at: the measures; a seed's number is the mean of all that match, over all arms of
             the pattern (so that a factorial's main effects are contrasts).
+        than_at: where the model compared with is read, where it is elsewhere.
+        minus: dimensions in whose place both read once more: the number is the first less that.
         times: length of the text in training lengths; None is any.
         claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
+        relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
         words: the comparison as the book writes it.
@@ -47,8 +57,11 @@ class Contrast:
     claimed: str
     words: str
     at: dict[str, Any]
+    than_at: dict[str, Any] = field(default_factory=dict)
+    minus: dict[str, Any] = field(default_factory=dict)
     times: float | None = None
     margin: float = 0.0
+    relative: bool = False
     label: str = "*"
     needs: float = float("-inf")
 
@@ -58,9 +71,13 @@ class Contrast:
             if not fnmatchcase(label, self.label):
                 continue
             labelled = records.labelled(label)
-            mine, theirs = (self._found(labelled, names) for names in (self.arm, self.than))
-            if (difference := difference_of(mine, theirs)) is not None:
-                arm, than = (summarize(by_seed(side)) for side in (mine, theirs))
+            mine = self._found(labelled, self.arm, self.at)
+            theirs = self._found(labelled, self.than, {**self.at, **self.than_at})
+            scale = 1.0
+            if self.relative and theirs:
+                scale /= fmean(by_seed(theirs))
+            if (difference := difference_of(mine, theirs, scale)) is not None:
+                arm, than = (summarize(by_seed(side, scale)) for side in (mine, theirs))
                 assert arm is not None
                 assert than is not None
                 yield Outcome(
@@ -71,27 +88,39 @@ class Contrast:
                     difference=difference,
                 )
 
-    def _found(self, records: Records, names: Sequence[str]) -> Found:
-        return next(filter(None, (self._matching(records, name) for name in names)), {})
+    def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
+        return next(filter(None, (self._matching(records, name, at) for name in names)), {})
 
-    def _matching(self, records: Records, pattern: str) -> Found:
+    def _matching(self, records: Records, pattern: str, at: Mapping[str, Any]) -> Found:
         joined: dict[int, list[Measure]] = {}
         for arm in records.arms():
             if fnmatchcase(arm, pattern):
-                for seed, measures in found(records, arm, self._read).items():
+                for seed, measures in found(records, arm, lambda run: self._read(run, at)).items():
                     joined.setdefault(seed, []).extend(measures)
         return joined
 
-    def _read(self, run: Run) -> Sequence[Measure]:
-        at = dict(self.at)
+    def _read(self, run: Run, at: Mapping[str, Any]) -> Sequence[Measure]:
+        at = dict(at)
         if self.times is not None:
             if run.sequence_length is None:
                 return []
             at["length"] = round(self.times * run.sequence_length)
         if self.metric == "added_perplexity":
             add_costs(run)
-        # A step is one of training: milestones are not the final number.
-        return [one for one in run.select(self.metric, **at) if "step" not in one.dimensions]
+        first, second = self._selected(run, at), self._selected(run, {**at, **self.minus})
+        if not self.minus:
+            return first
+        if not first or not second:
+            return []
+        return [Measure(metric=self.metric, value=_mean(first) - _mean(second))]
+
+    def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
+        """Measures with a value. A step is one of training: milestones are not the final number."""
+        return [
+            one
+            for one in run.select(self.metric, **at)
+            if "step" not in one.dimensions and one.value is not None
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +191,8 @@ class Claim:
 @cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the book."""
-    text = resources.files("clearhead.reproduce").joinpath("claims.toml").read_text("utf-8")
     return tuple(
-        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row)
-        for row in tomllib.loads(text)["claim"]
+        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row) for row in rows("claims")
     )
 
 
@@ -187,6 +214,10 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
         yield claim, outcomes[claim.name], verdict
 
 
+def _mean(measures: Sequence[Measure]) -> float:
+    return fmean(one.value for one in measures if one.value is not None)
+
+
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
         arm, than = _names(row.pop("arm")), _names(row.pop("than"))
@@ -195,3 +226,41 @@ def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
 
 def _names(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, tuple[str, ...]]]:
+    """Each experiment asked for, once, with the patterns of its arms to run; none is all of them.
+
+    Raises:
+        ClearheadError: no name, an unknown one, a claim without an experiment, or a scale that an
+            experiment asked for by name does not have.
+    """
+    if not names:
+        raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
+    wanted: dict[str, set[str]] = {}
+    families = {claim.family for claim in claims()}
+    known = [*EXPERIMENTS, *sorted(families), *(claim.name for claim in claims()), EVERYTHING]
+    for name in names:
+        choose("experiment or claim", name, known)
+        if name in EXPERIMENTS:
+            choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
+            wanted[name] = {ALL}
+            continue
+        chosen = [claim for claim in claims() if name in (claim.name, claim.family, EVERYTHING)]
+        if name == EVERYTHING:
+            chosen = list(claims())
+        for claim in chosen:
+            if claim.study:
+                arms = wanted.setdefault(claim.study, set())
+                arms |= {one for each in claim.contrasts for one in (*each.arm, *each.than)} or {
+                    ALL
+                }
+            elif claim.name == name:
+                raise ClearheadError(f"{name} has no experiment: {claim.why}")
+    if not wanted:
+        raise ClearheadError(f"no claim of {', '.join(names)} has an experiment")
+    return [
+        (one, () if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
+        for one in EXPERIMENTS.values()
+        if one.name in wanted and scale in one.scales
+    ]

@@ -26,7 +26,9 @@ class Cost:
     flops: float
 
     def in_words(self, scale: str) -> str:
-        """30 runs, 45 M tokens, about 1.2 h of training on two cores."""
+        """30 runs, 45 M tokens, about 1.2 h of training on two cores; or "no training"."""
+        if not self.runs:
+            return "no training"
         hours = self.flops / SPEEDS[scale] / 3600
         time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
         if hours > 100:

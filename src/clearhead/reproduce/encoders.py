@@ -25,6 +25,10 @@ def encoders(scale: str) -> Iterator[Trial]:
     yield table.trial("bert", *baseline)
     yield table.trial("bert-sas", *simplified)  # the interventions: neither skips nor values,
     yield table.trial("bert-sas-p", *simplified)  # and both halves of a block side by side
+    if scale != "paper":  # of CoCA: its authors train no encoder
+        table = replace(table, questions={})
+        yield table.trial("bert", *baseline, position="rope")
+        yield table.trial("bert", *baseline, position="rope", scores="collinear")
 
 
 def _tiny() -> Table:

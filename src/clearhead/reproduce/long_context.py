@@ -16,9 +16,9 @@ from clearhead.eval.options import (
     PerplexityOptions,
 )
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
 BOOKS = "hf:emozilla/pg19"
@@ -76,7 +76,9 @@ def _tiny() -> Table:
         data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
         label="long context",
     )
-    return Table(config=config, questions={"scaled": _scaled(**READ)})
+    order = DiagnoseConfig(models=(TRAINED,), length=128, windows=16, extrapolate=1)
+    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": order}
+    return Table(config=config, questions=questions)
 
 
 def _small() -> Table:

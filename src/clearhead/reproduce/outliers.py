@@ -16,7 +16,10 @@ from clearhead.train import TrainConfig
 
 PLAIN = {"norm": "rmsnorm-single", "bias": False}
 MEASURED: dict[str, Any] = {"label": "outliers", "lengths": (1, 4), "measure_every": 0.1}
-SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel")
+SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel", "mxfp4")
+# A rotation after training (QuaRot's) is the rival of one in the optimizer.
+ROTATED = ("hadamard-w8a8-coarse", "hadamard-w4-channel", "hadamard-mxfp4")
+MUON = (1e-2, 2e-2)
 C4 = ("hf:allenai/c4:en",)
 
 
@@ -32,7 +35,7 @@ def outliers(scale: str) -> Iterator[Trial]:
     text = DataConfig(data=table.config.data.data, limit=table.config.data.limit)
     length = table.config.train.sequence_length
     bits = QuantizeConfig(
-        models=(TRAINED,), scheme=SCHEMES, length=length, tokens=32_768, data=text
+        models=(TRAINED,), scheme=SCHEMES + ROTATED, length=length, tokens=32_768, data=text
     )
     table = replace(table, questions={"bits": bits})
     (baseline,) = table.config.presets
@@ -42,8 +45,12 @@ def outliers(scale: str) -> Iterator[Trial]:
         {"train.optimizer": "orthoadam", "train.rotation_share": "size"},
         {"normalizer": "softmax1"},
         {"normalizer": "softmax1", "train.optimizer": "orthoadam"},
+        {"train.optimizer": "muon"},  # the rivals: 2506.19697's optimizer, a gate, normed queries
+        {"epilogue": "gate"},
+        {"qk_norm": "rmsnorm"},
     ):
-        yield table.trial(baseline, *rates, **interventions)
+        muon = interventions.get("train.optimizer") == "muon" and len(rates) > 1
+        yield table.trial(baseline, *(MUON if muon else rates), **interventions)
 
 
 def _tiny() -> tuple[Table, tuple[float, ...]]:
@@ -51,11 +58,12 @@ def _tiny() -> tuple[Table, tuple[float, ...]]:
         presets=("transformer",),
         set={**PLAIN, "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4},
         seeds=(0, 1, 2),
-        train=TrainConfig(tokens=2_000_000, sequence_length=128, batch_size=8, log_every=20),
+        evaluation_tokens=32_768,
+        train=TrainConfig(tokens=409_600, sequence_length=128, batch_size=8, log_every=20),
         data=DataConfig(vocabulary=2048),
-        **MEASURED,
+        **(MEASURED | {"measure_every": 0.25}),
     )
-    return Table(config=config, sweep_tokens=600_000), (3e-3, 6e-3, 1.2e-2)
+    return Table(config=config, sweep_tokens=102_400), (3e-3, 6e-3)
 
 
 def _small() -> tuple[Table, tuple[float, ...]]:

@@ -37,11 +37,14 @@ def retrofit(scale: str) -> Iterator[Trial]:
     def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Trial:
         return replace(arm(name, *rates, **changes), conversion=_conversion(by))
 
-    both = {**PREFIX, "rotate": "down"}
+    both = {**PREFIX, "rotate": ("down",)}
+    turned = {"rotate": ("residual", "values", "down")}
+    all_turned = {**PREFIX, **turned}
     keys = {"to": ("key-value",), "calibrate": TEXT}
     sink = {"to": ("sink",), "calibrate": TEXT}
     attention: dict[str, Any] = {"train.only": ["*attn*"]}
     adapter: dict[str, Any] = {"train.lora": RANK}
+    orthoadam: dict[str, Any] = {"train.optimizer": "orthoadam"}
     mirror: dict[str, Any] = {"train.freeze": ["*.normalizer.*"]}
     # The controls: nothing, more text, the attention or an adapter alone, and a sink that no row
     # notices and nothing trains.
@@ -50,6 +53,9 @@ def retrofit(scale: str) -> Iterator[Trial]:
     # Repairs without training, and the interventions.
     yield converted("prefix rotated", by=both)
     yield converted("prefix rotated trained", *rates, by=both)
+    yield converted("turned", by=turned)
+    yield converted("prefix turned", by=all_turned)
+    yield converted("prefix turned trained", *rates, by=all_turned)
     yield arm("attention only", *rates, **attention)
     yield arm("lora", *LORA_RATES[scale], **adapter)
     yield converted("key-value", by=keys)
@@ -58,7 +64,7 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield arm("softmax1 annealed", *rates, preset="softmax1", annealed_start=True)
     yield arm("differential-v2", *rates, preset="differential-v2")
     yield arm("gated", *rates, preset="gated")
-    yield converted("prefix rotated orthoadam", *rates, by=both, **{"train.optimizer": "orthoadam"})
+    yield converted("prefix turned orthoadam", *rates, by=all_turned, **orthoadam)
     yield arm("mirror", *rates, preset="sink", **mirror)
     yield converted("sink calibrated trained", *rates, by=sink)
     yield converted("prefix", by=PREFIX)

@@ -89,14 +89,16 @@ def _table(scale: str, label: str) -> Table:
 
 
 def _text(scale: str) -> Table:
-    tokens = {"tiny": 1_200_000, "small": 50_000_000}[scale]
+    tokens = {"tiny": 307_200, "small": 50_000_000}[scale]
+    shape = {"num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4}
     config = CompareConfig(
         presets=("transformer",),
         size=scale,
-        set={"norm": "rmsnorm-single"},
+        set={"norm": "rmsnorm-single", **(shape if scale == "tiny" else {})},
         seeds=(0, 1, 2),
         lengths=(1,),
-        measure_every=0.1,
+        evaluation_tokens=32_768 if scale == "tiny" else 65_536,
+        measure_every=0.25,
         train=TrainConfig(
             tokens=tokens,
             sequence_length=128 if scale == "tiny" else 512,
@@ -104,6 +106,7 @@ def _text(scale: str) -> Table:
             compile="none" if scale == "tiny" else "blocks",
             log_every=20,
         ),
+        data=DataConfig(vocabulary=2048 if scale == "tiny" else 16_384),
         label="optimizers",
     )
     return Table(config=config, sweep_tokens=tokens // 4)

@@ -20,6 +20,8 @@ from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_ke
 from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
+BY_LAYER = ("similarity", "effective_rank")
+"""Measures of a diagnosis that are kept for every layer."""
 
 
 def preparations(trials: Iterable[Trial]) -> list[Job]:
@@ -87,44 +89,35 @@ def reproduce(
     fresh = (one.base or one for one in trials)  # a trained model reads by its own tokenizer
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
-    with hold_folder(output):
-        return _reproduce(trials, output, jobs, start, say, work or Work("job"))
-
-
-def _reproduce(
-    trials: Sequence[Trial],
-    output: Path,
-    jobs: int,
-    start: Start,
-    say: Callable[[str], None],
-    work: Work,
-) -> tuple[Path, int]:
-    failed = 0
+    work = work or Work("job")
+    failed = list[Job]()
 
     def stage(name: str, listed: list[Job]) -> None:
-        nonlocal failed
         say(f"{name}: {len(listed)} jobs")
         logs = output / "logs"
-        ended = run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
-        failed += len(ended)
+        failed.extend(
+            run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
+        )
 
-    known = settled(output)
-    prepared, swept = preparations(trials), sweeps(one for one in trials if one.key not in known)
-    later = sum(
-        len(one.config.seeds) * (bool(one.rates) + len(one.table.questions)) for one in trials
-    )
-    work.start(len(prepared) + len(swept) + later)
-    if prepared:
-        stage("models to start from", prepared)
-    stage("rates", swept)
-    chosen = rates(trials, output)
-    write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
-    for one in trials:
-        if one.rates and one.key not in chosen:
-            say(f"{one.key}: left out, since its sweep gave no rate")
-    each = runs(trials, chosen)
-    stage("runs and evaluations", each)
-    return collect(each, output / RECORDS), failed
+    with hold_folder(output):
+        known = settled(output)
+        prepared = preparations(trials)
+        swept = sweeps(one for one in trials if one.key not in known)
+        later = sum(
+            len(one.config.seeds) * (bool(one.rates) + len(one.table.questions)) for one in trials
+        )
+        work.start(len(prepared) + len(swept) + later)
+        if prepared:
+            stage("models to start from", prepared)
+        stage("rates", swept)
+        chosen = rates(trials, output)
+        write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
+        for one in trials:
+            if one.rates and one.key not in chosen:
+                say(f"{one.key}: left out, since its sweep gave no rate")
+        each = runs(trials, chosen)
+        stage("runs and evaluations", each)
+        return collect(each, output / RECORDS), len(failed)
 
 
 def collect(jobs: Iterable[Job], target: Path) -> Path:
@@ -153,7 +146,9 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 line["seed"] = job.seed
                 line.pop(SEAL, None)  # of these lines by their own names
             elif study == DIAGNOSIS:
-                if line["kind"] != "measure" or not line.keys().isdisjoint(("layer", "head")):
+                if line["kind"] != "measure" or "head" in line:
+                    continue
+                if "layer" in line and line["metric"] not in BY_LAYER:
                     continue
                 del line["cell"]  # of which this is a part
                 if job.config.at != "anywhere":  # where training measures too

@@ -6,17 +6,24 @@ every pair, and most pairs from each other. Shaped blocks have 16 % fewer parame
 of what they claim; all other arms match.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
+from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
-TOKENS = {"tiny": 1_500_000, "small": 50_000_000}
-RATES = {"tiny": (3e-3,), "small": (1e-3, 2e-3)}
+TOKENS = {"tiny": 256_000, "small": 50_000_000}
+SWEEPS = {"tiny": 102_400, "small": 10_000_000}
+RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
+SHAPES: Mapping[str, dict[str, int]] = {
+    "tiny": {"num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4},
+    "small": {},
+}
+SCHEMES = ("w8a8-coarse", "w4-channel")
 PASSKEY = "synthetic:passkey:landmark=1,documents=20000"
 
 
@@ -39,28 +46,35 @@ def together(scale: str) -> Iterator[Trial]:
 
 
 def _table(scale: str) -> Table:
-    length = {"tiny": 128, "small": 512}[scale]
+    tiny, length = scale == "tiny", {"tiny": 128, "small": 512}[scale]
+    read: dict[str, Any] = {"lengths": (length, 4 * length), "tokens": 16_384}
     asked: EvaluateSettings = EvaluateConfig(
         models=(TRAINED,),
-        tasks=("perplexity", "passkey"),
-        lengths=(length, 4 * length),
-        tokens=16_384,
+        # Passkeys take more tokens to learn than `tiny` has.
+        tasks=("hits",) if tiny else ("hits", "passkey"),
+        **read,
     )
+    bits = QuantizeConfig(models=(TRAINED,), scheme=SCHEMES, length=length, tokens=16_384)
     config = CompareConfig(
         presets=("transformer",),
         size=scale,
-        set={"max_position_embeddings": length},
+        set={"max_position_embeddings": length, **SHAPES[scale]},
         seeds=(0, 1, 2),
         lengths=(1, 4),
+        evaluation_tokens=32_768 if tiny else 65_536,
         train=TrainConfig(
             tokens=TOKENS[scale],
             sequence_length=length,
-            batch_size=8 if scale == "tiny" else 32,
+            batch_size=8 if tiny else 32,
             document_masks=True,
-            compile="none" if scale == "tiny" else "blocks",
+            compile="none" if tiny else "blocks",
             log_every=20,
         ),
-        data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.3"), vocabulary=1024),
+        data=DataConfig(
+            data=("python-stdlib",) if tiny else ("python-stdlib", f"{PASSKEY}@0.3"),
+            vocabulary=1024,
+        ),
         label="together",
     )
-    return Table(config=config, sweep_tokens=TOKENS[scale] // 5, questions={"text": asked})
+    questions: dict[str, Question] = {"text": asked, "bits": bits}
+    return Table(config=config, sweep_tokens=SWEEPS[scale], questions=questions)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.diagnosing import FRESH
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
@@ -63,7 +64,7 @@ class Trial:
     table: Table
     """A table whose configuration has this arm alone, with all seeds."""
     rates: tuple[float, ...]
-    """Learning rates to choose from; none where the model is measured as it is."""
+    """Learning rates to choose from; none where the model is measured as it is, or untrained."""
     output: Path = Path()
     """Folder of the whole experiment."""
     called: str = ""
@@ -105,7 +106,7 @@ class Trial:
     def _source(self) -> str | None:
         """The trained model before any conversion; None where the arm begins anew."""
         base = self._base()
-        return self.config.base if base is None else str(base._model(base.config.seeds[0]))
+        return self.config.base if base is None else base._model(base.config.seeds[0])
 
     def _start(self) -> str | None:
         """The trained model, converted where it is to be."""
@@ -120,7 +121,7 @@ class Trial:
         conversion = self.conversion
         if conversion is None:
             return None
-        changes = {"rotate": conversion.rotate, "prefix": conversion.prefix}
+        changes = {"rotate": ",".join(conversion.rotate), "prefix": conversion.prefix}
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
@@ -172,7 +173,7 @@ class Trial:
     def evaluations(self, seed: int) -> Iterator[Job]:
         """The questions to the model that `training` leaves."""
         run = f"{self._place}-seed{seed}"
-        model = str(self._model(seed))
+        model = self._model(seed)
         made = bool(self.rates) or self._prepared
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
@@ -183,6 +184,15 @@ class Trial:
                 records = asked.output / RECORDS
             elif isinstance(asked, DiagnoseConfig):
                 asked = replace(asked, models=(model,), output=folder / name)
+                if not model:  # fresh weights, drawn with the seed
+                    asked = replace(
+                        asked,
+                        models=(f"{FRESH}{self.arm.preset}",),
+                        size=self.config.size,
+                        set=self.arm.model,
+                        seeds=(seed,),
+                        data=self.config.data,
+                    )
                 records = asked.output / DIAGNOSIS
             else:
                 records = folder / f"{name}.jsonl"
@@ -197,12 +207,12 @@ class Trial:
                 seed=seed,
             )
 
-    def _model(self, seed: int) -> Path:
-        """The folder of the model that is measured."""
+    def _model(self, seed: int) -> str:
+        """The folder of the model that is measured; none of an arm that is not trained."""
         if not self.rates:
-            return Path(self._start() or "")
+            return self._start() or ""
         run = self.output / "runs" / f"{self._place}-seed{seed}"
-        return run / f"{self.arm.folder}-seed{seed}" / "final"
+        return str(run / f"{self.arm.folder}-seed{seed}" / "final")
 
     @property
     def _place(self) -> str:

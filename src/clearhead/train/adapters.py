@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from clearhead.errors import require
 from clearhead.models.loading import without_bars
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FOLDER = "adapter"  # in the final model's
 WEIGHTS = "adapter_model.safetensors"
@@ -20,14 +18,12 @@ _PREFIX = "base_model.model."  # of the names in that file
 _BUFFERS = "buffers/"
 
 
-def present(model: "PreTrainedModel") -> bool:
+def present(model: PreTrainedModel) -> bool:
     """True for a model with adapters beside its weights."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def add(
-    model: "PreTrainedModel", modules: list[str], *, rank: int, alpha: float, seed: int
-) -> None:
+def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, seed: int) -> None:
     """Give the linear layers of these names an adapter each, which alone is then trained.
 
     Raises:
@@ -49,13 +45,13 @@ def add(
         parameter.requires_grad_(".lora_" in name)
 
 
-def weights(model: "PreTrainedModel") -> dict[str, Tensor]:
+def weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Weights that a checkpoint holds: those of the adapters alone, where there are any."""
     held = model.state_dict()
     return {name: held[name] for name in held if ".lora_" in name or not present(model)}
 
 
-def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
+def buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     """Tensors that a checkpoint holds beside the adapters; nothing of a model without them."""
     if not present(model):
         return {}
@@ -63,7 +59,7 @@ def buffers(model: "PreTrainedModel") -> dict[str, Tensor]:
     return {_BUFFERS + name: buffer for name, buffer in model.named_buffers() if name in held}
 
 
-def restore(folder: Path, model: "PreTrainedModel", tensors: Mapping[str, Tensor]) -> None:
+def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
     """Load the adapters in `folder`, and those of `tensors` that are `buffers`, in place."""
     from peft import set_peft_model_state_dict
 
@@ -76,7 +72,7 @@ def restore(folder: Path, model: "PreTrainedModel", tensors: Mapping[str, Tensor
             buffer.copy_(stored)
 
 
-def merge(model: "PreTrainedModel", folder: Path | None = None) -> None:
+def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
     """Add the adapters to the weights, in place of them; before, write them to `folder`.
 
     A model without adapters stays as it is, and nothing is written.

@@ -98,7 +98,6 @@ class LinesFile(Callback):
         self._writer: jsonl.Writer | None = None
 
     def start(self, run: Run) -> None:
-        """Open the file, cut back to the steps that are done."""
         path = run.output / self.file
         done = jsonl.salvage(path, until=run.first_step)
         write_text(path, "".join(map(jsonl.encode, done)), f"make room and {self.afterwards}")
@@ -110,7 +109,6 @@ class LinesFile(Callback):
         self._writer.write(lines)
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -125,12 +123,10 @@ class MetricsFile(LinesFile):
     file = METRICS
 
     def start(self, run: Run) -> None:
-        """Open the file."""
         super().start(run)
         self._run = run.name
 
     def step(self, metrics: StepMetrics) -> None:
-        """Write one line."""
         values = asdict(metrics)
         del values["seconds_left"]  # a guess for people, not a measurement
         self.write(jsonl.encode({"kind": "step", "run": self._run, **values}))
@@ -150,7 +146,6 @@ class Progress(Callback):
         self._steps = 0
 
     def start(self, run: Run) -> None:
-        """Say where the run starts."""
         self._steps = run.steps
         if self._alone:
             self._work.start(1)
@@ -161,7 +156,6 @@ class Progress(Callback):
         self._work.resume(run.first_step / run.steps)
 
     def step(self, metrics: StepMetrics) -> None:
-        """Show the step's numbers."""
         left = f"  {clock(metrics.seconds_left)} left" if self._alone else ""
         numbers = (
             f"step {metrics.step}/{self._steps}  loss {metrics.loss:.4f}  "
@@ -171,12 +165,10 @@ class Progress(Callback):
         self._work.update(metrics.step / self._steps, numbers)
 
     def checkpoint(self, path: Path) -> None:
-        """Say where it is."""
         if self._alone:
             self._work.say(f"saved {path}")
 
     def end(self, result: "TrainResult") -> None:
-        """Sum up."""
         self.close()
         stopped = f" (stopped by {result.stop_signal.name})" if result.stop_signal else ""
         self._work.say(
@@ -210,12 +202,10 @@ class TensorBoard(Callback):
         )
 
     def step(self, metrics: StepMetrics) -> None:
-        """Log the step's numbers."""
         for name in LOGGED:
             self._writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
 
     def close(self) -> None:
-        """Write what is buffered."""
         if self._writer is not None:
             self._writer.close()
 
@@ -235,7 +225,6 @@ class Trackio(Callback):
         self._started = False
 
     def start(self, run: Run) -> None:
-        """Open the run, or go on with it."""
         self._module.init(
             project=self._project, name=run.name, config=run.record["config"], **self._resumed(run)
         )
@@ -245,13 +234,11 @@ class Trackio(Callback):
         return {"resume": "allow" if run.first_step else "never"}
 
     def step(self, metrics: StepMetrics) -> None:
-        """Log the step's numbers."""
         self._module.log(
             {f"train/{name}": getattr(metrics, name) for name in LOGGED}, step=metrics.step
         )
 
     def close(self) -> None:
-        """Send what is buffered."""
         if self._started:
             self._module.finish()
 

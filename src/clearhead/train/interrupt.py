@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -24,12 +24,7 @@ class StopSignals:
                 self._found[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._found.items():
             # None: the handler was installed by C code, and Python cannot put it back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

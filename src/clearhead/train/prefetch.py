@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -40,12 +39,7 @@ class Prefetcher:
         self._next = self._begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self) -> MicroBatches:

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, Stopped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,11 +41,5 @@ class TrainResult:
         return self.stop_signal is not None
 
 
-class InterruptedRun(Exception):  # noqa: N818 (a request, not a fault)
+class InterruptedRun(Stopped):
     """A signal stopped a run; its checkpoint is kept and the same command goes on from it."""
-
-    def __init__(self, result: TrainResult) -> None:
-        super().__init__("interrupted")
-        assert result.stop_signal is not None
-        self.result = result
-        self.code = 128 + result.stop_signal

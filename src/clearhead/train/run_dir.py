@@ -12,7 +12,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
@@ -20,9 +22,6 @@ from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
 from clearhead.train.config import FinetuneConfig, Processes, TrainConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 RUN_FILE = "run.json"
 FINAL = "final"
@@ -81,7 +80,7 @@ def read_record(output: Path) -> dict[str, Any]:
     return record
 
 
-def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dict[str, Any]:
+def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[str, Any]:
     """All that a resumed run must share with the run it goes on with, as JSON values."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
     found = {
@@ -92,7 +91,7 @@ def identity(model: "PreTrainedModel", batches: Any, config: TrainConfig) -> dic
     return json.loads(json.dumps(found))
 
 
-def describe(model: "PreTrainedModel", name: str, description: Mapping[str, Any]) -> dict[str, Any]:
+def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
     """Where, when and by what a run was made. No path is in it that the user did not give.
 
     A "command" of the description is the run's, in place of this process's.

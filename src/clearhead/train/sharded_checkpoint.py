@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -20,15 +20,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_model_state_dict,
 )
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clearhead.errors import ClearheadError
 from clearhead.models.loading import auto_class, explained, kind_of, load_config
 from clearhead.train import optimizer_state
 from clearhead.train.parallel import plain_class
 from clearhead.train.world import ALONE, World
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PREFIX = "model"
 FILES = "shard-*.safetensors"
@@ -59,7 +57,7 @@ def write(folder: Path, state: dict[str, Any], world: World, advice: str) -> Non
 
 def read(
     folder: Path,
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     names: Mapping[torch.Tensor, str],
     record: Mapping[str, Any],
@@ -91,7 +89,7 @@ def read(
 
 
 def save_config(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
 ) -> None:
     """Write what a Hugging Face folder has beside weights, so that one can be made of this."""
     config = copy(model.config)
@@ -101,7 +99,7 @@ def save_config(
         tokenizer.save_pretrained(folder)
 
 
-def load_whole(folder: Path) -> "PreTrainedModel":
+def load_whole(folder: Path) -> PreTrainedModel:
     """The model of a verified checkpoint of this kind, whole, on the CPU."""
     name = str(folder)
     with explained(name):
@@ -118,7 +116,7 @@ def _load(state: dict[str, torch.Tensor], folder: Path, world: World) -> None:
         dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=alone)
 
 
-def whole_weights(model: "PreTrainedModel") -> dict[str, Any]:
+def whole_weights(model: PreTrainedModel) -> dict[str, Any]:
     """The weights with the parts of all processes, in the first; nothing in the others."""
     whole = get_model_state_dict(model, options=_FULL)
     first: dict[int, str] = {}
@@ -129,7 +127,7 @@ def whole_weights(model: "PreTrainedModel") -> dict[str, Any]:
     return whole
 
 
-def set_whole_weights(model: "PreTrainedModel", weights: dict[str, Any]) -> None:
+def set_whole_weights(model: PreTrainedModel, weights: dict[str, Any]) -> None:
     """Give every process its part of `weights`, which each has whole."""
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
 
@@ -149,7 +147,7 @@ def set_random_state(tensors: Mapping[str, torch.Tensor], device: torch.device) 
         torch.cuda.set_rng_state(tensors["random/cuda"].clone(), device)
 
 
-def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers that a checkpoint holds, each once: tied ones share a tensor."""
     seen = set[int]()
     for name, tensor in model.state_dict(keep_vars=True).items():

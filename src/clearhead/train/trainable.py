@@ -1,9 +1,9 @@
 """Choice of the parameters that are trained: by name, or through low-rank adapters."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
@@ -11,11 +11,8 @@ from clearhead.optim.groups import Named, split_named
 from clearhead.train import adapters
 from clearhead.train.config import TrainConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def choose_parameters(model: "PreTrainedModel", config: TrainConfig) -> None:
+def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
     """Freeze what `only` leaves out and what `freeze` names; with `lora` add the adapters.
 
     What is frozen already stays so.

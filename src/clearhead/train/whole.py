@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from clearhead.models.loading import pretrained
 from clearhead.records.manifest import verify_model
@@ -14,18 +16,15 @@ from clearhead.train.parallel import is_sharded
 from clearhead.train.result import InterruptedRun, TrainResult
 from clearhead.train.world import joined
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def train_to_end(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     batches: BatchSource,
     config: TrainConfig,
     *,
     output: Path,
     **options: Any,
-) -> tuple["PreTrainedModel", TrainResult | None]:
+) -> tuple[PreTrainedModel, TrainResult | None]:
     """Begin the run in `output`, resume it, or open its finished model; `options` as `train`.
 
     Returns:
@@ -47,7 +46,7 @@ def train_to_end(
         resume = world.by_first(lambda: run_dir.holds_run(output))
         result = train(model, batches, config, output=output, resume=resume, **options)
         if result.stop_signal is not None:
-            raise InterruptedRun(result)
+            raise InterruptedRun(result.stop_signal)
         if is_sharded(result.model):  # no process can run it alone
             return pretrained(kind, final).to(device), result
         return result.model, result

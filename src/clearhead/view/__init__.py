@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazily
 
 if TYPE_CHECKING:
-    from clearhead.view.observation import Observation, observe_text
-    from clearhead.view.page import render
+    from clearhead.view.observation import Observation as Observation
+    from clearhead.view.observation import observe_text as observe_text
+    from clearhead.view.page import render as render
 
-__all__ = ["Observation", "observe_text", "render"]
 
-__getattr__ = lazily(__name__)
+__getattr__, __all__ = lazily(__name__)

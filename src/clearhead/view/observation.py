@@ -18,10 +18,9 @@ from clearhead.models.inspection import (
 )
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import ByTile
-from clearhead.view.heads import Head, by_extremes
 from clearhead.view.lens import BEST, Lens, find_lens, surprises
 from clearhead.view.packing import pack, pack_logarithms, pack_map
-from clearhead.view.trace import WEIGHTS, AttentionTrace, HiddenTrace
+from clearhead.view.trace import WEIGHTS, AttentionTrace, Head, HiddenTrace, by_extremes
 
 BYTES = 3_000_000  # of one model on the page, at most
 LONGEST = 2048  # tokens

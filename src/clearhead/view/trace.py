@@ -1,14 +1,37 @@
-"""Trace of a model reading one text: attention maps, and hidden states by token."""
+"""Trace of a model reading one text: attention maps, and hidden states by token.
 
-from collections.abc import Collection
-from typing import Any
+`by_extremes` chooses the heads whose maps a page has room for.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.tiles import AttentionTile, MapTile
-from clearhead.view.heads import Head
+
+
+class Head(NamedTuple):
+    """One head of one layer, both from 0."""
+
+    layer: int
+    head: int
+
+
+def by_extremes(statistics: Iterable[Mapping[Head, float]]) -> list[Head]:
+    """Every head once, the most telling first: by each statistic in turn the head with the largest
+    value, then the one with the smallest, then the next."""
+    queues = []
+    for values in statistics:
+        ordered = sorted(values, key=lambda head: (-values[head], head))
+        queues += [ordered, ordered[::-1]]
+    longest = max(map(len, queues), default=0)
+    return list(
+        dict.fromkeys(queue[i] for i in range(longest) for queue in queues if i < len(queue))
+    )
+
 
 # Of the maps of all heads together, in weights: 30 layers of 9 heads on 256 tokens fit.
 WEIGHTS = 9_000_000

@@ -11,7 +11,7 @@ from transformers import GraniteSWAForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.llama import LlamaLike, State, positions, windows
+from clearhead.models.families.family import Family, State, positions, windows
 from clearhead.models.layers import FULL, SLIDING
 
 _NORMALIZER = "self_attn.normalizer"
@@ -88,11 +88,12 @@ def _write(state: State, ours: ClearheadConfig) -> State:
     return made
 
 
-GRANITE_SWA = LlamaLike(
+GRANITE_SWA = Family(
     name="GraniteSWA",
     model=GraniteSWAForCausalLM,
     axes=_axes,
     settings=_settings,
+    suits=lambda ours: ours.normalizer in ("softmax1", "sink"),
     names={"self_attn.sinks": _LOGIT},
     read=_read,
     write=_write,

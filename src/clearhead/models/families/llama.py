@@ -1,199 +1,86 @@
-"""Llama and the families built like it: equal logits, since weights have the same names.
+"""Llama and the families built like it, whose weights have the same names here."""
 
-What is exported must come back as it was: a model whose import would be another layer is refused.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import (
+    FlintForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from clearhead.errors import ClearheadError
-from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.families.family import Family, positions, windows
 from clearhead.models.layers import SLIDING
-from clearhead.spec import AXES
-
-_SAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rope_parameters",
-    "initializer_range",
-    "tie_word_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-)
-# What a layer starts from, and what it leaves out in training: no part of a trained function.
-_STARTS = ("initializer_range", "query_range", "value_init", "dropout")
-_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-State = dict[str, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlamaLike:
-    """A family of transformers with Llama's names for weights and settings.
-
-    Attributes:
-        name: of the family.
-        model: its class for language.
-        needs: settings that clearhead has no place for at another value.
-        axes: clearhead's settings, from its configuration, beside those of one name.
-        settings: its settings, from a clearhead configuration; None where nothing is exported.
-        names: ends of its weights' names that are others here.
-        read, write: what else an import or an export does to the weights, here by their names here.
-        but: settings of a layer that the export takes into the weights.
-    """
-
-    name: str
-    model: Any
-    axes: Callable[[Any], dict[str, Any]]
-    needs: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    settings: Callable[[ClearheadConfig], dict[str, Any]] | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    read: Callable[[State, Any], State] = lambda state, theirs: state
-    write: Callable[[State, ClearheadConfig], State] = lambda state, ours: state
-    but: tuple[str, ...] = ()
-
-    def imported(self, model: Any) -> ClearheadForCausalLM:
-        """The same function as a clearhead model, with copies of the weights in their dtype.
-
-        Raises:
-            ClearheadError: where the model has what clearhead has no place for.
-        """
-        require_settings(self.name, model.config, **self.needs)
-        config = self._config(model.config)
-        state = renamed(model.state_dict(), self.names)
-        if config.bias:
-            state = with_all_biases(state)
-        return filled(ClearheadForCausalLM, config, self.read(state, model.config), model)
-
-    def exported(self, model: ClearheadForCausalLM) -> Any:
-        """The same function as a model of the family, with copies of the weights in their dtype.
-
-        Raises:
-            ClearheadError: where the model is on another point of the axes, naming the first.
-        """
-        assert self.settings is not None
-        ours = model.config
-        theirs = self.model.config_class(
-            **copied(ours, self.name), rms_norm_eps=ours.norm_eps, **self.settings(ours)
-        )
-        check_export(self.name, ours, self._config(theirs), but=self.but)
-        names = {here: there for there, here in self.names.items()}
-        state = renamed(self.write(model.state_dict(), ours), names)
-        return filled(self.model, theirs, state, model)
-
-    def _config(self, theirs: Any) -> ClearheadConfig:
-        keys = copied(theirs) | {"norm_eps": theirs.rms_norm_eps} | self.axes(theirs)
-        return ClearheadConfig(**keys)
+def _qwen_settings(ours: ClearheadConfig) -> dict[str, Any]:
+    slides = ours.sliding_window is not None
+    return {
+        "attention_bias": ours.bias,
+        "use_sliding_window": slides,
+        "sliding_window": ours.sliding_window,
+        "max_window_layers": 0 if slides else ours.num_hidden_layers,
+        "layer_types": ours.layer_types,
+    }
 
 
-def require_settings(name: str, theirs: Any, **wanted: Any) -> None:
-    """Refuse a model of transformers with settings that clearhead has no place for."""
-    for key, value in wanted.items():
-        if (found := getattr(theirs, key)) != value:
-            raise ClearheadError(
-                f"a {name} with {key}={found!r} has no place in clearhead: it needs {value!r}"
-            )
-
-
-def copied(config: Any, target: str | None = None) -> dict[str, Any]:
-    """The settings that have one name here and there; `target` is what they are exported to."""
-    found = {key: getattr(config, key, None) for key in _SAME}
-    rope = found["rope_parameters"] or {}
-    if target and rope.get("rope_type") == "dynamic-causal":
-        raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
-    if target and config.hidden_size % config.num_attention_heads:
+def _flint_axes(theirs: Any) -> dict[str, Any]:
+    dense = range(theirs.num_hidden_layers) if not theirs.num_experts else theirs.mlp_only_layers
+    if len(set(dense)) < theirs.num_hidden_layers:
         raise ClearheadError(
-            f"{target} has no hidden_size={config.hidden_size} with {config.num_attention_heads} "
-            "heads: only a number of heads that divides it can be exported"
+            f"a Flint with {theirs.num_experts} experts has no place in clearhead: its MLPs are "
+            "dense"
         )
-    return found
+    return {
+        "normalizer": "sink",
+        "qk_norm": "rmsnorm",
+        "bias": theirs.attention_bias,
+        **windows(theirs),
+        **positions([kind == SLIDING for kind in theirs.layer_types]),
+    }
 
 
-def windows(theirs: Any) -> dict[str, Any]:
-    """Sliding windows by layer, in clearhead's settings."""
-    window, types = theirs.sliding_window, getattr(theirs, "layer_types", None)
-    if window is None or (types is not None and SLIDING not in types):
-        return {}
-    return {"sliding_window": window, "layer_types": types}
-
-
-def positions(rotates: Sequence[bool]) -> dict[str, Any]:
-    """Rotary position in some of the layers, and none in the others, in clearhead's settings."""
-    if not any(rotates):
-        return {"position": "none", "rope_parameters": None}
-    if all(rotates):
-        return {}
-    return {"layer_overrides": [{} if each else {"position": "none"} for each in rotates]}
-
-
-def check_export(
-    name: str, ours: ClearheadConfig, back: ClearheadConfig, *, but: tuple[str, ...] = ()
-) -> None:
-    """Refuse a model that, exported and imported again as `back`, would be another function.
-
-    Args:
-        name: of the family of models that it is exported to.
-        but: settings of a layer that the export takes into the weights.
-    """
-    mine = [("embedding_norm", ours.embedding_norm, back.embedding_norm)]
-    for index in range(ours.num_hidden_layers):
-        there = vars(back.layer(index))
-        mine += [(key, value, there[key]) for key, value in vars(ours.layer(index)).items()]
-    # An axis says more than the gains that come with it.
-    for key, value, only in sorted(mine, key=lambda entry: entry[0] not in AXES):
-        if value != only and key not in (*_STARTS, *but):
-            raise ClearheadError(
-                f"{name} has no {key}={value!r}: only {key}={only!r} can be exported"
-            )
-
-
-def renamed(state: Mapping[str, Tensor], ends: Mapping[str, str]) -> State:
-    """The same weights, those whose names end in a key of `ends` with its value there."""
-
-    def other(name: str) -> str:
-        for end, new in ends.items():
-            if name.endswith("." + end):
-                return name.removesuffix(end) + new
-        return name
-
-    return {other(name): weight for name, weight in state.items()}
-
-
-def with_all_biases(state: State) -> State:
-    """The same function with a bias, 0 where there was none, beside each matrix of a layer."""
-    made = dict(state)
-    for name, weight in state.items():
-        module, _, kind = name.rpartition(".")
-        if kind == "weight" and module.endswith(_LINEAR):
-            made.setdefault(f"{module}.bias", torch.zeros_like(weight[:, 0]))
-    return made
-
-
-def filled(kind: Any, config: Any, state: State, source: Any) -> Any:
-    """A model of `kind` with these weights, on the device and in the dtype of its source, in
-    evaluation mode, which generates as its source does."""
-    model = kind(config).to(source.device, source.dtype)
-    model.load_state_dict(state)
-    model.generation_config = source.generation_config
-    return model.eval()
-
-
-LLAMA = LlamaLike(
+# Of what no other family suits: Llama says what it lacks.
+LLAMA = Family(
     name="Llama",
     model=LlamaForCausalLM,
     axes=lambda theirs: {"bias": theirs.attention_bias or theirs.mlp_bias},
     settings=lambda ours: {"attention_bias": ours.bias, "mlp_bias": ours.bias},
+    suits=lambda ours: True,
+)
+# A sliding window in every layer.
+MISTRAL = Family(
+    name="Mistral",
+    model=MistralForCausalLM,
+    axes=windows,
+    settings=lambda ours: {"sliding_window": ours.sliding_window},
+    suits=lambda ours: ours.sliding_window is not None,
+)
+# Biases of q, k and v alone.
+QWEN2 = Family(
+    name="Qwen2",
+    model=Qwen2ForCausalLM,
+    axes=lambda theirs: {"bias": True, **windows(theirs)},
+)
+# Norms of queries and keys, by the same names in both libraries.
+QWEN3 = Family(
+    name="Qwen3",
+    model=Qwen3ForCausalLM,
+    axes=lambda theirs: {
+        "bias": theirs.attention_bias,
+        "qk_norm": "rmsnorm",
+        **windows(theirs),
+    },
+    settings=_qwen_settings,
+    suits=lambda ours: ours.qk_norm == "rmsnorm",
+)
+# Sinks, norms of queries and keys, position in sliding layers alone.
+FLINT = Family(
+    name="Flint",
+    model=FlintForCausalLM,
+    axes=_flint_axes,
+    names={"self_attn.sinks": "self_attn.normalizer.logit"},
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.llama import State, copied, filled
+from clearhead.models.families.family import State, copied, filled
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,

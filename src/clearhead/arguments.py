@@ -1,10 +1,19 @@
-"""KEY=VALUE words of a command line."""
+"""Arguments that verbs share: KEY=VALUE words, and consent to code that a model brings."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clearhead.errors import ClearheadError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpensModels:
+    """The option of every verb that opens a model."""
+
+    trust_remote_code: bool = False
+    """Run Python code that the model's folder or repository brings. Read it first."""
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:

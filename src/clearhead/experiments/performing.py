@@ -1,10 +1,10 @@
-"""Jobs, each in a process of its own: `python -m clearhead.experiments`, what `forks` starts."""
+"""A job performed by a process of its own, which `forks` starts."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, Stopped
 from clearhead.experiments.compare import compare, make_run
 from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun
 from clearhead.experiments.convert_config import ConvertConfig
@@ -12,14 +12,12 @@ from clearhead.experiments.converting import run_conversion
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
-from clearhead.experiments.forks import serve
-from clearhead.experiments.jobs import command, from_json
+from clearhead.experiments.jobs import command
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.terminal import say
-from clearhead.train import InterruptedRun
 
 
 class _Log(Watcher):
@@ -27,9 +25,8 @@ class _Log(Watcher):
         say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
 
 
-def perform(job: str) -> None:
+def perform(config: Any) -> None:
     """Run a job; exits with 0, or what its interruption asks for, or 1 and one line."""
-    config = from_json(job)
     sys.argv = command(config)  # what records say that they were made by
     try:
         if isinstance(config, CompareConfig):
@@ -46,10 +43,7 @@ def perform(job: str) -> None:
             run_quantization(config, watcher=_Log(), say=say)
         else:
             run_evaluation(config, watcher=_Log(), say=say)
-    except InterruptedRun as stop:
+    except Stopped as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:
         raise SystemExit(f"clearhead: {error}") from error
-
-
-serve(perform)

@@ -1,0 +1,169 @@
+"""GPT-2 and GPT-NeoX (Pythia): LayerNorm, biases, q, k and v in one matrix.
+
+GPT-2's matrices are written the other way round. GPT-NeoX rotates a part of each head:
+transformers' rope_type "proportional" turns the first pairs (j, j + D/2) of a head, so channels of
+W_Q and W_K are put in that order, and the base raised so that frequencies stay. Where its branches
+are parallel they have two norms, whose gains and biases go into the matrices that read them: one
+norm is left.
+"""
+
+from typing import Any
+
+import torch
+from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
+
+from clearhead.errors import ClearheadError, choose
+from clearhead.models.families.family import Family, State, with_all_biases
+
+# Activations of two-matrix MLPs, by transformers' names.
+ACTIVATIONS = {
+    "gelu": "gelu-exact",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
+
+
+def _gpt2_axes(theirs: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
+        "position": "learned",
+        "norm": "layernorm",
+        "mlp": _activation("GPT2", theirs.activation_function),
+        "bias": True,
+    }
+
+
+def _gpt2_read(state: State, theirs: Any) -> State:
+    made: State = {}
+    for name, weight in state.items():
+        if "_proj." in name:
+            weight = weight.t()  # Conv1D has the inputs first
+        if ".qkv_proj." in name:
+            for letter, third in zip("qkv", weight.chunk(3), strict=True):
+                made[name.replace(".qkv_proj.", f".{letter}_proj.")] = third
+        else:
+            made[name] = weight
+    return made
+
+
+def _neox_axes(theirs: Any) -> dict[str, Any]:
+    rope, width, turned = _rotation(theirs)
+    if rope["rope_type"] != "default" or turned % 2:
+        raise ClearheadError(
+            f"a GPTNeoX with rope_type={rope['rope_type']!r} and {turned} rotated channels has no "
+            "place in clearhead: it needs 'default' and an even number"
+        )
+    return {
+        "norm": "layernorm",
+        "mlp": _activation("GPTNeoX", theirs.hidden_act),
+        "bias": True,
+        "order": "parallel" if theirs.use_parallel_residual else "sequential",
+        **_position(rope["rope_theta"], turned, width),
+    }
+
+
+def _neox_read(state: State, theirs: Any) -> State:
+    _, width, turned = _rotation(theirs)
+    order = [*range(turned // 2), *range(turned, turned + (width - turned) // 2)]
+    order += sorted(set(range(width)) - set(order))
+    made: State = {}
+    for name, weight in state.items():
+        if ".qkv_proj." not in name:
+            made[name] = weight
+            continue
+        heads = weight.unflatten(0, (-1, 3, width))
+        for index, letter in enumerate("qkv"):
+            rows = heads[:, index] if letter == "v" else heads[:, index, order]
+            made[name.replace(".qkv_proj.", f".{letter}_proj.")] = rows.flatten(0, 1)
+    made = with_all_biases(made)
+    if theirs.use_parallel_residual:
+        for layer in range(theirs.num_hidden_layers):
+            _one_norm(made, f"model.layers.{layer}")
+    return made
+
+
+def _activation(family: str, name: str) -> str:
+    """The value of the axis `mlp` for an activation of transformers."""
+    return ACTIVATIONS[choose(f"{family} activation", name, ACTIVATIONS)]
+
+
+def _rotation(theirs: Any) -> tuple[dict[str, Any], int, int]:
+    """Rotary parameters, channels of a head, and those of them that are turned."""
+    rope, width = theirs.rope_parameters, theirs.hidden_size // theirs.num_attention_heads
+    return rope, width, int(width * rope["partial_rotary_factor"])
+
+
+def _position(theta: float, turned: int, width: int) -> dict[str, Any]:
+    if not turned:
+        return {"position": "none", "rope_parameters": None}
+    if turned == width:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    return {
+        "rope_parameters": {
+            "rope_type": "proportional",
+            "rope_theta": theta ** (width / turned),
+            "partial_rotary_factor": turned / width,
+        }
+    }
+
+
+def _one_norm(state: State, layer: str) -> None:
+    """Gains and biases of both norms into the matrices that read them; one norm is left."""
+    readers = {
+        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "post_attention_layernorm": ("mlp.up_proj",),
+    }
+    for norm, matrices in readers.items():
+        gain, shift = (state.pop(f"{layer}.{norm}.{kind}") for kind in ("weight", "bias"))
+        for matrix in matrices:
+            weight = state[f"{layer}.{matrix}.weight"]
+            state[f"{layer}.{matrix}.bias"] = state[f"{layer}.{matrix}.bias"] + weight @ shift
+            state[f"{layer}.{matrix}.weight"] = weight * gain
+    state[f"{layer}.input_layernorm.weight"] = torch.ones_like(gain)
+    state[f"{layer}.input_layernorm.bias"] = torch.zeros_like(gain)
+
+
+GPT2 = Family(
+    name="GPT2",
+    model=GPT2LMHeadModel,
+    needs={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    axes=_gpt2_axes,
+    eps="layer_norm_epsilon",
+    names={
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.wpe.": "model.position.weight.",
+        "transformer.ln_f.": "model.norm.",
+        "transformer.h.": "model.layers.",
+        ".ln_1.": ".input_layernorm.",
+        ".ln_2.": ".post_attention_layernorm.",
+        ".attn.c_attn.": ".self_attn.qkv_proj.",
+        ".attn.c_proj.": ".self_attn.o_proj.",
+        ".mlp.c_fc.": ".mlp.up_proj.",
+        ".mlp.c_proj.": ".mlp.down_proj.",
+    },
+    read=_gpt2_read,
+)
+GPT_NEOX = Family(
+    name="GPTNeoX",
+    model=GPTNeoXForCausalLM,
+    needs={},
+    axes=_neox_axes,
+    eps="layer_norm_eps",
+    names={
+        "gpt_neox.embed_in.": "model.embed_tokens.",
+        "gpt_neox.final_layer_norm.": "model.norm.",
+        "gpt_neox.layers.": "model.layers.",
+        "embed_out.": "lm_head.",
+        ".attention.query_key_value.": ".self_attn.qkv_proj.",
+        ".attention.dense.": ".self_attn.o_proj.",
+        ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
+        ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+    },
+    read=_neox_read,
+)

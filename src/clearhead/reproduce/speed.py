@@ -1,0 +1,42 @@
+"""Throughput of training on this machine: arXiv 2410.05258, table 7; arXiv 2311.01906, table 1.
+
+Every seed is a round: one short run of each arm, by turns, so that what else the machine does
+meets all arms alike. The claims compare ratios. They hold for the device that the record names.
+"""
+
+from collections.abc import Iterator
+
+from clearhead.experiments.configs import CompareConfig
+from clearhead.reproduce.trials import Table, Trial
+from clearhead.train import TrainConfig
+
+ROUNDS = 6
+STEPS = 24
+SHAPES = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8},
+    "small": {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16},
+}
+
+
+def speed(scale: str) -> Iterator[Trial]:
+    """The baseline, differential maps and simplified blocks."""
+    rows, length = {"tiny": (4, 256), "small": (16, 2048)}[scale]
+    config = CompareConfig(
+        presets=("transformer",),
+        size=scale,
+        set={**SHAPES[scale], "max_position_embeddings": length},
+        seeds=tuple(range(ROUNDS)),
+        lengths=(1,),
+        evaluation_tokens=length,
+        train=TrainConfig(
+            tokens=STEPS * rows * length,
+            sequence_length=length,
+            batch_size=rows,
+            compile="none" if scale == "tiny" else "blocks",
+            log_every=4,
+        ),
+        label="speed",
+    )
+    table = Table(config=config)
+    for preset in ("transformer", "differential", "differential-v2", "sas", "sas-p"):
+        yield table.trial(preset, 1e-3)
