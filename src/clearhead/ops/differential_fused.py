@@ -52,10 +52,13 @@ HOPPER = {
         Tiles(128, 32, 8, 2, split=2),
         Tiles(16, 128, 8, 1, split=2),
         Tiles(64, 64, 8, 1, split=2),
-        Tiles(16, 128, 8, 1, split=2),
+        Tiles(32, 32, 8, 1),
     ),
 }
-BLACKWELL = HOPPER | {64: HOPPER[64]._replace(backward_keys=Tiles(16, 64, 8, 2))}
+BLACKWELL = {
+    64: HOPPER[64]._replace(backward_keys=Tiles(16, 64, 8, 2)),
+    128: HOPPER[128]._replace(single_pass=Tiles(16, 64, 8, 1, split=2)),
+}
 AMPERE = {
     64: Launch(Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
     128: Launch(
