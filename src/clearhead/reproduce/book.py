@@ -58,7 +58,7 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
         yield f"\n## {title}\n"
         yield "| claim | published | ours | verdict |\n| --- | --- | --- | --- |"
         for claim, outcomes, verdict in chosen:
-            ours = "<br>".join(map(_in_words, outcomes)) or claim.why or "no record"
+            ours = "<br>".join(map(_in_words, outcomes)) or _unmeasured(claim)
             published = claim.published or "–"
             yield f"| `{claim.name}` {claim.says} | {published} | {ours} | {verdict} |"
 
@@ -88,7 +88,13 @@ def _lines(
         }
         yield one.contrast.words, one.source, cells
     if not outcomes:
-        yield "not measured", claim.why, {"published": published}
+        yield "not measured", _unmeasured(claim), {"published": published}
+
+
+def _unmeasured(claim: Claim) -> str:
+    """The reason why there is no number, or the command that measures it."""
+    command = f"no record: `clearhead reproduce {claim.name}`" if claim.study else ""
+    return ". ".join(filter(None, (command, claim.why)))
 
 
 def _in_words(one: Outcome) -> str:

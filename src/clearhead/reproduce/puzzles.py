@@ -1,7 +1,7 @@
 """The synthetic ladder (ours): puzzles of arXiv 2512.17351 by size and mechanism.
 
-Models of 1 to 7 M parameters (`small`: to 12 M) learn nothing but Depo, Brevo and Mano, a third of
-the documents each. The page says at which width the baseline solves each.
+Models of 0.2 to 0.9 M parameters (`small`: 1 to 12 M) learn nothing but Depo, Brevo and Mano, a
+third of the documents each. The page says at which width the baseline solves each.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
-WIDTHS = {"tiny": (128, 256, 384), "small": (128, 256, 384, 512)}
-TOKENS = {"tiny": 4_000_000, "small": 100_000_000}
+WIDTHS = {"tiny": (64, 128), "small": (128, 256, 384, 512)}
+TOKENS = {"tiny": 2_000_000, "small": 100_000_000}
 RATES = {"tiny": (2e-3,), "small": (1e-3, 2e-3)}
 HEAD = 32
-COMPARED = 384  # the width at which claims compare the arms
+COMPARED = {"tiny": 128, "small": 384}  # the width at which claims compare the arms
 SOURCES = tuple(f"synthetic:{task}:documents=100000" for task in ("depo", "brevo", "mano"))
 
 
 def ladder(scale: str) -> Iterator[Trial]:
-    """The baseline at every width; at 384 also what changes how it attends or is built."""
+    """The baseline at every width; at one of them also what changes how it attends or is built."""
     for width in WIDTHS[scale]:
         table = _table(scale, width)
         yield table.trial("transformer", *RATES[scale])
-        if width == COMPARED:
+        if width == COMPARED[scale]:
             for preset in ("alibi", "differential-v2", "sas-p", "softmax1"):  # the interventions
                 yield table.trial(preset, *RATES[scale])
 
