@@ -29,21 +29,15 @@ for _name in ("architectures", "chromium", "judge_server"):
 TESTS = Path(__file__).parent
 # Folders and files that take more than some seconds; the others take two minutes together.
 SLOW = (
-    *("attack", "cli", "data/test_corpus.py", "data/test_corpus_builds.py"),
-    *("data/test_synthetic.py", "eval/test_answers.py", "eval/test_harness.py"),
-    *("models/test_block_forms.py", "models/test_blocks.py", "models/test_caches.py"),
-    *(
-        "models/test_checkpoints.py",
-        "models/test_compiled.py",
-        "models/test_conventions.py",
-    ),
-    *(
-        "models/test_encoders.py",
-        "models/test_outside.py",
-        "models/test_serving.py",
-        "models/test_sink_models.py",
-    ),
-    *("report/test_browser.py", "train/test_resume.py", "view/test_browser.py"),
+    *("attack", "cli", "train/test_resume.py", "view/test_browser.py"),
+    *("report/test_browser.py", "report/test_committed_records.py"),
+    *("eval/test_answers.py", "eval/test_harness.py"),
+    *("data/test_corpus.py", "data/test_corpus_builds.py", "data/test_going_on.py"),
+    *("data/test_scale.py", "data/test_synthetic.py"),
+    *("models/test_blocks.py", "models/test_caches.py", "models/test_checkpoints.py"),
+    *("models/test_compiled.py", "models/test_conventions.py", "models/test_encoders.py"),
+    *("models/test_outside.py", "models/test_paged.py", "models/test_serving.py"),
+    *("models/test_sink_models.py", "models/test_space.py"),
 )
 
 

@@ -13,7 +13,6 @@ from clearhead.diagnose.attention_profile import (
     RowMeans,
     SignedDifference,
     SinkRate,
-    _by_distance,
 )
 from clearhead.diagnose.logits import LogitSizes, NearestKeys
 from clearhead.ops.visibility import Visibility
@@ -206,12 +205,3 @@ def test_texts_of_several_lengths_and_the_bands():
     # Uniform rows: the weight at distance 0 is 1/(i + 1).
     zero = sum(1 / (i + 1) for i in range(5)) + sum(1 / (i + 1) for i in range(9))
     assert whole["y"][0] == pytest.approx(zero / 14)
-
-
-def test_sums_along_diagonals():
-    weights = torch.randn(3, 5)
-    expected = torch.zeros(7)
-    for r in range(3):
-        for c in range(5):
-            expected[2 - r + c] += weights[r, c]
-    assert torch.allclose(_by_distance(weights), expected, atol=1e-6)

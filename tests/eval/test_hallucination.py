@@ -120,17 +120,6 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
         assert "accuracy" not in found
 
 
-@pytest.mark.parametrize("name", ["transformer", "differential", "coca"])
-def test_results_do_not_depend_on_the_batch(make_subject, task, name):
-    one, many = (make_subject(name, batch_tokens=n, lengths=(192, 256)) for n in (1, 9000))
-    for subject in (one, many):
-        subject.model.double()
-    for cell in task.cells(one):
-        assert numbers(task.measure(one, cell, _ignore)) == numbers(
-            task.measure(many, cell, _ignore)
-        )
-
-
 @pytest.fixture
 def write(subject, task):
     """write(stop): what is written to the six questions, nothing kept."""

@@ -90,16 +90,6 @@ def test_a_cell_is_what_is_found_by_hand(make_subject, task, name):
             assert found["variance"] == pytest.approx(variance(accuracies))
 
 
-def test_scores_do_not_depend_on_the_batch(make_subject, task):
-    one, many = (make_subject("coca", batch_tokens=n, lengths=(160,)) for n in (1, 9000))
-    for subject in (one, many):
-        subject.model.double()
-    task = replace(task, queries=4, permutations=2)
-    for cell in task.cells(one):
-        alone, together = (numbers(task.measure(s, cell, lambda steps: None)) for s in (one, many))
-        assert alone == together
-
-
 def test_prompts_fit_the_length_and_never_show_a_query(subject, task):
     setting = _Setting(task, subject)
     asked = {query.text for query in setting.examples.queries}
@@ -210,19 +200,3 @@ def test_a_number_that_is_asked_for_is_shown(subject):
     wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
     pool = [Example(f"text {n}", n % 4) for n in range(20)]
     assert len(fill(pool, wording, room=9999, count=20, draws=SeededChoices("x"))) == 20
-
-
-def test_margin_and_variance_are_those_of_the_orders(subject, task, monkeypatch):
-    right = iter((7, 3, 5))
-
-    def answers(self, context, advanced):
-        count = next(right)
-        return [q.label if n < count else -1 for n, q in enumerate(self.examples.queries)]
-
-    monkeypatch.setattr(_Setting, "answers", answers)
-    cell = {"length": 192, "shots": "fill", "order": "random"}
-    found = numbers(replace(task, permutations=3).measure(subject, cell, lambda steps: None))
-    assert found["accuracies"] == [1, 3 / 7, 5 / 7]
-    assert found["margin"] == pytest.approx(4 / 7)
-    assert found["variance"] == pytest.approx(4 / 49)
-    assert found["accuracy"] == pytest.approx(5 / 7)

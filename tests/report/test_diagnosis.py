@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from clearhead import ClearheadError
 from clearhead.records.loading import as_line
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.diagnosis import numbers
@@ -135,25 +134,6 @@ def test_a_terminal_shows_a_few_models_at_a_time(tmp_path):
     text = printed(page_of(load(path)), 100)
     assert text.count("three numbers") == 2
     assert all(f"model {n}" in text for n in range(6))
-
-
-def test_bad_records_are_named(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    for text, message in (
-        ('{"kind": "mesure"}', "lacks 'run'|did you mean measure"),
-        ('{"kind": "measure", "run": "x", "metric": "m", "value": 1}', "comes before it"),
-        ("nonsense", "line 1: not a record"),
-        ('{"run": "x"}', "lacks 'kind'"),
-        ('{"kind": "run", "run": "x", "study": "diagnoses"}', "did you mean diagnosis"),
-    ):
-        path.write_text(text + "\n")
-        with pytest.raises(ClearheadError, match=message):
-            load(path)
-    path.write_text(encode(records_of("one")))
-    with pytest.raises(ClearheadError, match="a second diagnosis named 'one'"):
-        load([path, path])
-    with pytest.raises(ClearheadError, match="cannot read"):
-        load([tmp_path / "missing.jsonl"])
 
 
 def test_the_table(two):

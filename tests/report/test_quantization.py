@@ -109,8 +109,6 @@ def test_the_fewest_bits_that_are_enough():
     [
         ('{"kind": "scheme", "run": "x"}', "no line of kind"),
         ('{"kind": "quantization"}', "line 1: not a record: lacks 'run'"),
-        ("[1]", "line 1: not a record"),
-        ("nothing", "line 1: not a record"),
         ('{"kind": "quantization", "run": "x"}', "x has no result in full precision"),
     ],
 )

@@ -73,6 +73,8 @@ def test_a_torn_last_line_is_skipped_and_mended(tmp_path: Path) -> None:
         b"not json",
         b"[1, 2]",
         b'{"kind": "measure"}',
+        b'{"run": "a/seed0"}',
+        b'{"kind": "run", "run": "x", "study": "diagnoses"}',
         b'{"kind": "mesure", "run": "a/seed0"}',
         b'{"kind": "measure", "run": "a/seed0", "metric": "loss", "value": "many"}',
         b'{"kind": "step", "run": "other/seed0", "step": 1}',
