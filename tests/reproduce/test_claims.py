@@ -1,13 +1,14 @@
 """The claims: what each compares, and the verdicts on records that are known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
-from clearhead.reproduce import EXPERIMENTS, book
+from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +176,31 @@ def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):
     assert {line.split()[2] for line in out.splitlines() if line.startswith("clearhead")} == {"sas"}
     assert "mlp_gain=1.0" in out
     assert "mlp_gain=0.3" not in out
+
+
+def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):
+    """So that it can be committed as it is, and its numbers by layer decide a claim."""
+    trials = [
+        replace(one, output=tmp_path)
+        for one in EXPERIMENTS["signal"].trials("tiny")
+        if one.name in ("sas-p", "transformer · attention_skip none")
+    ]
+    jobs = stages.runs(trials, {})
+    for job in jobs:
+        name, value = job.config.models[0], 0.0 if job.arm == "sas-p" else 0.9
+        assert job.config.seeds == (job.seed,)
+        job.records.parent.mkdir(parents=True)
+        lines = [{"kind": "run", "study": "diagnosis", "run": name, "architecture": "x"}]
+        for layer in (0, 23):
+            line = {"kind": "measure", "run": name, "metric": "similarity", "layer": layer}
+            lines.append({**line, "value": value + 0.01 * job.seed, "cell": "c"})
+        job.records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
+    header = records.of("sas-p")[2].header
+    assert header["model"]["from"] == "init:sas-p"
+    assert header["model"]["num_hidden_layers"] == 24
+    assert header["train"] == {"tokens": 0}
+    (claim,) = (one for one in claims() if one.name == "sas/propagation")
+    (outcome,) = claim.contrasts[0].judge("", records)
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
+    assert outcome.than.mean == pytest.approx(0.92)

@@ -12,6 +12,7 @@ from clearhead.experiments.compare import SEAL
 from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.job_runner import Start, gpus, run
 from clearhead.experiments.jobs import Job
+from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
@@ -142,7 +143,13 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                 if run in headed:
                     continue
                 headed.add(run)
-                line = {"preset": job.arm, **line, "arm": job.arm, "label": job.label}
+                line = {
+                    "preset": job.arm,
+                    **_untrained(job),
+                    **line,
+                    "arm": job.arm,
+                    "label": job.label,
+                }
                 line["seed"] = job.seed
                 line.pop(SEAL, None)  # of these lines by their own names
             elif study == DIAGNOSIS:
@@ -165,3 +172,11 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
         raise ClearheadError(f"nothing was finished: {target.parent / 'logs'} says why")
     write_text(target, "".join(lines))
     return target
+
+
+def _untrained(job: Job) -> dict[str, Any]:
+    """Header of a model that is measured as it is, which names neither training nor model."""
+    if not isinstance(job.config, SweepConfig):
+        return {}
+    changes = job.config.set if isinstance(job.config, DiagnoseConfig) else {}
+    return {"train": {"tokens": 0}, "model": {"from": job.config.models[0], **changes}}
