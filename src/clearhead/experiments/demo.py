@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data import Corpus, DataConfig, prepare, windows
-from clearhead.experiments.compare import SEAL, compare
+from clearhead.experiments.compare import compare
+from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.diagnosing import run_diagnosis

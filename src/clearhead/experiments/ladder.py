@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import compare, relabelled
+from clearhead.experiments.compare import compare
+from clearhead.experiments.comparison_run import relabelled
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.models import plan, preset
 from clearhead.models.sizes import SIZES

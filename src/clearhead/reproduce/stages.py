@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.data import prepare
 from clearhead.errors import ClearheadError
-from clearhead.experiments.compare import SEAL
+from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.job_runner import Start, gpus, run
 from clearhead.experiments.jobs import Job

@@ -1,0 +1,253 @@
+"""One run of a comparison: an arm with a seed, trained, measured, and recorded in its folder."""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.data import Corpus
+from clearhead.errors import ClearheadError
+from clearhead.experiments.arms import Arm
+from clearhead.experiments.bases import ArmModel
+from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
+from clearhead.experiments.final_measures import (
+    MILESTONES,
+    Milestones,
+    attention_records,
+    measure,
+)
+from clearhead.experiments.jobs import Job
+from clearhead.experiments.run_setup import batches, masked_batches
+from clearhead.models.loading import best_device
+from clearhead.optim import build_optimizer
+from clearhead.records import jsonl
+from clearhead.records.files import write_text
+from clearhead.records.loading import as_line, load
+from clearhead.records.lock import Lock
+from clearhead.records.provenance import KEYS
+from clearhead.train import Callback, DivergedError, train_to_end
+from clearhead.train.callbacks import METRICS
+from clearhead.train.run_dir import read_record, refuse_changes
+from clearhead.train.trainable import choose_parameters
+
+# Of a run's header: SHA-256 of the lines that follow it in the run's own file.
+SEAL = "lines_sha256"
+# Of a run's header: what another request must have alike to take its records.
+_SETTINGS = (
+    *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
+    "documents",
+)
+
+
+def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
+    """The folder of a run."""
+    return config.output / f"{arm.folder}-seed{seed}"
+
+
+class Run:
+    """One run: an arm with a seed."""
+
+    def __init__(
+        self, config: CompareConfig, corpus: Corpus, arm: Arm, seed: int, model: ArmModel
+    ) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.arm = arm
+        self.seed = seed
+        self.settings = replace(arm.train, seed=seed)
+        self.model = model
+        if config.measure_every and arm.train.parallel == "fsdp":
+            raise ClearheadError(
+                "measure_every needs the whole model in one process: choose parallel ddp"
+            )
+        self.folder = folder_of(config, arm, seed)
+        self.records = self.folder / RECORDS
+        self.called = f"{arm.name}, seed {seed}"
+        self.header = self._header()
+
+    def of_a_process(self) -> Job:
+        """The run as a job of a process of its own."""
+        return Job(
+            name=self.folder.name,
+            config=OneRun(comparison=self.config, arm=self.arm.name, seed=self.seed),
+            records=self.records,
+            arm=self.arm.name,
+            label=self.config.label,
+        )
+
+    def _header(self) -> dict[str, Any]:
+        """The run's own line of the records; what a training run adds to it comes later."""
+        length = self.settings.sequence_length
+        return {
+            "kind": "run",
+            "run": f"{self.arm.name}/seed{self.seed}",
+            "arm": self.arm.name,
+            "preset": self.arm.preset,
+            "changes": self.arm.changes,
+            "size": self.config.size if self.model.origin is None else "",
+            "from": self.model.origin,
+            "seed": self.seed,
+            "label": self.config.label,
+            **({"sizes": list(self.config.sizes)} if self.config.sizes else {}),
+            "model": self.model.outline.config.to_diff_dict(),
+            "train": asdict(self.settings),
+            "data": self.corpus.describe(),
+            **self.model.counts,
+            "objective": self.config.objective,
+            "lengths": [multiple * length for multiple in self.config.lengths],
+            "evaluation_tokens": self.config.evaluation_tokens,
+            "measure_every": milestone_steps(self.config.measure_every, self.settings),
+            "documents": self.config.documents,
+        }
+
+
+def check_optimizer(job: Run) -> None:
+    """Refuse one whose library is missing, or whose patterns match nothing."""
+    model = copy.deepcopy(job.model.outline)
+    try:
+        choose_parameters(model, job.settings)
+        build_optimizer(model, job.settings)
+    except ClearheadError as error:
+        raise ClearheadError(f"{job.arm.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model of a run, what its training took, and how it diverged."""
+
+    model: Any
+    measures: dict[str, Any]
+    diverged: str | None = None
+
+
+def train_one(job: Run, callbacks: list[Callback]) -> Trained:
+    """Train one model, or resume it."""
+    settings, corpus, folder = job.settings, job.corpus, job.folder
+    name, every = job.header["run"], job.header["measure_every"]
+    torch.manual_seed(job.seed)
+    model = job.model.build().to(best_device())
+    if every:
+        apart = job.config.documents == "apart"
+        followed = Milestones(corpus, settings, every=every, documents_apart=apart)
+        callbacks = [*callbacks, followed]
+    made = masked_batches if job.config.objective == "mlm" else batches
+    measures: dict[str, Any] = {}
+    diverged = None
+    try:
+        model, result = train_to_end(
+            model,
+            made(corpus, settings, folder),
+            settings,
+            output=folder,
+            tokenizer=corpus.tokenizer,
+            callbacks=callbacks,
+            description={"run": name},
+        )
+    except DivergedError as error:
+        diverged = measures["reason"] = str(error)
+    else:
+        if result is None:
+            measures["reason"] = "the process that trained it was stopped before the measurements"
+        else:
+            measures = {
+                "train_seconds": result.seconds,
+                "tokens_per_second": result.tokens_per_second,
+                "peak_memory_bytes": result.peak_memory_bytes,
+            }
+    return Trained(model, measures, diverged)
+
+
+def write_records(job: Run, trained: Trained, locks: list[Lock]) -> None:
+    """Measure a trained model; publish the run's records."""
+    header, *lines = _records(job, trained)
+    text = "".join(map(as_line, lines))
+    for lock in locks:
+        lock.check()  # measuring takes its time
+    write_text(job.records, as_line(header | {SEAL: _sha256(text)}) + text)
+
+
+def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
+    """Measure a trained model; yields the run's records."""
+    settings, corpus, folder = job.settings, job.corpus, job.folder
+    name, every = job.header["run"], job.header["measure_every"]
+    model, measures, diverged = trained.model, trained.measures, trained.diverged
+    apart = job.config.documents == "apart"
+    record = read_record(folder)
+    yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
+    for line in jsonl.salvage(folder / METRICS):
+        yield line | {"kind": "step", "run": name}
+    if every:
+        yield from jsonl.salvage(folder / MILESTONES)
+    for metric in ("train_seconds", "tokens_per_second", "peak_memory_bytes"):
+        value = measures.get(metric)
+        reason = {} if value is not None else {"reason": measures["reason"]}
+        yield {"kind": "measure", "run": name, "metric": metric, "value": value, **reason}
+    if diverged is not None:
+        for length in job.header["lengths"]:
+            measured = {"metric": "perplexity", "length": length, "value": None}
+            yield {"kind": "measure", "run": name, **measured, "reason": diverged}
+        return
+    for found in measure(
+        model,
+        corpus,
+        settings,
+        lengths=job.header["lengths"],
+        tokens=job.config.evaluation_tokens,
+        documents_apart=apart,
+    ):
+        yield {"kind": "measure", "run": name, **found}
+    if job.seed == job.config.seeds[0]:
+        for found in attention_records(model, corpus):
+            yield {"kind": "attention", "run": name, **found}
+
+
+def relabelled(records: Path, **names: str) -> Iterator[dict[str, Any]]:
+    """The lines of a file of records under other names, such as an "arm" and a "label".
+
+    The label becomes part of each run's name, so that files can be joined.
+    """
+    for line in jsonl.read(records):
+        line["run"] = f"{names['label']}/{line['run']}"
+        if line["kind"] == "run":
+            line |= names
+            line.pop(SEAL, None)  # of these lines by their own names
+        yield line
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of a finished run's records.
+
+    Raises:
+        ClearheadError: naming the file, where it is not what was written whole.
+    """
+    advice = "restore it, or delete it to have the trained model measured again"
+    try:
+        runs = load(path).runs
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}: {advice}") from error
+    content = path.read_bytes()
+    whole = len(runs) == 1 and content.endswith(b"\n")
+    if whole and SEAL in runs[0].header:  # records of before have none
+        whole = runs[0].header[SEAL] == _sha256(content.partition(b"\n")[2])
+    if not whole:
+        raise ClearheadError(f"{path} is damaged, cut short or changed: {advice}")
+    return runs[0].header
+
+
+def _sha256(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
+    """Refuse a folder whose finished run was made with other settings."""
+    older: dict[str, Any] = {"measure_every": 0, "documents": "together"}
+    asked, wanted = (
+        {key: one.get(key) for key in _SETTINGS}
+        | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
+        for one in (older | found, header)
+    )
+    refuse_changes(path.parent, asked, wanted)
