@@ -4,8 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.ops import attend, coca_keys, coca_queries, frequencies, oracles, rotary_table
+from clearhead.ops import (
+    Rotation,
+    attend,
+    attend_unrotated,
+    coca_keys,
+    coca_queries,
+    frequencies,
+    oracles,
+    rotary_table,
+)
 from clearhead.ops.coca import folded_authors_weight
+from clearhead.ops.visibility import Visibility
 
 FORMS = ["exact", "strict", "slack"]
 THETA = 10_000.0
@@ -117,3 +127,27 @@ def test_the_authors_weights_fold_into_ours():
     theirs = (x @ weight.T).view(7, 3, 2, 4).mean(2)
     ours = (x @ folded_authors_weight(weight, 8).T).view(7, 3, 4)
     assert torch.allclose(theirs, ours, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("form", ["exact", "strict", "slack"])
+@torch.no_grad()
+def test_a_lone_query_turns_no_key_on_a_cpu(form, padded, dtype, bound):
+    """Grouped queries, a sink, keys that a cache has dropped; nothing else is asked to attend."""
+    q = torch.randn(2, 6, 1, 8 if form == "strict" else 16)
+    t, v = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 9, 16).to(dtype)
+    positions, sink = torch.arange(12).expand(2, -1), torch.randn(6)
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    rotation = Rotation(positions, frequencies(rope, 16, positions.device)[0], 1.1)
+    tilde = coca_queries(q.to(dtype), rotary_table(positions[:, -1:], rotation.frequency), form)
+    mask = (torch.arange(9) >= torch.tensor([[0], [4]])) if padded else None
+    options = {"sink": sink, "scale": 0.25}
+    got = attend_unrotated(
+        *(tilde, t, v), rotation=rotation, form=form, attend=None,
+        visibility=Visibility(key_mask=mask), **options,
+    )  # fmt: skip
+    table = tuple(part[..., -9:, :].double() for part in rotation.table())
+    k = coca_keys(t.double(), table, form)
+    want = oracles.attend(tilde.double(), k, v.double(), key_mask=mask, **options)
+    assert (got.double() - want).norm() <= bound * want.norm()

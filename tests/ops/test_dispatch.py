@@ -121,9 +121,11 @@ def test_the_names_govern_a_lone_query_of_differential_attention(monkeypatch, ca
     dispatch._chosen.cache_clear()
 
 
-def test_unrotated_keys_have_no_kernel_on_a_cpu_and_one_on_a_gpu():
+def test_unrotated_keys_have_a_kernel_on_a_cpu_and_one_on_a_gpu():
     asked = CPU._replace(**dispatch._REQUESTS["decoding, CoCA"])
-    assert dispatch.resolve(asked) == ("", {})
+    assert dispatch.resolve(asked) == ("unrotated-products", {})
+    learning = {"unrotated-products": "it has no gradient"}
+    assert dispatch.resolve(asked._replace(learning=True)) == ("", learning)
     asked = HOPPER._replace(**dispatch._REQUESTS["decoding, CoCA"])
     assert dispatch.resolve(asked).name == "split-decode"
     refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")

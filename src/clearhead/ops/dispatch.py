@@ -92,6 +92,9 @@ KERNELS: Mapping[str, Kernel] = {
     "differential-products": Kernel(
         None, "V1 at T = 1, padding", lone, lone.refuses_differential, (DIFFERENTIAL,)
     ),
+    "unrotated-products": Kernel(
+        "cpu", "CoCA at T = 1, padding", lone, lone.refuses_unrotated, (UNROTATED,)
+    ),
     "differential-fused": Kernel(
         "cuda",
         "differential attention V1 at once, where it is named",

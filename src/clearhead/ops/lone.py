@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clearhead.ops import sinks, tiles
 from clearhead.ops.requests import HALF, Request
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
@@ -22,11 +23,35 @@ def refuses(request: Request) -> str | None:
     return None if request.dtype in HALF else "flash is as fast in float32"
 
 
+def refuses_unrotated(request: Request) -> str | None:
+    """The reason why `forward` does not compute the request over unrotated keys."""
+    if request.learning:
+        return "it has no gradient"
+    return refuses_differential(request)
+
+
 def forward(
-    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
+    q_BH1D: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    scale: float,
+    visibility: Visibility,
+    rotation: Rotation | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
-    score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
+    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1].
+
+    rotation: keys are CoCA's t, [B, G, S, D/2], to be turned by it.
+    """
+    if rotation is None:
+        score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
+    else:
+        # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
+        t = k_BGSD.to(torch.promote_types(k_BGSD.dtype, torch.float32)).relu()
+        cos, sin = (part[..., -t.shape[2] :, :] for part in rotation.table())
+        first, second = q_BH1D.chunk(2, -1)
+        score_BGRS = _scores(first, t * cos, scale, None)
+        score_BGRS = score_BGRS + _scores(second, t.mul_(sin), scale, visibility.key_mask)
     lse_BGR = _log_sum_exp(score_BGRS)
     weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
     o_BGRV = torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV)
