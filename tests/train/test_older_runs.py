@@ -1,0 +1,43 @@
+"""A run that an older version stopped half-way: older_run, made by commit 45ba971.
+
+It was `clearhead train softmax1 --size tiny --set hidden_size=16 num_hidden_layers=2
+num_attention_heads=2 intermediate_size=32 --data.data text.jsonl --train.optimizer orthoadam …`, as
+its run.json says; `final` is where that version ended when nothing stopped it.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clearhead import ClearheadForCausalLM
+from clearhead.cli import main
+
+OLDER = Path(__file__).parent / "older_run"
+
+
+def test_a_run_of_an_older_version_goes_on_to_the_weights_that_version_reached(
+    tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(OLDER, run, ignore=shutil.ignore_patterns("final", "text.jsonl"))
+    shutil.copy(OLDER / "text.jsonl", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--resume", "run"])
+    assert stop.value.code == 0
+    found, wanted = (load_file(at / "final/model.safetensors") for at in (run, OLDER))
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_model_of_an_older_version_is_opened_with_its_own_weights():
+    model = ClearheadForCausalLM.from_pretrained(OLDER / "final")
+    state = model.state_dict()
+    for name, weight in load_file(OLDER / "final/model.safetensors").items():
+        assert torch.equal(state[name], weight)
+    assert model.config.normalizer == "softmax1"
