@@ -22,7 +22,7 @@ RATES = {"tiny": (1e-4,), "small": (3e-5, 1e-4, 3e-4)}
 LORA_RATES = {"tiny": (1e-3,), "small": (3e-4, 1e-3, 3e-3)}
 # With the norms' gains in them, matrices are smaller, and a step of 1e-4 is a large one: at it
 # 16,384 tokens took perplexity from 34.6 to 42.4.
-TURNED_RATES = {"tiny": (1e-5,), "small": (3e-6, 1e-5, 3e-5)}
+TURNED_RATES = {"tiny": (1e-5, 3e-5), "small": (3e-6, 1e-5, 3e-5)}
 # Adapters of this rank at all linear layers of SmolLM2-135M have 10.07 M parameters;
 # differential-v2 adds 10.11 M to it, the gate 9.95 M.
 RANK = 33
