@@ -88,7 +88,8 @@ def _tiny() -> Table:
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
     )
-    return Table(config=config, questions=_questions(tokens=1024), parameters=PARAMETERS)
+    questions = _questions(tokens=1024)
+    return Table(config=config, sweep_tokens=50_000, questions=questions, parameters=PARAMETERS)
 
 
 def _small() -> Table:
