@@ -73,7 +73,9 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
             (arm,) = job.config.arms
             assert job.arm in {one.name for one in trials} | {arm.name}
             final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
-            assert models == {None} or job.arm in silent or "rates" in final.parts or final in models
+            assert (
+                models == {None} or job.arm in silent or "rates" in final.parts or final in models
+            )
     assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
 
 
