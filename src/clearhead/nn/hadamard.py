@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import Weights
 from clearhead.nn.norms import Identity
-from clearhead.ops.hadamard import block_of, factors, rotate_blocks
+from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -49,8 +49,7 @@ def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
         raise ClearheadError(
             f"mlp={after.mlp!r} has no down_proj whose input could be turned: leave --rotate out"
         )
-    left, right = (each.to(down_OI.device).double() for each in factors(block_of(down_OI.shape[1])))
-    turned = rotate_blocks(down_OI.double(), left, right)
+    turned = rotate_channels(down_OI.double())
     return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}
 
 

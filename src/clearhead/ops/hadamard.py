@@ -35,3 +35,11 @@ def rotate_blocks(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     x_NIJ = x.unflatten(-1, (-1, len(left), len(right)))
     turned = torch.matmul(left, torch.matmul(x_NIJ, right))
     return (turned * (len(left) * len(right)) ** -0.5).flatten(-3)
+
+
+def rotate_channels(x: Tensor) -> Tensor:
+    """The last dimension turned by the largest blocks that divide it, in x's dtype.
+
+    Turned inputs times turned weights are the product that they were.
+    """
+    return rotate_blocks(x, *(one.to(x) for one in factors(block_of(x.shape[-1]))))

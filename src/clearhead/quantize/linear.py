@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.ops.hadamard import block_of, factors, rotate_blocks
 from clearhead.quantize.quantizers import absmax, grouped, mxfp4, ungrouped, zeropoint
 from clearhead.quantize.schemes import Activations, Weights
 
@@ -155,14 +154,6 @@ def activations(
 
     with _hooks(layers, hook):
         yield called
-
-
-def rotated(x: Tensor) -> Tensor:
-    """The last axis times a Hadamard matrix, by the largest blocks that divide it.
-
-    Turned inputs times turned weights are the product that they were.
-    """
-    return rotate_blocks(x, *(one.to(x) for one in factors(block_of(x.shape[-1]))))
 
 
 def calibrate(

@@ -19,6 +19,7 @@ from clearhead.eval.options import LISTED
 from clearhead.eval.task import file_digest
 from clearhead.measure.task import Advanced, Cell, Subject
 from clearhead.models.inspection import batches, evaluating, run_backbone
+from clearhead.ops.hadamard import rotate_channels
 from clearhead.quantize import linear, logits
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import of_items, on_perplexity
@@ -77,7 +78,7 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
     with ExitStack() as stack:
         called: set[str] = set()
         inputs = scheme.activations
-        turn: dict[str, linear.Turn] = {"turn": linear.rotated} if scheme.rotated else {}
+        turn: dict[str, linear.Turn] = {"turn": rotate_channels} if scheme.rotated else {}
         if inputs is not None or scheme.rotated:
             tops = None
             if inputs is not None and inputs.scale == "channel":
