@@ -70,7 +70,7 @@ def test_a_channel_that_stands_out_is_spread_over_all():
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[3] *= 1000
     found = [
-        one(torch.arange(11)[None], output_hidden_states=True).hidden_states[1].abs()
+        one(torch.arange(11)[None], output_hidden_states=True).hidden_states[1].detach().abs()
         for one in (model, rotated(model, ("residual",)))
     ]
     first, then = (float((x.amax(-1) / x.square().mean(-1).sqrt()).mean()) for x in found)

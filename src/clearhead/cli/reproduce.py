@@ -135,7 +135,7 @@ def _list(scale: str) -> None:
 
 def _compose(command: Command) -> int:
     from clearhead.report import load
-    from clearhead.reproduce.recipe import choose_repairs
+    from clearhead.reproduce.composition import choose_repairs
 
     for choice in choose_repairs(load([Path(one) for one in command.compose])):
         write(choice.in_words())

@@ -109,9 +109,10 @@ def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
     table = trunk.embed_tokens.weight
     table.copy_(table.double() @ turn)
     for layer in trunk.layers:
-        for linear, norm in _readers(layer):
+        readers = list(_readers(layer))
+        for linear, norm in readers:
             _read(linear, norm, turn)
-        for norm in {norm for _, norm in _readers(layer)}:
+        for norm in {norm for _, norm in readers}:  # of parallel branches it is one
             _settle(norm)
         for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
             for weight in (writer.weight, writer.bias):

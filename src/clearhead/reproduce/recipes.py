@@ -51,7 +51,7 @@ def _runs() -> Iterator[PublishedRun]:
 
 
 def _value(read: Any) -> Any:
-    """What TOML reads, with tuples for lists."""
+    """A value read from TOML, with tuples for lists."""
     if isinstance(read, dict):
         return {key: _value(one) for key, one in read.items()}
     return tuple(map(_value, read)) if isinstance(read, list) else read

@@ -33,7 +33,7 @@ SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a6-token", "w8a4-token", "logits4-
 def retrofit(scale: str) -> Iterator[Trial]:
     """Controls and repairs of SmolLM2-135M, untrained and trained."""
     table, rates = {"tiny": _tiny, "small": _small}[scale](), RATES[scale]
-    small = TURNED_RATES[scale]
+    turned_rates = TURNED_RATES[scale]
 
     def arm(name: str, *rates: float, preset: str = "transformer", **changes: Any) -> Trial:
         return replace(table.trial(preset, *rates, **changes), called=name)
@@ -59,7 +59,7 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield converted("prefix rotated trained", *rates, by=both)
     yield converted("turned", by=turned)
     yield converted("prefix turned", by=all_turned)
-    yield converted("prefix turned trained", *small, by=all_turned)
+    yield converted("prefix turned trained", *turned_rates, by=all_turned)
     yield arm("attention only", *rates, **attention)
     yield arm("lora", *LORA_RATES[scale], **adapter)
     yield converted("key-value", by=keys)
@@ -68,7 +68,7 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield arm("softmax1 annealed", *rates, preset="softmax1", annealed_start=True)
     yield arm("differential-v2", *rates, preset="differential-v2")
     yield arm("gated", *rates, preset="gated")
-    yield converted("prefix turned orthoadam", *small, by=all_turned, **orthoadam)
+    yield converted("prefix turned orthoadam", *turned_rates, by=all_turned, **orthoadam)
     yield arm("mirror", *rates, preset="sink", **mirror)
     yield converted("sink calibrated trained", *rates, by=sink)
     yield converted("prefix", by=PREFIX)

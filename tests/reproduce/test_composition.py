@@ -8,7 +8,7 @@ import pytest
 from clearhead.cli import main
 from clearhead.records.loading import load
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.recipe import MEASURES, REPAIRS, choose_repairs
+from clearhead.reproduce.composition import MEASURES, REPAIRS, choose_repairs
 
 
 def _records(folder: Path, effects: dict[str, dict[str, float]], seeds=range(6)) -> Path:
