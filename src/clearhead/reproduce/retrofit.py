@@ -88,7 +88,7 @@ def _tiny() -> Table:
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
     )
-    return Table(config=config, questions=_questions(tokens=1024), parameters=PARAMETERS)
+    return Table(config=config, questions=_questions(tokens=4096), parameters=PARAMETERS)
 
 
 def _small() -> Table:
