@@ -34,7 +34,8 @@ _RULES = tyro.constructors.ConstructorRegistry()
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
     *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
-    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"),
+    *("bert", "bert-sas", "bert-sas-p"),
 )
 SIZES = (
     *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),

@@ -135,10 +135,12 @@ def _list(scale: str) -> None:
 
 def _compose(command: Command) -> int:
     from clearhead.report import load
-    from clearhead.reproduce.composition import choose_repairs
+    from clearhead.reproduce.composition import choose_repairs, judge_composition
 
-    for choice in choose_repairs(load([Path(one) for one in command.compose])):
-        write(choice.in_words())
+    records = load([Path(one) for one in command.compose])
+    for choice in [*choose_repairs(records), judge_composition(records)]:
+        if choice is not None:
+            write(choice.in_words())
     return 0
 
 

@@ -59,6 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sas": _SAS,
     "sas-p": _SAS_P,
     "sas-p-nonorm": {**_SAS_P, "norm": "none"},
+    "clearhead": {**_SAS_P, "epilogue": "gate"},
     "bert": _BERT,
     "bert-sas": {**_BERT, **_SAS},
     "bert-sas-p": {**_BERT, **_SAS_P},
@@ -66,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Presets by name: the intervention of each, as axes that it changes of the baseline."""
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
-SMALLER = ("sas", "sas-p", "sas-p-nonorm", "bert-sas", "bert-sas-p")
+SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
 
 SUMMARIES = {
     "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
@@ -89,6 +90,7 @@ SUMMARIES = {
     "sas": "no attention skip, no value or projection matrices, shaped attention (SAS)",
     "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
     "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
+    "clearhead": "SAS-P with a gate: the repairs that won on the most in short trials together",
     "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
     "bert-sas": "bert with SAS's blocks",
     "bert-sas-p": "bert with SAS-P's blocks",
