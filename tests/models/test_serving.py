@@ -39,6 +39,7 @@ FORMS = [
     "sas",
     "sas-p",
     "sas-p-nonorm",
+    "clearhead",
 ]
 YARN = {
     "rope_type": "yarn",

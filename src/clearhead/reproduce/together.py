@@ -48,7 +48,7 @@ def together(scale: str) -> Iterator[Trial]:
 
 
 def composition(scale: str) -> Iterator[Trial]:
-    """The composition that `together` chose, beside the baseline, under seeds that did not choose."""
+    """The composition that `together` chose and the baseline, under seeds that did not choose."""
     table = _table(scale)
     confirming = replace(table.config, seeds=CONFIRMED_ON, label="composition")
     for preset in ("transformer", "clearhead"):
