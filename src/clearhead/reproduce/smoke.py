@@ -86,8 +86,8 @@ def smoke(trial: Trial) -> Trial:
 
 def _text(data: DataConfig) -> DataConfig:
     """Hub sources give way to the standard library's."""
-    sources = (TEXT if one.startswith("hf:") else one for one in data.data)
-    return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
+    sources = dict.fromkeys(TEXT if one.startswith("hf:") else one for one in data.data)
+    return DataConfig(data=tuple(sources), limit=BYTES, validation=data.validation)
 
 
 def _little(question: Measurement, length: int) -> Question:
