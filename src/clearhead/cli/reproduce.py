@@ -11,7 +11,7 @@ from tyro.conf import Positional
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import Base, FinetuneJob
-from clearhead.experiments.sweep_configs import EvaluateSettings
+from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, show, write
@@ -220,7 +220,7 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     if command.data:
         config = replace(config, data=replace(config.data, data=command.data))
     if command.test_data:
-        asked = {n: q for n, q in questions.items() if not isinstance(q, FinetuneJob)}
+        asked = {n: q for n, q in questions.items() if isinstance(q, SweepConfig)}
         if not asked:
             raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
         hub = {n: q for n, q in asked.items() if any(s.startswith("hf:") for s in q.data.data)}

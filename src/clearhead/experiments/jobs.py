@@ -9,7 +9,12 @@ from typing import Any
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun, continued_recipe
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+)
 
 # Verb → the configuration that holds its options.
 VERBS: dict[str, type] = {
@@ -18,6 +23,7 @@ VERBS: dict[str, type] = {
     "diagnose": DiagnoseConfig,
     "eval": EvaluateConfig,
     "finetune": FinetuneJob,
+    "plan": PlanConfig,
     "quantize": QuantizeConfig,
 }
 

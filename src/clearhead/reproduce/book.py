@@ -24,7 +24,8 @@ FAMILIES = {
 }
 CAPTION = (
     "A claim holds where every comparison that it makes is decided on its side, at a false "
-    "discovery rate of 5 % over the whole book, or lies within the margin that it allows. "
+    "discovery rate of 5 % over the whole book, or lies within the margin that it allows; "
+    "counted numbers have no spread, and are held against their bound. "
     "Undecided rows show the smallest effect that their seeds could have decided. Published "
     "numbers are of much larger models."
 )
@@ -100,6 +101,8 @@ def _unmeasured(claim: Claim) -> str:
 
 def _in_words(one: Outcome) -> str:
     words = f"{one.contrast.words}: {_mean(one.arm)} against {_mean(one.than)}"
+    if one.contrast.counted:
+        return f"{words}, counted ({one.source})"
     if one.difference.interval is None:
         return f"{words}, one seed"
     if not one.applies:

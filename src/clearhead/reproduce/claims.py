@@ -48,6 +48,7 @@ class Contrast:
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
+        counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
 
@@ -64,6 +65,7 @@ class Contrast:
     relative: bool = False
     label: str = "*"
     needs: float = float("-inf")
+    counted: bool = False
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
@@ -141,6 +143,10 @@ class Outcome:
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
         claimed, margin = self.contrast.claimed, self.contrast.margin
+        if self.contrast.counted and self.applies:
+            above = self.difference.mean if claimed.endswith("higher") else -self.difference.mean
+            as_claimed = above <= margin if claimed.startswith("not ") else above > 0
+            return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
         if self.difference.interval is None or not self.applies:
             return Judgement.UNDECIDED
         low, high = self.difference.interval

@@ -14,14 +14,20 @@ from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.diagnosing import FRESH
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.jobs import Job
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateSettings,
+    PlanConfig,
+    QuantizeConfig,
+    SweepConfig,
+)
 from clearhead.records.loading import load
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
 
 Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
-Question = Measurement | FinetuneJob
+Question = Measurement | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 TRAINED = ""
@@ -88,6 +94,12 @@ class Trial:
     def name(self) -> str:
         """The arm's name in tables."""
         return self.called or self.arm.name
+
+    @property
+    def reads(self) -> bool:
+        """True where it trains or is measured on text."""
+        questions = self.table.questions.values()
+        return bool(self.rates) or any(isinstance(one, SweepConfig) for one in questions)
 
     @property
     def key(self) -> str:
@@ -182,6 +194,10 @@ class Trial:
                 on, output = f" on {name}", folder / name
                 asked = replace(asked, model=model, seeds=(seed,), output=output)
                 records = asked.output / RECORDS
+            elif isinstance(asked, PlanConfig):
+                records = folder / f"{name}.jsonl"
+                shape = {"size": self.config.size, "set": self.arm.model}
+                asked = replace(asked, models=(self.arm.preset,), records=records, **shape)
             elif isinstance(asked, DiagnoseConfig):
                 asked = replace(asked, models=(model,), output=folder / name)
                 if not model:  # fresh weights, drawn with the seed
