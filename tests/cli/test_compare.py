@@ -159,6 +159,14 @@ def test_arms_are_validated_alike(words, tmp_path):
     assert [x["documents"] for x in lines if x["kind"] == "run"] == ["together"] * 2
 
 
+def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(settings, tmp_path):
+    assert _call("transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
+    lines = [json.loads(x) for x in (tmp_path / "records.jsonl").read_text().splitlines()]
+    found = {x["metric"] for x in lines if x["kind"] == "measure"}
+    assert found == {"train_seconds", "tokens_per_second", "peak_memory_bytes"}
+    assert "training speed" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys):
     lone = []
     for name in "abcdefgh":

@@ -67,6 +67,8 @@ def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
         ("not higher", 0.1, [2.5, 2.51, 2.52], Judgement.HOLDS),
         ("not higher", 0.001, [2.5, 2.51, 2.52], Judgement.UNDECIDED),
         ("not higher", 0.1, [3.0, 3.01, 3.02], Judgement.DOES_NOT_HOLD),
+        ("not higher", 0.1, [2.61, 2.62, 2.6], Judgement.UNDECIDED),  # higher; by how much?
+        ("not lower", 0.1, [2.39, 2.4, 2.38], Judgement.UNDECIDED),
         ("not lower", 0.1, [2.0, 2.01, 2.02], Judgement.DOES_NOT_HOLD),
     ],
 )

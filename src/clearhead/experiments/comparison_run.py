@@ -191,6 +191,7 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
         for length in job.header["lengths"]:
             measured = {"metric": "perplexity", "length": length, "value": None}
             yield {"kind": "measure", "run": name, **measured, "reason": diverged}
+    if diverged is not None or not job.header["lengths"]:
         return
     for found in measure(
         model,

@@ -29,7 +29,7 @@ FAMILIES = {
 CAPTION = (
     "A claim holds where every comparison that it makes is decided on its side, at a false "
     "discovery rate of 5 % over the whole book, or lies within the margin that it allows; it does "
-    "not hold where one is decided against it. After “undecided” stands the smallest effect that "
+    "not hold where one is decided against it, and lies outside that margin. After “undecided” stands the smallest effect that "
     "these seeds could have decided; “alone” marks a difference that is decided by itself, but not "
     "among all of the book. Published numbers are of much larger models than ours."
 )
@@ -163,7 +163,8 @@ def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
             return (Entry(text=_mean(one.than)),)
         case "difference":
             return (Entry(text=_difference(one), difference=one.difference),)
-    return (Entry(text=str(one.judgement(threshold)), note=_reason(one)),)
+    note = _reason(one) or (_margin(one) if one.contrast.margin else "")
+    return (Entry(text=str(one.judgement(threshold)), note=note),)
 
 
 def _context(claim: Claim, outcomes: Sequence[Outcome]) -> str:
@@ -182,7 +183,9 @@ def _weighed(one: Outcome, threshold: float) -> str:
         return str(verdict)
     if reason := _reason(one):
         return f"undecided: {reason}"
-    return verdict_in_words(one.difference, threshold)
+    words = verdict_in_words(one.difference, threshold)
+    words = words if words.startswith(verdict) else f"{verdict}: {words}"
+    return f"{words}, {_margin(one)}" if one.contrast.margin else words
 
 
 def _reason(one: Outcome) -> str:
@@ -192,6 +195,10 @@ def _reason(one: Outcome) -> str:
     if not one.applies:
         return f"less than {style.number(one.contrast.needs)} to repair"
     return ""
+
+
+def _margin(one: Outcome) -> str:
+    return f"margin {one.contrast.margin:g}"
 
 
 def _difference(one: Outcome) -> str:

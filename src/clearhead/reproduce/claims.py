@@ -144,10 +144,12 @@ class Outcome:
         if self.difference.interval is None or not self.applies:
             return Judgement.UNDECIDED
         low, high = self.difference.interval
-        if claimed == "not higher" and high <= margin:
-            return Judgement.HOLDS
-        if claimed == "not lower" and low >= -margin:
-            return Judgement.HOLDS
+        if claimed.startswith("not "):  # a margin is allowed, and decided only outside or within
+            worst, best = (high, low) if claimed == "not higher" else (-low, -high)
+            if worst <= margin:
+                return Judgement.HOLDS
+            if best <= margin:
+                return Judgement.UNDECIDED
         if self.difference.verdict is Verdict.UNDECIDED or not holds(self.difference, threshold):
             return Judgement.UNDECIDED
         higher = self.difference.verdict is Verdict.HIGHER
