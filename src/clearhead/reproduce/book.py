@@ -29,9 +29,10 @@ FAMILIES = {
 CAPTION = (
     "A claim holds where every comparison that it makes is decided on its side, at a false "
     "discovery rate of 5 % over the whole book, or lies within the margin that it allows; it does "
-    "not hold where one is decided against it, and lies outside that margin. After “undecided” stands the smallest effect that "
-    "these seeds could have decided; “alone” marks a difference that is decided by itself, but not "
-    "among all of the book. Published numbers are of much larger models than ours."
+    "not hold where one is decided against it, and lies outside that margin. After “undecided” "
+    "stands the smallest effect that these seeds could have decided; “alone” marks a difference "
+    "that is decided by itself, but not among all of the book. Published numbers are of much "
+    "larger models than ours."
 )
 COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
 Judged = tuple[Claim, list[Outcome], Judgement]
