@@ -197,7 +197,7 @@ class Trial:
                 records = asked.output / RECORDS
             elif isinstance(asked, PlanConfig):
                 records = folder / f"{name}.jsonl"
-                shape = {"size": self.config.size, "set": self.arm.model}
+                shape: dict[str, Any] = {"size": self.config.size, "set": self.arm.model}
                 asked = replace(asked, models=(self.arm.preset,), records=records, **shape)
             elif isinstance(asked, DiagnoseConfig):
                 asked = replace(asked, models=(model,), output=folder / name)
