@@ -83,6 +83,27 @@ def test_a_contrast_is_judged_by_its_interval_and_margin(
         assert outcome.judgement(threshold=0.0) is Judgement.UNDECIDED  # among many comparisons
 
 
+@pytest.mark.parametrize(
+    ("claimed", "margin", "value", "verdict"),
+    [
+        ("not higher", -0.5, 1.0, Judgement.HOLDS),  # at most half
+        ("not higher", -0.5, 1.001, Judgement.DOES_NOT_HOLD),
+        ("not lower", 0.1, 1.8, Judgement.HOLDS),
+        ("lower", 0.0, 2.0, Judgement.DOES_NOT_HOLD),
+        ("higher", 0.0, 2.1, Judgement.HOLDS),
+    ],
+)
+def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_path):
+    """Whatever the threshold: there is no chance in it."""
+    counted = replace(_contrast(claimed, margin), counted=True, relative=True)
+    records = _records(tmp_path, {"transformer": [2.0], "sas": [value]})
+    (outcome,) = counted.judge("a", records)
+    assert outcome.judgement(threshold=-1.0) is verdict
+    assert replace(outcome, contrast=replace(counted, needs=2.0)).judgement(0.05) is (
+        Judgement.UNDECIDED  # no number of its own to repair
+    )
+
+
 def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
     losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
     (outcome,) = _contrast("higher", arm="sas *").judge("a", _records(tmp_path, losses))
