@@ -90,7 +90,8 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
     cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
     assert asked + cost in out
-    assert "sas/residual: A small gain of the MLP branch is best. [blocks]" in out
+    own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
+    assert f"sas/residual: A small gain of the MLP branch is best. [{own}]" in out
     assert len(out) == len(EXPERIMENTS) + len(claims())
 
 

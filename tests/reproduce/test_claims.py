@@ -199,7 +199,7 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
     ("words", "said"),
     [
         ((), "give a claim, a family, an experiment or all"),
-        (("sas/languini",), "sas/languini has no experiment: The text cannot be"),
+        (("coca/memory",), "coca/memory has no experiment: A property of the code"),
         (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
         (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),
@@ -209,6 +209,27 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
 def test_requests_that_nothing_decides_are_refused(words, said, capsys):
     assert _call(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path, capsys):
+    assert _call("sas/glue", "--dry-run", "--output", str(tmp_path / "x")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[2] for line in lines if "compare" in line} == {"bert", "bert-sas-p"}
+
+
+def test_a_lead_is_compared_across_labels(tmp_path):
+    """Numbers of SAS-P less those of the baseline: 0.5 in the narrow model, 0.1 in the wide one."""
+    narrow = {"transformer": [3.0, 3.1, 3.2], "sas-p": [2.5, 2.61, 2.69]}
+    wide = {"transformer": [2.0, 2.1, 2.2], "sas-p": [1.9, 2.01, 2.09]}
+    for name, losses in (("narrow, 64", narrow), ("wide, 192", wide)):
+        (tmp_path / name).mkdir()
+        _records(tmp_path / name, losses, label=name)
+    records = load([tmp_path / name / "records.jsonl" for name in ("narrow, 64", "wide, 192")])
+    (claim,) = (one for one in claims() if one.name == "sas/scaling")
+    (outcome,) = claim.outcomes({"r": records})
+    assert outcome.arm.mean == pytest.approx(-0.1)
+    assert outcome.than.mean == pytest.approx(-0.5)
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
 def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):

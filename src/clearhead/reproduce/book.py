@@ -198,7 +198,7 @@ def _reason(one: Outcome) -> str:
     if one.difference.interval is None:
         return "one seed"
     if not one.applies:
-        return f"less than {style.number(one.contrast.needs)} to repair"
+        return f"the model compared with is below {one.contrast.needs:g}"
     return ""
 
 
