@@ -98,8 +98,11 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
     assert "other settings: train.learning_rate was 0.003 and is now 0.5" in capsys.readouterr().err
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
-    words = ["transformer", *words]
+@pytest.mark.parametrize("held_out", ["validation", "training"])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    held_out, words, tmp_path, capsys, monkeypatch
+):
+    words = ["transformer", *words, "--held-out", held_out]
     real = Batches.batch
     sent = []
 
@@ -156,6 +159,14 @@ def test_arms_are_validated_alike(words, tmp_path):
     assert [x["documents"] for x in lines if x["kind"] == "run"] == ["together"] * 2
 
 
+def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(settings, tmp_path):
+    assert _call("transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
+    lines = [json.loads(x) for x in (tmp_path / "records.jsonl").read_text().splitlines()]
+    found = {x["metric"] for x in lines if x["kind"] == "measure"}
+    assert found == {"train_seconds", "tokens_per_second", "peak_memory_bytes"}
+    assert "training speed" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys):
     lone = []
     for name in "abcdefgh":
@@ -194,12 +205,15 @@ def test_a_folder_from_before_a_setting_goes_on_with_its_default_alone(words, tm
     header, rest = records.read_text().split("\n", 1)
     older = json.loads(header)
     del older["model"]["sliding_window"], older["model"]["epilogue"], older["train"]["ramp"]
+    del older["held_out"]
     records.write_text(json.dumps(older) + "\n" + rest)
     capsys.readouterr()
     assert _call(*words) == 0
     assert "transformer, seed 0: already done" in capsys.readouterr().err
     assert _call(*words, "--set", "sliding_window=8") == 2
     assert "other settings: model.sliding_window was None and is now 8" in capsys.readouterr().err
+    assert _call(*words, "--held-out", "training") == 2
+    assert "held_out was 'validation' and is now 'training'" in capsys.readouterr().err
 
 
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):

@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "xsa": {"epilogue": "xsa"},
     "shaped": {"shaping": "shaped", "attention_skip": "none"},
     "softmax-1, alibi": {"normalizer": "softmax1", "position": "alibi"},
+    "forget": {"position": "forget"},
     "norms of queries and keys": {"qk_norm": "rmsnorm"},
     "plain MLP, turned": {"mlp": "gelu", "mlp_rotation": "hadamard"},
 }
@@ -103,8 +104,26 @@ def test_mechanisms_that_tell_channels_apart_are_refused(parts, keys, named):
         rotated(_model(**keys), parts)
 
 
-def test_norms_keep_no_gain_of_a_channel():
-    made = rotated(_model(), ("residual",))
-    gains = [module.weight for module in made.modules() if isinstance(module, RMSNorm)]
+def test_norms_keep_the_size_of_their_gains_and_no_gain_of_a_channel():
+    model = _model()
+    made = rotated(model, ("residual",))
+    gains, before = (
+        [module.weight for module in one.modules() if isinstance(module, RMSNorm)]
+        for one in (made, model)
+    )
     assert len(gains) == 5
-    assert all(bool((gain == 1).all()) for gain in gains)
+    assert all(bool((gain == gain[0]).all()) for gain in gains)
+    for gain, old in zip(gains, before, strict=True):
+        torch.testing.assert_close(gain[0], old.square().mean().sqrt())
+
+
+def test_matrices_keep_their_size_so_that_training_steps_do():
+    """Gains of 0.2 within the matrices would make Adam's steps five times as large."""
+    model = _model()
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight.copy_(torch.linspace(0.1, 0.3, 16))
+    of = [
+        one.model.layers[0].self_attn.q_proj.weight.square().mean().sqrt()
+        for one in (rotated(model, ("residual",)), model)
+    ]
+    torch.testing.assert_close(*of, rtol=0.2, atol=0)

@@ -40,6 +40,7 @@ FORMS = [
     "sas",
     "sas-p",
     "sas-p-nonorm",
+    "clearhead",
 ]
 YARN = {
     "rope_type": "yarn",
@@ -190,6 +191,7 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
         ("differential", {"normalizer": "softmax1"}, "twice as wide as its keys"),
         ("key-bias", {}, "its sink is a product with the query"),
         ("alibi", {}, "wider by 8 columns"),
+        ("forget", {}, "the gates of the tokens after them"),
         ("xpos", {}, "factors that grow with position"),
         ("key-value", {}, "stand before the text, in no cache of a server"),
         ("gated", {"mlp_rotation": "hadamard"}, "convert --to mlp_rotation=none"),

@@ -48,6 +48,11 @@ def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int =
     lines += [
         {"metric": "chance_floor", "value": 0.02},
         {"metric": "null_mass", "map": maps[0], "value": math.nan},
+        *(
+            {"metric": metric, "map": map, "position": low, "value": 1 / (low + 2)}
+            for metric, map in (("null_mass", maps[0]), ("gate_closed", "gate"))
+            for low in (0, 1, 2, 4)
+        ),
         {"metric": "trained_length", "value": 128},
         {"metric": "near_weight_trained", "layer": 3, "value": 0.8},
         {"metric": "near_weight_beyond", "layer": 3, "value": 0.2},

@@ -5,14 +5,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
-
-from clearhead.arguments import OpensModels
-from clearhead.cli.options import overrides, parse
+from clearhead.cli.options import Overrides, parse
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import Model, Name, Pair, Size
+from clearhead.experiments.sweep_configs import PlanConfig
+from clearhead.metavars import Name
 from clearhead.ranges import Count, Length, NotNegative, Range
-from clearhead.terminal import console, write
+from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -22,16 +20,10 @@ Kind = Literal["rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(OpensModels):
+class Command(PlanConfig):
     """Models to count."""
 
-    models: Positional[tuple[Model, ...]] = ()
-    """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
-    with its bill. Where none is named, a table of all presets."""
-    size: Size = "tiny"
-    """Size of the presets: tiny, small, medium, large, or a paper's own."""
-    set: tuple[Pair, ...] = ()
-    """Changes to the configuration of presets, such as num_hidden_layers=24."""
+    set: Overrides = field(default_factory=dict)
     recipe: Name = ""
     """A published run: its presets, size and settings; --recipes lists them."""
     recipes: bool = False
@@ -70,6 +62,13 @@ def run(words: list[str]) -> int:
     if command.recipes:
         write("\n".join(_recipes()))
         return 0
+    if command.records is not None or command.lengths:
+        if not (command.models and command.lengths and command.records):
+            raise ClearheadError("lengths and records go together: give both, and name presets")
+        from clearhead.experiments.memory import record_memory
+
+        record_memory(command)
+        show(f"records: {command.records}")
     if not command.models and not command.recipe:
         _overview(command)
         return 0
@@ -99,7 +98,7 @@ def _overview(command: Command) -> None:
 
     from clearhead.models import BASELINE, plan, preset, presets
 
-    changes = overrides(command.set)
+    changes = command.set
     table = Table(title=f"presets at size {command.size}", box=box.SIMPLE)
     table.add_column("preset", no_wrap=True)
     headings = ("parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
@@ -132,7 +131,7 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
     """Name, configuration and settings of each model."""
     from clearhead.models import PRESETS, preset
 
-    changes = overrides(command.set)
+    changes = command.set
     if command.recipe:
         from clearhead.reproduce.recipes import RUNS
 

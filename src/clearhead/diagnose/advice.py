@@ -25,7 +25,9 @@ def advise(measures: list[dict[str, Any]], *, width: int) -> list[dict[str, Any]
     measured = {
         (line["metric"], line.get("map"), line.get("tokens"), line.get("layer")): line["value"]
         for line in measures
-        if "head" not in line and line["value"] is not None and line["value"] == line["value"]
+        if not {"head", "position"} & line.keys()
+        and line["value"] is not None
+        and line["value"] == line["value"]
     }
     out = []
     for rule in _RULES:

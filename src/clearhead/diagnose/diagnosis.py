@@ -14,6 +14,7 @@ from clearhead.diagnose.attention_profile import Reach, RowMeans, SignedDifferen
 from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.diagnose.hidden import HiddenStatistics
 from clearhead.diagnose.logits import LogitSizes, NearestKeys
+from clearhead.diagnose.null_mass import ClosedGates, NullMass
 from clearhead.diagnose.order import RotaryOrder
 from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.diagnose.spectrum import Spectrum
@@ -38,7 +39,8 @@ class Diagnosis:
     """Payloads of records; each field is named after its "kind" of record, in the plural.
 
     Attributes:
-        measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens".
+        measures: {"metric", "value"} and the dimensions "map", "layer", "head", "tokens",
+            "position".
         curves: {"curve", "x", "y"} and "map", "layer".
         channels: outlier channels.
         notes: {"part", "reason"} of what could not be measured.
@@ -87,14 +89,15 @@ def diagnose(
     length = max(map(len, windows), default=0)
     stream, order = ResidualStream(), RotaryOrder(model, length)
     hidden: list[HiddenStatistic] = [HiddenStatistics(), stream]
+    gates = ClosedGates()
     tiles = ByTile(
-        weights=[RowMeans(), SinkRate(), SignedDifference(), Reach()],
+        weights=[RowMeans(), NullMass(), SinkRate(), SignedDifference(), Reach()],
         scores=[LogitSizes(), NearestKeys()],
     )
     attention: list[AttentionStatistic] = [tiles, order, Spectrum()]
     notes: list[dict[str, Any]] = []
     with evaluating(model), ExitStack() as stack:
-        stack.enter_context(observe(model, hidden=hidden))
+        stack.enter_context(observe(model, hidden=hidden, gates=[gates]))
         try:
             stack.enter_context(observe(model, attention=attention))
         except ClearheadError as error:
@@ -111,7 +114,7 @@ def diagnose(
         notes.append({"part": _OF_ATTENTION, "reason": reason})
     if (unknown := order.why_not()) is not None:
         notes.append({"part": "order of rotary positions", "reason": unknown})
-    measures = measures_of(hidden) + of_attention
+    measures = measures_of(hidden) + of_attention + gates.measures()
     return Diagnosis(
         measures=measures,
         curves=curves_of(attention),

@@ -104,9 +104,13 @@ class CompareConfig(OpensModels):
     """Folder of the runs, records and page; the same command goes on where it stopped."""
     lengths: tuple[Count, ...] = (1, 2, 4, 8)
     """Multiples of the training length at which perplexity is measured (of encoders the loss at
-    hidden tokens)."""
+    hidden tokens). With none, the speed and memory of training are all that is measured."""
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
+    held_out: Literal["validation", "training"] = "validation"
+    """The text that is not trained on, of which losses are measured: the validation split, or a
+    tenth of the training split. Rates chosen by the second are chosen on text that no result
+    reports."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
@@ -127,7 +131,7 @@ class CompareConfig(OpensModels):
 
     def __post_init__(self) -> None:
         check(self)
-        check_distinct(self, "presets", "seeds", "lengths")
+        check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         if self.sizes:
             check_distinct(self, "sizes")
             if self.base is not None:

@@ -9,7 +9,12 @@ from typing import Any
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun, continued_recipe
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+)
 
 # Verb → the configuration that holds its options.
 VERBS: dict[str, type] = {
@@ -18,6 +23,7 @@ VERBS: dict[str, type] = {
     "diagnose": DiagnoseConfig,
     "eval": EvaluateConfig,
     "finetune": FinetuneJob,
+    "plan": PlanConfig,
     "quantize": QuantizeConfig,
 }
 
@@ -27,7 +33,7 @@ class Job:
     """A configuration to run, and the records that it writes."""
 
     name: str
-    """Name of the job and of its log: rates/6-layers/sas-8e-3."""
+    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
     """A configuration of one of the `VERBS`, or one run of a comparison, which no verb makes."""
     records: Path

@@ -13,8 +13,9 @@ from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.evaluating import run_evaluation
 from clearhead.experiments.finetune import run_finetune
 from clearhead.experiments.jobs import command
+from clearhead.experiments.memory import record_memory
 from clearhead.experiments.quantization import run_quantization
-from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.terminal import say
@@ -37,6 +38,8 @@ def perform(config: Any) -> None:
             run_finetune(config, say=say, work=Line())
         elif isinstance(config, ConvertConfig):
             run_conversion(config, say)
+        elif isinstance(config, PlanConfig):
+            record_memory(config)
         elif isinstance(config, DiagnoseConfig):
             run_diagnosis(config, watcher=_Log(), say=say)
         elif isinstance(config, QuantizeConfig):

@@ -1,4 +1,4 @@
-"""Measurements as values: configurations of eval, diagnose and quantize; no torch."""
+"""Measurements as values: configurations of eval, diagnose, quantize and plan; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
@@ -173,6 +173,24 @@ class QuantizeConfig(SweepConfig):
         """The options among `names` that have another value than when they are left out."""
         defaults = QuantizeConfig
         return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(OpensModels):
+    """Models to count."""
+
+    models: Positional[tuple[Model, ...]] = ()
+    """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
+    with its bill. Where none is named, a table of all presets."""
+    size: Size = "tiny"
+    """Size of the presets: tiny, small, medium, large, or a paper's own."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Changes to the configuration of presets, such as num_hidden_layers=24."""
+    lengths: tuple[Length, ...] = ()
+    """Tokens of a text, at each of which the bytes of presets' tensors and of their cached keys are
+    counted for --records."""
+    records: Path | None = None
+    """File for the records of that count."""
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -1,10 +1,10 @@
 """A trained model in another basis: the same function, with no channel that stands out.
 
 A random orthogonal matrix Q turns the residual stream, x → x Q: what writes to it is multiplied by
-Q, what reads it by Qᵀ, and an RMSNorm between them sees the same length once its gains are part of
-the matrices behind it. A matrix R for each layer turns what heads average. Nothing is computed at
-run time, and the outliers that a few channels held are spread over all of them
-(QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
+Q, what reads it by Qᵀ, and an RMSNorm between them sees the same length once what differs between
+its gains is part of the matrices behind it. A matrix R for each layer turns what heads average.
+Nothing is computed at run time, and the outliers that a few channels held are spread over all of
+them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
 """
 
 from collections.abc import Iterator, Sequence
@@ -130,14 +130,23 @@ def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
 
 
 def _read(linear: nn.Linear, norm: RMSNorm, turn: Tensor) -> None:
-    gain = norm.weight.double() if norm.weight.numel() > 1 else 1.0
+    gain = norm.weight.double() / _scale(norm)
     linear.weight.copy_((linear.weight.double() * gain) @ turn)
 
 
 def _settle(norm: RMSNorm) -> None:
-    """Its gains are part of the matrices now; a single one stays."""
-    if norm.weight.numel() > 1:
-        norm.weight.fill_(1.0)
+    """What differs between its gains is part of the matrices now; their size stays."""
+    norm.weight.fill_(_scale(norm))
+
+
+def _scale(norm: RMSNorm) -> float:
+    """The size of a norm's gains.
+
+    It stays in the norm, as a rotation passes one factor through, so that the matrices keep their
+    size: Adam's step has the size of the rate whatever the weight's, and gains of 0.2 within the
+    matrices made each step five times as large.
+    """
+    return float(norm.weight.double().square().mean().sqrt()) or 1.0
 
 
 def _turn_values(attention: Any, draw: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Observation of a running model: statistics fed by its attention and by its hidden states.
+"""Observation of a running model: statistics of its attention, hidden states and gates.
 
 A model's own attention function still computes the output, so the logits of an observed model are
 those of the plain one, bit for bit.
@@ -19,6 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import IMPLEMENTATIONS
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
+from clearhead.nn.gate import Gate
 from clearhead.nn.protocols import Attend
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.sinks import as_null
@@ -45,12 +46,20 @@ class HiddenStatistic(Statistic, Protocol):
         """Add the output of a decoder layer, or the input of the first as layer `INPUT`."""
 
 
+class GateStatistic(Statistic, Protocol):
+    """A statistic of the gates on the heads' outputs (`clearhead.nn.gate`)."""
+
+    def observe(self, layer: int, gate_BTC: Tensor) -> None:
+        """Add one layer's gates, from 0 to 1."""
+
+
 @contextmanager
 def observe(
     model: Any,
     *,
     attention: Sequence[AttentionStatistic] = (),
     hidden: Sequence[HiddenStatistic] = (),
+    gates: Sequence[GateStatistic] = (),
 ) -> Iterator[None]:
     """Feed the statistics with all that `model` is run on in the body.
 
@@ -65,6 +74,8 @@ def observe(
     with ExitStack() as stack:
         if hidden:
             stack.enter_context(_hooks(layers, hidden))
+        if gates:
+            stack.enter_context(_gate_hooks(layers, gates))
         if attention:
             inside = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
             override = _OVERRIDE.within(
@@ -126,13 +137,30 @@ def _hooks(layers: list[nn.Module], statistics: Sequence[HiddenStatistic]) -> It
 
         return hook
 
-    handles = [layers[0].register_forward_pre_hook(entered, with_kwargs=True)]
-    handles += [layer.register_forward_hook(left(i)) for i, layer in enumerate(layers)]
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(layers[0].register_forward_pre_hook(entered, with_kwargs=True))
+        for i, layer in enumerate(layers):
+            stack.enter_context(layer.register_forward_hook(left(i)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+@contextmanager
+def _gate_hooks(layers: list[nn.Module], statistics: Sequence[GateStatistic]) -> Iterator[None]:
+    def made(layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, logit_BTC: Tensor) -> None:
+            wide = torch.promote_types(logit_BTC.dtype, torch.float32)
+            with torch.no_grad(), without_autocast(logit_BTC):
+                for statistic in statistics:
+                    statistic.observe(layer, torch.sigmoid(logit_BTC.to(wide)))
+
+        return hook
+
+    with ExitStack() as stack:
+        for i, layer in enumerate(layers):
+            for module in layer.modules():
+                if isinstance(module, Gate):
+                    stack.enter_context(module.gate_proj.register_forward_hook(made(i)))
+        yield
 
 
 @dataclass(kw_only=True)

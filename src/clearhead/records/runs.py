@@ -16,7 +16,7 @@ DIMENSIONS = (
     *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
     *("vertices", "hops", "operations"),
     *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
-    *("split", "at", "map", "layer", "head", "tokens", "step"),
+    *("split", "at", "map", "layer", "head", "tokens", "position", "step"),
 )
 DRAW = "draw"  # seed of the windows or samples drawn; measures of several draws are pooled
 SPLIT = "validation"  # of a measure that names none

@@ -33,7 +33,7 @@ _DIMENSIONS: Shape = {
     **_each(str | None, "task scaling data file judge version order document scheme split map"),
     **_each(str | None, "tokens"),
     **_each(Number | None, "factor depth"),
-    **_each(Natural | None, "length longest needles queries pairs head step"),
+    **_each(Natural | None, "length longest needles queries pairs head position step"),
     **_each(Whole | None, "layer"),
     **_each(int | str | None, "shots"),
 }

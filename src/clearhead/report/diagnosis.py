@@ -183,7 +183,7 @@ def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | 
     answer = ""
     if name == "attention":
         answer, before = narrative.sinks(records), _heads(records)
-        more = [drawn.distances(records, looks)]
+        more = [drawn.distances(records, looks), drawn.null_mass(records, looks)]
     elif name == "hidden":
         answer, after = _largest(records), list(_channels(records))
         ranked = (("hidden", "Hidden states"), ("logit", "Attention logits"))

@@ -7,6 +7,7 @@ from clearhead.report import style
 from clearhead.report.charts import (
     Looks,
     categories,
+    has_bars,
     line,
     log_axis,
     mark_length,
@@ -38,6 +39,40 @@ def distances(records: Records, looks: Looks) -> Panel | None:
         figure=figure,
         note="All layers, heads and queries. Of a signed difference, the signed weight.",
     )
+
+
+def null_mass(records: Records, looks: Looks) -> Panel | None:
+    """The weight on no key by the query's position; of gates, how far they are closed."""
+    figure = new("position of the query (tokens)", "mean weight")
+    bands: set[int] = set()
+    for arm in records.arms():
+        for metric, dash in (("null_mass", "solid"), ("gate_closed", "dot")):
+            for name in records.dimension(metric, "map", arm):
+                found = {
+                    low: summary(records, arm, metric, map=name, position=low)
+                    for low in records.dimension(metric, "position", arm, map=name)
+                }
+                points = [
+                    (_band(low), one.mean, one.deviation) for low, one in found.items() if one
+                ]
+                full = arm if name == "softmax" else f"{arm} · {name}"
+                line(figure, full, points, looks[arm], dash=dash, size=7)
+                bands |= found.keys()
+    if not bands:
+        return None
+    categories(figure, [_band(low) for low in sorted(bands)])
+    figure.update_yaxes(rangemode="nonnegative")
+    return Panel(
+        title="Weight on no key, by position",
+        figure=figure,
+        note="All layers and heads. Of a gate, one minus its mean over channels."
+        + " Bars: ± 1 standard deviation over seeds." * has_bars(figure),
+    )
+
+
+def _band(low: int) -> str:
+    """The positions of a band: 0, 1, 2–3, 4–7."""
+    return str(low) if low < 2 else f"{low}–{2 * low - 1}"
 
 
 def ranks(records: Records, looks: Looks, kind: str, title: str) -> Panel | None:

@@ -30,7 +30,7 @@ CAPTION = (
 )
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest")
-_LOWER = ("perplexity", "loss")  # parts of a metric's name
+_LOWER = ("perplexity", "loss", "bytes")  # parts of a metric's name
 _HIGHER = (
     *("accuracy", "accuracy_norm", "masked_accuracy", "forced_tokens", "answer_contained"),
     *("acc", "acc_norm", "f1", "token_f1", "exact_match"),

@@ -43,11 +43,15 @@ class Contrast:
             the pattern (so that a factorial's main effects are contrasts).
         than_at: where the model compared with is read, where it is elsewhere.
         minus: dimensions in whose place both read once more: the number is the first less that.
+        less: patterns of an arm whose number is taken away on both sides, within a seed: the
+            contrast is then one of leads.
         times: length of the text in training lengths; None is any.
         claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
+        than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
+        counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
 
@@ -59,20 +63,25 @@ class Contrast:
     at: dict[str, Any]
     than_at: dict[str, Any] = field(default_factory=dict)
     minus: dict[str, Any] = field(default_factory=dict)
+    less: tuple[str, ...] = ()
     times: float | None = None
     margin: float = 0.0
     relative: bool = False
     label: str = "*"
+    than_label: str = ""
     needs: float = float("-inf")
+    counted: bool = False
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
         for label in records.labels():
             if not fnmatchcase(label, self.label):
                 continue
-            labelled = records.labelled(label)
-            mine = self._found(labelled, self.arm, self.at)
-            theirs = self._found(labelled, self.than, {**self.at, **self.than_at})
+            other = next(
+                (one for one in records.labels() if fnmatchcase(one, self.than_label)), label
+            )
+            mine = self._side(records.labelled(label), self.arm, self.at)
+            theirs = self._side(records.labelled(other), self.than, {**self.at, **self.than_at})
             scale = 1.0
             if self.relative and theirs:
                 scale /= fmean(by_seed(theirs))
@@ -87,6 +96,17 @@ class Contrast:
                     than=than,
                     difference=difference,
                 )
+
+    def _side(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
+        found = self._found(records, names, at)
+        if not self.less:
+            return found
+        taken = self._found(records, self.less, at)
+        return {
+            seed: [Measure(metric=self.metric, value=_mean(ones) - _mean(taken[seed]))]
+            for seed, ones in found.items()
+            if seed in taken
+        }
 
     def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
         return next(filter(None, (self._matching(records, name, at) for name in names)), {})
@@ -141,13 +161,19 @@ class Outcome:
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
         claimed, margin = self.contrast.claimed, self.contrast.margin
+        if self.contrast.counted and self.applies:
+            above = self.difference.mean if claimed.endswith("higher") else -self.difference.mean
+            as_claimed = above <= margin if claimed.startswith("not ") else above > 0
+            return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
         if self.difference.interval is None or not self.applies:
             return Judgement.UNDECIDED
         low, high = self.difference.interval
-        if claimed == "not higher" and high <= margin:
-            return Judgement.HOLDS
-        if claimed == "not lower" and low >= -margin:
-            return Judgement.HOLDS
+        if claimed.startswith("not "):  # a margin is allowed, and decided only outside or within
+            worst, best = (high, low) if claimed == "not higher" else (-low, -high)
+            if worst <= margin:
+                return Judgement.HOLDS
+            if best <= margin:
+                return Judgement.UNDECIDED
         if self.difference.verdict is Verdict.UNDECIDED or not holds(self.difference, threshold):
             return Judgement.UNDECIDED
         higher = self.difference.verdict is Verdict.HIGHER
@@ -177,6 +203,12 @@ class Claim:
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def arms(self) -> set[str]:
+        """Patterns of the arms that its experiment runs for it."""
+        named = {one for each in self.contrasts for one in (*each.arm, *each.than, *each.less)}
+        return {name.partition(" on ")[0] for name in named} or {ALL}
 
     def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
         """Outcomes of the contrasts in each source; those without numbers are left out."""
@@ -220,8 +252,9 @@ def _mean(measures: Sequence[Measure]) -> float:
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
-        arm, than = _names(row.pop("arm")), _names(row.pop("than"))
-        yield Contrast(arm=arm, than=than, at=row.pop("at", {}), **row)
+        given: dict[str, Any] = {"at": {}, "less": [], **row}
+        given |= {key: _names(given[key]) for key in ("arm", "than", "less")}
+        yield Contrast(**given)
 
 
 def _names(value: str | list[str]) -> tuple[str, ...]:
@@ -251,10 +284,7 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
             chosen = list(claims())
         for claim in chosen:
             if claim.study:
-                arms = wanted.setdefault(claim.study, set())
-                arms |= {one for each in claim.contrasts for one in (*each.arm, *each.than)} or {
-                    ALL
-                }
+                wanted.setdefault(claim.study, set()).update(claim.arms)
             elif claim.name == name:
                 raise ClearheadError(f"{name} has no experiment: {claim.why}")
     if not wanted:

@@ -18,11 +18,9 @@ from clearhead.reproduce.trials import TEXT, TRAINED, WHOLE, Question, Table, Tr
 from clearhead.train import TrainConfig
 
 MODEL, PARAMETERS = "HuggingFaceTB/SmolLM2-135M", 134_515_008
-RATES = {"tiny": (1e-4,), "small": (3e-5, 1e-4, 3e-4)}
-LORA_RATES = {"tiny": (1e-3,), "small": (3e-4, 1e-3, 3e-3)}
-# With the norms' gains in them, matrices are smaller: 16,384 tokens took perplexity from 34.6 to
-# 42.4 at 1e-4, 34.1 at 3e-5 and 32.8 at 1e-5.
-TURNED_RATES = {"tiny": (1e-5,), "small": (3e-6, 1e-5, 3e-5)}
+RATES = {"tiny": (3e-5, 1e-4), "small": (3e-5, 1e-4, 3e-4)}
+LORA_RATES = {"tiny": (3e-4, 1e-3), "small": (3e-4, 1e-3, 3e-3)}
+TURNED_RATES = {"tiny": (1e-5, 3e-5), "small": (1e-5, 3e-5, 1e-4)}
 # Adapters of this rank at all linear layers of SmolLM2-135M have 10.07 M parameters;
 # differential-v2 adds 10.11 M to it, the gate 9.95 M.
 RANK = 33
@@ -83,12 +81,13 @@ def _tiny() -> Table:
         presets=("transformer",),
         base=MODEL,
         lengths=(1,),
-        evaluation_tokens=512,
+        evaluation_tokens=4096,
         train=TrainConfig(tokens=250_000, sequence_length=128, batch_size=4, log_every=4),
         data=DataConfig(data=(BOOKS,), limit=20_000_000),
         label="retrofit",
     )
-    return Table(config=config, questions=_questions(tokens=4096), parameters=PARAMETERS)
+    questions = _questions(tokens=4096)
+    return Table(config=config, sweep_tokens=16_384, questions=questions, parameters=PARAMETERS)
 
 
 def _small() -> Table:

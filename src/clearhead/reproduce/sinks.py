@@ -6,20 +6,35 @@ in windows that open at a document's begin token, so both ask for a diagnosis of
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.reproduce.trials import TRAINED, WHOLE, Table, Trial
 from clearhead.train import TrainConfig
 
 RATES = (1.5e-3, 3e-3, 6e-3)
+# Documents of four training lengths.
+LONG = "synthetic:backcopy:documents=100,characters=3200"
 TOKENS = {"tiny": 4_096_000, "small": 20_480_000}
 
 
 def sink(scale: str) -> Iterator[Trial]:
-    """Softmax, and everything that gives a head with nothing to do something else to look at."""
+    """Softmax, and everything that gives a head with nothing to do something else to look at.
+
+    The weight on no key is also read by position in documents of four training lengths.
+    """
     table = _table(scale, "backcopy")
+    longer = DiagnoseConfig(
+        models=(TRAINED,),
+        length=512,
+        at="documents",
+        extrapolate=1,
+        data=DataConfig(data=(LONG,), validation=WHOLE),
+    )
+    # First, so that of what both measure the opening's counts.
+    table = replace(table, questions={"longer": longer, **table.questions})
     yield table.trial("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):

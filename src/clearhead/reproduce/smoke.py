@@ -6,7 +6,12 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateSettings,
+    PlanConfig,
+    QuantizeConfig,
+)
 from clearhead.models import BASELINE, preset
 from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
@@ -76,18 +81,24 @@ def smoke(trial: Trial) -> Trial:
     else:
         config = replace(config, data=own)
     questions = {
-        name: _little(question, length)
+        name: question if isinstance(question, PlanConfig) else _little(question, length)
         for name, question in trial.table.questions.items()
-        if not isinstance(question, FinetuneJob)
+        if not (isinstance(question, FinetuneJob) or _downloads(question))
     }
     table = replace(trial.table, config=config, questions=questions, parameters=None)
     return replace(trial, table=table, rates=trial.rates[:1], base=base)
 
 
+def _downloads(question: Measurement) -> bool:
+    """True where the data of its tasks come from the hub: lm-eval's, labelled texts, documents."""
+    local = OPTIONS.keys() - {"shots", "hallucination"}
+    return isinstance(question, EvaluateSettings) and not local.issuperset(question.tasks)
+
+
 def _text(data: DataConfig) -> DataConfig:
     """Hub sources give way to the standard library's."""
-    sources = (TEXT if one.startswith("hf:") else one for one in data.data)
-    return DataConfig(data=tuple(dict.fromkeys(sources)), limit=BYTES)
+    sources = dict.fromkeys(TEXT if one.startswith("hf:") else one for one in data.data)
+    return DataConfig(data=tuple(sources), limit=BYTES, validation=data.validation)
 
 
 def _little(question: Measurement, length: int) -> Question:

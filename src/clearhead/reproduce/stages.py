@@ -87,7 +87,8 @@ def reproduce(
         ClearheadError: for texts that cannot be had, and where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
-    fresh = (one.base or one for one in trials)  # a trained model reads by its own tokenizer
+    # A trained model reads by its own tokenizer.
+    fresh = (one.base or one for one in trials if one.reads)
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
     work = work or Work("job")

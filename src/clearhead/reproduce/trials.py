@@ -14,14 +14,20 @@ from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.diagnosing import FRESH
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.jobs import Job
-from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateSettings,
+    PlanConfig,
+    QuantizeConfig,
+    SweepConfig,
+)
 from clearhead.records.loading import load
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
 
 Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
-Question = Measurement | FinetuneJob
+Question = Measurement | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 TRAINED = ""
@@ -48,8 +54,8 @@ class Table:
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
-        A change takes the place of what the table sets for every arm. Of several rates the best by
-        validation loss is chosen.
+        A change takes the place of what the table sets for every arm. Of several rates that with
+        the lowest loss on training text which its run left out is chosen.
         """
         vary = {key: (value,) for key, value in changes.items()}
         kept = {key: value for key, value in self.config.set.items() if key not in changes}
@@ -88,6 +94,12 @@ class Trial:
     def name(self) -> str:
         """The arm's name in tables."""
         return self.called or self.arm.name
+
+    @property
+    def reads(self) -> bool:
+        """True where it trains or is measured on text."""
+        questions = self.table.questions.values()
+        return bool(self.rates) or any(isinstance(one, SweepConfig) for one in questions)
 
     @property
     def key(self) -> str:
@@ -137,19 +149,20 @@ class Trial:
         )
 
     def sweep(self) -> dict[float, Job]:
-        """{rate: the run that tries it}, with a seed of its own; empty where there is one rate."""
+        """{rate: the run that tries it}, with a seed and a text of its own; empty where there is
+        one rate."""
         if len(self.rates) <= 1:
             return {}
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
-        short = replace(self.config, measure_every=0, train=train)
+        short = replace(self.config, measure_every=0, train=train, held_out="training")
         return {
-            rate: self._run(f"rates/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
+            rate: self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
             for rate in self.rates
         }
 
     def best(self) -> float | None:
-        """The rate of the lowest validation loss; None until all are known, if all diverged, or if
-        the arm is not trained."""
+        """The rate of the lowest loss of its sweep; None until all are known, where all diverged,
+        and of an arm that is not trained."""
         if not self.rates:
             return None
         if len(self.rates) == 1:
@@ -182,6 +195,10 @@ class Trial:
                 on, output = f" on {name}", folder / name
                 asked = replace(asked, model=model, seeds=(seed,), output=output)
                 records = asked.output / RECORDS
+            elif isinstance(asked, PlanConfig):
+                records = folder / f"{name}.jsonl"
+                shape: dict[str, Any] = {"size": self.config.size, "set": self.arm.model}
+                asked = replace(asked, models=(self.arm.preset,), records=records, **shape)
             elif isinstance(asked, DiagnoseConfig):
                 asked = replace(asked, models=(model,), output=folder / name)
                 if not model:  # fresh weights, drawn with the seed
@@ -251,7 +268,7 @@ def written(rate: float) -> str:
 
 
 def loss(records: Path) -> float | None:
-    """The validation loss of a file's only run, at its training length, of the next token or of
+    """The held-out loss of a file's only run, at its training length, of the next token or of
     hidden ones; inf where the run diverged; None where there is no such file.
 
     Raises:

@@ -1,0 +1,75 @@
+"""Bytes of a model's tensors by length of text, counted without storage, as records."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clearhead.errors import choose
+from clearhead.experiments.planned_memory import training_memory
+from clearhead.experiments.sweep_configs import PlanConfig
+from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
+from clearhead.records.files import write_text
+from clearhead.records.loading import as_line
+from clearhead.records.provenance import provenance
+from clearhead.records.runs import Line
+from clearhead.train.config import TrainConfig
+
+
+def record_memory(config: PlanConfig) -> list[Line]:
+    """Count the bytes of each preset at each length; return their records, which are in
+    `config.records` too.
+
+    - `step_bytes`: of all tensors but weights, gradients and the optimizer's, when a training step
+      of one text holds most (`training_memory`).
+    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
+      number, as the model's own forward pass caches them.
+
+    Raises:
+        ClearheadError: for a model that is no preset, or that cannot be counted.
+    """
+    lines: list[Line] = []
+    for name in config.models:
+        positions = {"max_position_embeddings": max(config.lengths)}
+        choose("preset", name, PRESETS)
+        model = preset(name, config.size, **positions | config.set)
+        train = TrainConfig(batch_size=1)
+        lines.append(
+            {
+                "kind": "run",
+                "run": name,
+                "arm": name,
+                "preset": name,
+                "seed": 0,
+                "size": config.size,
+                "model": model.to_diff_dict(),
+                "parameters": plan(model).parameters,
+                "train": {"tokens": 0, "batch_size": 1, "precision": train.precision},
+                **provenance(torch.device("cpu")),
+            }
+        )
+        for length in config.lengths:
+            step = training_memory(model, replace(train, sequence_length=length))
+            keys, values = _cached(model, length)
+            for metric, value in (
+                ("step_bytes", step["activations"]),
+                ("cached_key_bytes", 2 * keys / length),
+                ("cached_bytes", 2 * (keys + values) / length),
+            ):
+                at = {"task": "memory", "length": length}
+                lines.append({"kind": "measure", "run": name, "metric": metric, **at})
+                lines[-1]["value"] = value
+    assert config.records is not None
+    write_text(config.records, "".join(map(as_line, lines)))
+    return lines
+
+
+def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
+    """Numbers of keys and of values in the cache after one text of `length`."""
+    with torch.device("meta"):
+        model: Any = ClearheadForCausalLM(config)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        ids_BT = torch.zeros(1, length, dtype=torch.int64)
+        layers = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values.layers
+    return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

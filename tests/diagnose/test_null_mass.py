@@ -1,0 +1,103 @@
+"""Weight on no key by position: from the formulas, in float64."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.diagnose import diagnose
+from clearhead.diagnose.null_mass import ClosedGates, NullMass
+from clearhead.ops.visibility import Visibility
+from clearhead.probe import AttentionCall, ByTile, observe
+from clearhead.probe import tiles as module_under_test
+
+B, H, T, D = 2, 3, 37, 5
+BANDS = {
+    0: [0],
+    1: [1],
+    2: [2, 3],
+    4: range(4, 8),
+    8: range(8, 16),
+    16: range(16, 32),
+    32: range(32, T),
+}
+SINKS = {
+    "softmax-1": torch.zeros(()),
+    "a learned logit a head": torch.randn(H),
+    "a learned key, which answers to the query": torch.randn(B, H, T),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("tile", [1 << 20, 600])
+def test_the_weight_on_the_null_key_by_position(tiny, name, tile, monkeypatch):
+    """exp(b) / (exp(b) + Σ exp(s)), mean over the queries of a band, texts and heads."""
+    monkeypatch.setattr(module_under_test, "TILE", tile)
+    q, k = torch.randn(2, B, H, T, D, dtype=torch.float64)
+    sink = SINKS[name].double()
+    visibility = Visibility(key_mask=torch.arange(T) >= torch.tensor([[0], [2]]))
+    common = {"module": nn.Identity(), "scale": 0.7, "sink": sink, "visibility": visibility}
+    statistic = NullMass()
+    for layer in (0, 4):
+        ByTile(weights=[statistic]).observe(AttentionCall(q=q, k=k, layer=layer, **common))
+    logit_BHT = sink[:, None].expand(B, H, T) if sink.ndim == 1 else sink.expand(B, H, T)
+    seen = torch.ones(T, T, dtype=torch.bool).tril() & visibility.key_mask[:, None, None]
+    keys = torch.where(seen, (0.7 * q @ k.mT).exp(), 0).sum(-1)
+    null_BHT = logit_BHT.exp() / (logit_BHT.exp() + keys)
+    lines = statistic.measures()
+    assert len(lines) == len(BANDS) * (1 + 2)
+    for low, queries in BANDS.items():
+        some = [null_BHT[0, :, i] for i in queries] + [null_BHT[1, :, i] for i in queries if i >= 2]
+        wanted = pytest.approx(float(torch.stack(some).mean()), rel=1e-12)
+        place = {"map": "softmax", "position": low}
+        assert tiny.value(lines, "null_mass", **place) == wanted, low
+        assert tiny.value(lines, "null_mass", layer=4, **place) == wanted, low
+
+
+def test_without_logits_a_fixed_null_key_fades_as_one_over_the_keys(tiny):
+    call = AttentionCall(
+        module=nn.Identity(), layer=0, q=torch.zeros(1, 1, 64, 2), k=torch.zeros(1, 1, 64, 2),
+        scale=1.0, sink=0.0,
+    )  # fmt: skip
+    statistic = NullMass()
+    ByTile(weights=[statistic]).observe(call)
+    for low, high in ((0, 1), (1, 2), (8, 16), (32, 64)):
+        wanted = sum(1 / (i + 2) for i in range(low, high)) / (high - low)
+        found = tiny.value(statistic.measures(), "null_mass", map="softmax", position=low)
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_gate_counts_by_how_far_it_is_closed(tiny):
+    model = tiny.make("gated").double()
+    ids = torch.stack(tiny.windows(2, T))
+    gates, inputs = ClosedGates(), {}
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.epilogue.register_forward_pre_hook(
+            lambda module, arguments, index=index: inputs.update({index: arguments[1]})
+        )
+    with torch.no_grad(), observe(model, gates=[gates]):
+        model(ids)
+    weights = [layer.self_attn.epilogue.gate_proj.weight for layer in model.model.layers]
+    closed = [1 - torch.sigmoid(inputs[i] @ weight.mT) for i, weight in enumerate(weights)]
+    for low, queries in BANDS.items():
+        place = {"map": "gate", "position": low}
+        of_layers = [one[:, list(queries)].mean().item() for one in closed]
+        found = tiny.value(gates.measures(), "gate_closed", layer=1, **place)
+        assert found == pytest.approx(of_layers[1], rel=1e-12)
+        found = tiny.value(gates.measures(), "gate_closed", **place)
+        assert found == pytest.approx(sum(of_layers) / 3, rel=1e-12)
+    assert not any(
+        layer.self_attn.epilogue.gate_proj._forward_hooks for layer in model.model.layers
+    )
+
+
+def test_a_diagnosis_has_positions_beyond_the_training_length(tiny):
+    longer = 2 * 64
+    for preset, metric in (("softmax1", "null_mass"), ("gated", "gate_closed")):
+        model = tiny.make(preset)
+        assert model.config.max_position_embeddings < longer
+        found = diagnose(model, tiny.windows(2, longer), batch_size=2).measures
+        bands = [line for line in found if "position" in line and "layer" not in line]
+        assert [line["position"] for line in bands] == [0, 1, 2, 4, 8, 16, 32, 64]
+        assert {line["metric"] for line in bands} == {metric}
+    plain = diagnose(tiny.make("transformer"), tiny.windows(2, 9), batch_size=2).measures
+    assert not [line for line in plain if "position" in line]
