@@ -31,6 +31,7 @@ BENCHES: Mapping[str, tuple[str, str]] = {
     "saving": ("scale", "saving"),
     "sliding": ("evaluation", "sliding_windows"),
     "tokens": ("tokens", "tokens"),
+    "turned": ("turned", "turned"),
     "start": ("start", "start"),
     "demo": ("demo", "demo"),
     "view": ("view", "view"),

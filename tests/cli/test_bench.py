@@ -181,3 +181,18 @@ def test_the_benchmark_of_starting_measures_every_verb(tmp_path):
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     assert [line["ours"] for line in lines] == [f"{verb} --help, CPU seconds" for verb in VERBS]
     assert all(line["ratio"] == next(iter(line["seconds"].values()))[0] > 0 for line in lines)
+
+
+def test_bench_of_a_turned_model(tmp_path, monkeypatch):
+    from benchmarks import turned
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    monkeypatch.setattr(turned, "SHAPE", {**turned.SHAPE, **small, **heads})
+    monkeypatch.setattr(turned, "TOKENS", 16)
+    out = tmp_path / "bench.jsonl"
+    assert call("bench", "turned", "--rounds", "1", "--output", str(out)) == 0
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    assert [line["ours"] for line in lines] == ["transformer", "turned", "turned, prefix"] * 2
+    assert {line["name"] for line in lines} == {"decoding, 4 tokens", "16 tokens"}
+    assert all(line["bound"] == 1 / 0.97 for line in lines)

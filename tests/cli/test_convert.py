@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -317,6 +318,19 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     assert call("convert", str(folder), str(made)) == 2
     assert "is quantised (bitsandbytes): open it with model.dequantize()" in _error(capsys)
     assert not made.exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(llama, tmp_path, capsys):
+    """Before any work: with text, with a prefix that it writes in few ids, and with neither."""
+    folder, made = tmp_path / "folder", tmp_path / "made"
+    shutil.copytree(llama, folder)
+    larger = AutoTokenizer.from_pretrained(llama)
+    larger.add_tokens([f"<{index}>" for index in range(9)])
+    larger.save_pretrained(folder)
+    for words in ((), ("--to", "gated"), ("--prefix", "a")):
+        assert call("convert", str(folder), str(made), *words) == 2
+        assert "is another model's; restore the one it was trained with" in _error(capsys)
+        assert not made.exists()
 
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -83,7 +83,8 @@ def test_groups_of_queries_that_depend_on_positions_are_not_compiled_whole():
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        *((name, {}) for name in (*SPREAD, "gpt2", "differential-v2", "xsa", "xpos", "skipless")),
+        *((name, {}) for name in CAUSAL),
+        ("key-value", {"mlp_rotation": "hadamard"}),
         ("sink", {"sliding_window": 5}),
         ("sas", {"sliding_window": 5}),
     ],

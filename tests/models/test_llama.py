@@ -91,12 +91,18 @@ def test_widths_that_transformers_refuses_are_refused_in_a_line():
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("torchao", r"is quantised \(torchao\): give the one that it was made from"),
+        (
+            "torchao",
+            r"is quantised \(torchao\): fill a new model of its class, linear layers' weig",
+        ),
+        ("gptq", r"\(layer\(torch.eye\(inputs\)\) - bias\).T, save_pretrained, and give that"),
+        ("compressed-tensors", r"CompressedTensorsConfig\(dequantize=True\), save_pretrained"),
         ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and give that"),
     ],
 )
 def test_a_quantised_model_is_refused(method, said):
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     model.config.quantization_config = {"quant_method": method}
-    with pytest.raises(ClearheadError, match=said):
+    with pytest.raises(ClearheadError, match=said) as error:
         converted(model)
+    assert "\n" not in str(error.value)

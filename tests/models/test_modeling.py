@@ -1,5 +1,7 @@
 """The model against transformers' own, its cache against the full forward, its loss by hand."""
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -255,3 +257,15 @@ def test_a_step_of_training_on_the_meta_device(name):
     assert model.eval()(ids, attention_mask=mask).logits.shape == (2, 9, 61)
     model.train()(ids, labels=ids).loss.backward()
     assert all(parameter.grad.is_meta for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_a_layer_s_input_is_let_go_where_no_hidden_states_are_asked_for():
+    model, seen = _model("transformer"), list[weakref.ref]()
+    first, last = model.model.layers
+    first.register_forward_hook(lambda module, given, out: seen.append(weakref.ref(given[0])))
+    alive = list[bool]()
+    last.register_forward_hook(lambda module, given, out: alive.append(seen[-1]() is not None))
+    for asked in (False, True):
+        model(_ids(), use_cache=False, output_hidden_states=asked)
+    assert alive == [False, True]

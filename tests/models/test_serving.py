@@ -24,6 +24,7 @@ from clearhead.models.serving import served
 from clearhead.ops import oracles
 
 from .space import WHOLE
+from .test_paged import BATCHED, IN_THE_FORM
 
 SHAPE = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
 FORMS = [
@@ -279,26 +280,41 @@ def test_a_process_without_clearhead_loads_it(tmp_path):
 
 def test_the_page_on_serving_says_what_holds_for_every_preset():
     page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    told = {row[0].strip("| `"): row[1:4] for row in rows if len(row) == 9}
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("`"): row[1:] for row in rows if len(row) == 9}
     assert told.keys() == PRESETS.keys()
     names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
-    for name, (written, own, batched) in told.items():
+    for name, (written, own, batched, _, _, onnx, exported, size) in told.items():
         assert own == "works"
         if preset(name).direction != "causal":
             assert written == batched == "refused: not causal"
+            assert (onnx, exported, size) == ("untested", "untested", "none")
             continue
+        assert onnx == exported == "works"  # test_compiled.py has every causal preset
         model = _model(name, {})
         assert (name in FORMS) == (written == "form")
         try:
-            kind = type(for_serving(model)).__name__
+            made = for_serving(model)
         except ClearheadError:
             assert written.startswith("refused: ")
         else:
+            kind = type(made).__name__
             assert written == names.get(kind, kind.removesuffix("ForCausalLM"))
+            assert _numbers_cached(made) == 1
+        assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1)
         try:
             require_pageable(model.config)
         except ClearheadError:
-            assert batched == "works, in the form" or batched.startswith("refused: ")
+            expected = "works, in the form" if name in IN_THE_FORM else "refused: "
+            assert batched.startswith(expected)
         else:
             assert batched == "works"
+        assert (batched == "works") == (name in BATCHED)
+
+
+def _numbers_cached(model: Any) -> float:
+    """Of a token, relative to a transformer with as many key heads."""
+    with torch.no_grad():
+        cache = model(_ids(1), use_cache=True).past_key_values
+    numbers = sum(each.numel() for layer in cache.layers for each in (layer.keys, layer.values))
+    return numbers / (12 * 2 * 2 * SHAPE["hidden_size"])

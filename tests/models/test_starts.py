@@ -130,6 +130,12 @@ def test_differential_attention_takes_an_even_number_of_heads_as_they_are():
         ("sas", "gated", {}, "has no W_O to double"),
         ("transformer", "gated", {"annealed_start": True}, "there is none here: leave it out"),
         ("differential-v2", None, {"maps": "single"}, "convert the model that this one was made"),
+        (
+            "transformer",
+            "skipless",
+            {},
+            r"v_proj.weight is \(12, 36\), .*choose others, or convert",
+        ),
         ("transformer", "bert", {}, "direction='bidirectional'"),
     ],
 )

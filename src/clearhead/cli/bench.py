@@ -24,7 +24,7 @@ class Command:
     names: Positional[tuple[Benchmark, ...]] = ("training-step", "kernel")
     """Benchmarks: training-step, kernel, attention, memory, lengths, decoding, liger, blocks,
     encoders, orthoadam, diagnose, quantize, passkey, processes, resuming, saving, sliding, tokens,
-    start, demo, view."""
+    turned, start, demo, view."""
     rounds: Count = 9
     """Turns that each side takes."""
     output: Path | None = None

@@ -18,6 +18,7 @@ from clearhead.experiments.run_setup import (
     fitted,
     own_text,
     refuse_tokenizer,
+    require_own_tokenizer,
 )
 from clearhead.measure.task import parameters_digest
 from clearhead.models import plan
@@ -85,13 +86,8 @@ def open_base(
             f"windows of {length} tokens are more than the {limit} positions of {name}: "
             f"give --train.sequence-length {limit}"
         )
+    require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, progress=say, began=began)
-    entries = model.get_input_embeddings().num_embeddings
-    if corpus.vocabulary_size > entries:
-        raise ClearheadError(
-            f"the tokenizer of {name} has ids up to {corpus.vocabulary_size - 1}, and its model "
-            f"{entries} embeddings: it is another model's; restore the one it was trained with"
-        )
     return Base(name, model.float(), corpus)
 
 

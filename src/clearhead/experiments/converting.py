@@ -22,7 +22,7 @@ from clearhead.experiments.prefixes import (
     given_prefix,
     searched_prefix,
 )
-from clearhead.experiments.run_setup import load_model
+from clearhead.experiments.run_setup import load_model, require_own_tokenizer
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -62,8 +62,8 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     """Convert a model, write it with its record, and say what became of it.
 
     Raises:
-        ClearheadError: as the conversions below; for an output that exists, and parts of several
-            processes that are to change too.
+        ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
+            another model's, and parts of several processes that are to change too.
     """
     rotation = ["mlp_rotation=hadamard"] if "down" in config.rotate else []
     settings = overrides([*(word for word in config.to if "=" in word), *rotation])
@@ -81,6 +81,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
+    require_own_tokenizer(config.model, model, tokenizer)
     with in_float32(model) as rounded:
         if not config.changes:
             found = to_the_other_format(model, config.model, serving=config.purpose is not None)

@@ -8,6 +8,7 @@ import torch
 
 from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
 from clearhead.data.config import SHARE
+from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.loading import (
@@ -155,6 +156,16 @@ def load_model(
     """
     model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
+
+
+def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise a ClearheadError for a tokenizer with more ids than its model has embeddings."""
+    entries, needed = model.get_input_embeddings().num_embeddings, vocabulary_size(tokenizer)
+    if needed > entries:
+        raise ClearheadError(
+            f"the tokenizer of {name} has ids up to {needed - 1}, and its model {entries} "
+            "embeddings: it is another model's; restore the one it was trained with"
+        )
 
 
 def is_preset(name: str) -> bool:

@@ -199,16 +199,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "matrices": maps,
             "visibility": Visibility(causal, None, key_mask, document_ids),
         }
-        hidden = [x]
+        hidden = list[Tensor]()
         for layer, of_layer in zip(self.layers, groups, strict=True):
+            if wants_hidden:  # else none is held until the end
+                hidden.append(x)
             x = layer(x, query_groups=of_layer, **context)
-            hidden.append(x)
         x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=past_key_values,
             # As in transformers' models, the last entry is after the final norm.
-            hidden_states=(*hidden[:-1], x) if wants_hidden else None,  # type: ignore[arg-type]
+            hidden_states=(*hidden, x) if wants_hidden else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]
         )
 

@@ -25,8 +25,12 @@ _DEQUANTISED = {
     "bitsandbytes": "model.dequantize()",
     "fp8": "quantization_config=FineGrainedFP8Config(dequantize=True)",
     "mxfp4": "quantization_config=Mxfp4Config(dequantize=True)",
-    "compressed-tensors": "quantization_config=CompressedTensorsConfig(run_compressed=False)",
+    "compressed-tensors": "quantization_config=CompressedTensorsConfig(dequantize=True)",
 }
+# Of others, GPTQ's, AWQ's or torchao's 4 bits, every layer still multiplies by its weight.
+_BY_PRODUCTS = (
+    "fill a new model of its class, linear layers' weights with (layer(torch.eye(inputs)) - bias).T"
+)
 
 
 def converted(model: Any) -> Any:
@@ -148,9 +152,8 @@ def require_full_precision(config: Any, name: str) -> None:
     method = str(getattr(method, "value", method))
     way = _DEQUANTISED.get(method)
     raise ClearheadError(
-        f"{name} is quantised ({method}): "
-        + (f"open it with {way}, save_pretrained, and give that; or " if way else "")
-        + "give the one that it was made from"
+        f"{name} is quantised ({method}): {f'open it with {way}' if way else _BY_PRODUCTS}, "
+        "save_pretrained, and give that; or give the one that it was made from"
     )
 
 

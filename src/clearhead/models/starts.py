@@ -83,7 +83,8 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
         if name in wanted and wanted[name].shape != weight.shape:
             raise ClearheadError(
                 f"{name} is {tuple(weight.shape)}, and {_words(changes)} needs "
-                f"{tuple(wanted[name].shape)}: convert the model that this one was made from"
+                f"{tuple(wanted[name].shape)}: choose others, or convert the model that this one "
+                "was made from"
             )
     made.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
     made.generation_config = model.generation_config

@@ -107,8 +107,7 @@ class Attention(nn.Module):
         v = _heads(v_BTC, self.value_heads)
         prefix = self.normalizer.prefix()
         if not self.cache_unrotated:
-            table = query_groups[0].keys
-            k = self.scores.keys(k, table if prefix is None else _last(table, k.shape[2]))
+            k, prefix = self._prepared(k, prefix, query_groups[0].keys)
         if cache is not None:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         lambdas = self.maps.lambdas(x_BTC)
@@ -197,10 +196,11 @@ class Attention(nn.Module):
         attend_maps = partial(attend, self, lambdas=lambdas, rows=group.rows)
         whole = getattr(self.scores, "attend_unrotated", None)
         lone = q.shape[2] == 1 and group.stop is None and isinstance(group.keys, Rotation)
-        if lone and whole is not None and getattr(attend, "fuses", False):
+        if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
             attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
         elif self.cache_unrotated:
-            k = self.scores.keys(k, _last(group.keys, k.shape[2]))
+            table = _ends(group.keys, self.normalizer.places, k.shape[2])
+            k, prefix = self._prepared(k, prefix, table)
         k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
         if group.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + group.stop
@@ -213,19 +213,30 @@ class Attention(nn.Module):
             *(self.scores.queries(q, group.queries), k, v, lambdas),
             attend=attend_maps,
             sink=self.normalizer.sink(q),
-            prefix=None if prefix is None else self._prepared(prefix, group.keys, v),
+            prefix=None if prefix is None else self._for_heads(prefix, v),
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )
 
     def _prepared(
-        self, prefix: tuple[Tensor, Tensor], table: Any, v_BGSD: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """A prefix as `attend` takes it; its positions are the first of the table."""
-        key_BGND, value_BGND = (x.expand(len(v_BGSD), *x.shape) for x in prefix)
-        key_BGND = self.scores.keys(key_BGND, _part(table, slice(key_BGND.shape[2])))
+        self, k_BGSD: Tensor, prefix: tuple[Tensor, Tensor] | None, table: Any
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Keys with their positions, of which a prefix has the first of the table."""
+        if prefix is None:
+            return self.scores.keys(k_BGSD, table), None
+        key_GND, value_GND = prefix
+        places = key_GND.shape[1]
+        own_BGND = key_GND.to(k_BGSD.dtype).expand(len(k_BGSD), *key_GND.shape)
+        if isinstance(table, Rotation):
+            table = table.table()
+        k_BGSD = self.scores.keys(torch.cat([own_BGND, k_BGSD], 2), table)
+        return k_BGSD[:, :, places:], (k_BGSD[:, :, :places], value_GND)
+
+    def _for_heads(self, prefix: tuple[Tensor, Tensor], v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
+        """A prefix with a key for each value, for every text."""
+        key_BGND, value_GND = prefix
         key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
-        return key_BGND, value_BGND
+        return key_BGND, value_GND.expand(len(v_BGSD), *value_GND.shape)
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         """All keys and values so far, or the last of them, where a window reaches no further.
@@ -258,17 +269,15 @@ class Attention(nn.Module):
         return k[:, :, :keys], v
 
 
-def _last(table: Any, keys: int) -> Any:
-    """A table of all keys, or several, for the last of them: those that a cache has not dropped."""
-    return _part(table, slice(-keys, None))
-
-
-def _part(table: Any, keys: slice) -> Any:
+def _ends(table: Any, first: int, last: int) -> Any:
+    """A table, or several, of the first keys and the last: a cache has dropped those between."""
     if isinstance(table, Rotation):
         table = table.table()
     if isinstance(table, tuple):
-        return tuple(_part(part, keys) for part in table)
-    return table if table is None else table[..., keys, :]
+        return tuple(_ends(part, first, last) for part in table)
+    if table is None or not first:
+        return table if table is None else table[..., -last:, :]
+    return torch.cat([table[..., :first, :], table[..., -last:, :]], -2)
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:

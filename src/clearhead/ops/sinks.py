@@ -9,7 +9,6 @@ term rowsum(dO ∘ o1).
 import torch
 from torch import Tensor
 
-from clearhead.ops import layouts
 from clearhead.ops.precision import without_autocast
 
 
@@ -22,7 +21,7 @@ def join(
     # In place: one pass, whose arithmetic is float32 and whose result has the dtype of o.
     o_BHTV = o_BHTV.mul_(torch.exp(lse_BHT - lse1_BHT)[..., None])
     if value_BHTV is not None:
-        o_BHTV = o_BHTV.add_(torch.exp(null_BHT - lse1_BHT)[..., None] * value_BHTV)
+        o_BHTV = o_BHTV.addcmul_(torch.exp(null_BHT - lse1_BHT)[..., None], value_BHTV)
     return o_BHTV, lse1_BHT
 
 
@@ -71,10 +70,15 @@ def as_null(
     """
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
     with without_autocast(q_BHTD):
-        k_BHND, v_BHNV = (layouts.repeat(x.to(exact), q_BHTD.shape[1]) for x in prefix)
-        score_BHTN = q_BHTD.to(exact) @ k_BHND.mT * scale
-        logit_BHT = score_BHTN.logsumexp(-1)
+        k_BGND, v_BGNV = (x.to(exact) for x in prefix)
+        # The queries of a group are rows over its keys.
+        q_BGRD = q_BHTD.to(exact).reshape(len(q_BHTD), k_BGND.shape[1], -1, q_BHTD.shape[3])
+        score_BGRN = q_BGRD @ k_BGND.mT * scale
+        logit_BGR = score_BGRN.logsumexp(-1)
+        logit_BHT = logit_BGR.view(q_BHTD.shape[:3])
         if sink is not None:
             sink = torch.as_tensor(sink, dtype=exact, device=q_BHTD.device)
             logit_BHT = torch.logaddexp(logit_BHT, by_row(sink, logit_BHT))
-        return logit_BHT, torch.exp(score_BHTN - logit_BHT[..., None]) @ v_BHNV
+            logit_BGR = logit_BHT.view(logit_BGR.shape)
+        value_BGRV = torch.exp(score_BGRN - logit_BGR[..., None]) @ v_BGNV
+        return logit_BHT, value_BGRV.view(*q_BHTD.shape[:3], -1)
