@@ -104,7 +104,9 @@ def _in_words(one: Outcome) -> str:
         return f"{words}, counted ({one.source})"
     if one.difference.interval is None:
         return f"{words}, one seed"
-    if not one.applies:
+    if not one.learnt:
+        words += f", where both need {style.number(one.contrast.learnt, 3)} within the length"
+    elif not one.applies:
         words += f", where the claim needs at least {style.number(one.contrast.needs, 3)}"
     low, high = (style.number(bound, 3) for bound in one.difference.interval)
     return f"{words} ({low} to {high}; {one.source})"

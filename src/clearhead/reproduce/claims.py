@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
@@ -48,6 +48,8 @@ class Contrast:
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
+        learnt: least number of both at the training length; below it one of them has not learnt
+            the task, and there is no verdict.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
@@ -65,6 +67,7 @@ class Contrast:
     relative: bool = False
     label: str = "*"
     needs: float = float("-inf")
+    learnt: float = float("-inf")
     counted: bool = False
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
@@ -88,7 +91,15 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
+                    learnt=self._learnt(labelled),
                 )
+
+    def _learnt(self, records: Records) -> bool:
+        if self.learnt == float("-inf"):
+            return True
+        within = replace(self, times=1.0)
+        sides = (within._found(records, names, self.at) for names in (self.arm, self.than))
+        return all(side and fmean(by_seed(side)) >= self.learnt for side in sides)
 
     def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
         return next(filter(None, (self._matching(records, name, at) for name in names)), {})
@@ -134,11 +145,12 @@ class Outcome:
     arm: Summary
     than: Summary
     difference: Difference
+    learnt: bool = True
 
     @property
     def applies(self) -> bool:
-        """False where the model compared with lacks the defect."""
-        return self.than.mean >= self.contrast.needs
+        """False where the model compared with lacks the defect, or one has not learnt the task."""
+        return self.learnt and self.than.mean >= self.contrast.needs
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
