@@ -98,8 +98,11 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
     assert "other settings: train.learning_rate was 0.003 and is now 0.5" in capsys.readouterr().err
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
-    words = ["transformer", *words]
+@pytest.mark.parametrize("held_out", ["validation", "training"])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    held_out, words, tmp_path, capsys, monkeypatch
+):
+    words = ["transformer", *words, "--held-out", held_out]
     real = Batches.batch
     sent = []
 
@@ -202,12 +205,15 @@ def test_a_folder_from_before_a_setting_goes_on_with_its_default_alone(words, tm
     header, rest = records.read_text().split("\n", 1)
     older = json.loads(header)
     del older["model"]["sliding_window"], older["model"]["epilogue"], older["train"]["ramp"]
+    del older["held_out"]
     records.write_text(json.dumps(older) + "\n" + rest)
     capsys.readouterr()
     assert _call(*words) == 0
     assert "transformer, seed 0: already done" in capsys.readouterr().err
     assert _call(*words, "--set", "sliding_window=8") == 2
     assert "other settings: model.sliding_window was None and is now 8" in capsys.readouterr().err
+    assert _call(*words, "--held-out", "training") == 2
+    assert "held_out was 'validation' and is now 'training'" in capsys.readouterr().err
 
 
 def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):

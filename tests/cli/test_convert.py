@@ -112,6 +112,21 @@ def test_a_llama_on_other_mechanisms_is_the_same_function(words, llama, tmp_path
     assert {"command", "versions", "date"} <= record.keys()
 
 
+def test_a_model_in_sixteen_bits_stays_in_them(llama, tmp_path, capsys):
+    """It is compared in float32, where both give the same logits."""
+    half, made = tmp_path / "half", tmp_path / "made"
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    words = ("--to", "gated", "maps=differential-v2")
+    assert call("convert", str(half), str(made), *words, "--length", "24") == 0
+    assert "with equal logits" in capsys.readouterr().out
+    assert json.loads((made / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
+    weights = load_file(made / "model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+    (measure,) = json.loads((made / "conversion.json").read_text("utf-8"))["measures"]
+    assert measure["relative"] < 1e-5
+
+
 def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--text", str(text), "--length", "32", "--windows", "3")

@@ -74,7 +74,7 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
             assert job.arm in {one.name for one in trials} | {arm.name}
             final = job.config.output / f"{arm.folder}-seed{job.config.seeds[0]}" / "final"
             assert (
-                models == {None} or job.arm in silent or "rates" in final.parts or final in models
+                models == {None} or job.arm in silent or "sweeps" in final.parts or final in models
             )
     assert list(tmp_path.iterdir()) == [tmp_path / "rates.json"]
 
@@ -90,7 +90,8 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
     cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
     assert asked + cost in out
-    assert "sas/residual: A small gain of the MLP branch is best. [blocks]" in out
+    own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
+    assert f"sas/residual: A small gain of the MLP branch is best. [{own}]" in out
     assert len(out) == len(EXPERIMENTS) + len(claims())
 
 
@@ -212,8 +213,8 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert _call(*words) == 1
     told = capsys.readouterr().err
-    log = tmp_path / "out/logs/rates/toy-blocks/sas+mlp_gain=0.5-1e-3.log"
-    assert f"rates/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (told)
+    log = tmp_path / "out/logs/sweeps/toy-blocks/sas+mlp_gain=0.5-1e-3.log"
+    assert f"sweeps/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (told)
     assert "toy blocks/sas · mlp_gain 0.5: left out" in told
     assert len(started) == 2 + 1  # the sweep, the other arm's run
     assert load(tmp_path / "out/records.jsonl").arms() == ["transformer"]
@@ -224,7 +225,7 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert "sas · mlp_gain 0.5" in table
     assert "transformer" in table
     losses = {}  # read here anew
-    for path in (tmp_path / "out/rates").glob("*/*/records.jsonl"):
+    for path in (tmp_path / "out/sweeps").glob("*/*/records.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             if line["kind"] == "measure" and line["metric"] == "loss":
                 losses["1e-" + path.parent.name.rpartition("-")[2]] = line["value"]

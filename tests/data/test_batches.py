@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import Batches, Corpus, TokenStream, windows
 from clearhead.data.batches import BLOCK, COMPUTED, apportion
+from clearhead.data.corpus import is_order_of
 from clearhead.data.orders import Feistel, permutation
 from clearhead.errors import ClearheadError
 
@@ -192,6 +193,22 @@ def test_evaluation_windows_are_in_order_and_do_not_overlap():
         list(range(200_000, 200_010)),
     ]
     assert found[0].dtype == torch.int64
+
+
+def test_settings_are_chosen_on_training_text_that_their_runs_do_not_read():
+    """A tenth, from a document on where one begins there; the validation split stays unread."""
+    whole = corpus(100, starts=[0, 30, 95])
+    for text, cut in ((whole, 95), (corpus(40), 36)):
+        tuned = text.for_tuning()
+        (train,), (rest,) = tuned.split("train"), tuned.split("validation")
+        assert [*train.tokens, *rest.tokens] == [*range(len(text.split("train")[0]))]
+        assert len(train) == cut
+    tuned = whole.for_tuning()
+    (train,), (rest,) = tuned.split("train"), tuned.split("validation")
+    assert (train.starts.tolist(), rest.starts.tolist()) == ([0, 30], [0])
+    assert tuned.fingerprint != whole.fingerprint
+    assert is_order_of(tuned.fingerprint, whole.fingerprint)
+    assert not is_order_of(tuned.for_tuning().fingerprint, whole.fingerprint)
 
 
 def test_windows_at_the_beginnings_of_documents():

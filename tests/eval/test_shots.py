@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from statistics import variance
 
 import pytest
@@ -159,6 +160,20 @@ def test_labels_that_cannot_be_scored_are_refused(continuation, labels, message)
         Wording(_letters, lambda prompt, text: continuation(text), (), labels)
 
 
+def test_labelled_texts_of_a_data_set_are_those_of_a_file(
+    make_subject, write, monkeypatch, tmp_path
+):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    file = Path(write(_rows(30), "train.jsonl"))
+    of_file, of_set = (
+        _Setting(ShotsTask(data=data, queries=4), make_subject()).examples
+        for data in (str(file), f"hf:{file.parent}")
+    )
+    assert of_set == of_file
+
+
 @pytest.mark.parametrize(
     ("changes", "rows", "message"),
     [
@@ -177,7 +192,6 @@ def test_labels_that_cannot_be_scored_are_refused(continuation, labels, message)
         ({"orders": ("randm",)}, _rows(30), "did you mean random"),
         ({"permutations": 0}, _rows(30), "permutations is 0"),
         ({"data": ""}, _rows(3), "give a .jsonl"),
-        ({"data": "hf:some/set"}, _rows(3), "download hf:some/set first"),
         ({"data": "no.jsonl"}, _rows(3), "'no.jsonl': no such file"),
     ],
 )

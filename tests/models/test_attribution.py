@@ -19,6 +19,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sink": ("sink", {}),
     "coca": ("coca", {}),
     "alibi": ("alibi", {}),
+    "forget": ("forget", {}),
     "windowed": ("transformer", {"sliding_window": 3}),
     "differential": ("differential", {}),
     "differential without its norm": ("differential", {"head_norm": "none"}),

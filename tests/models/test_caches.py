@@ -129,7 +129,7 @@ def test_a_prefix_padded_on_the_right_can_be_continued():
     long, short, new = _ids(1, 6), _ids(1, 4), _ids(2, 3)
     rows = torch.cat([long, torch.cat([short, _ids(1, 2)], 1)])
     mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 2 + [1] * 3])
-    for name in ("transformer", "coca", "alibi"):
+    for name in ("transformer", "coca", "alibi", "forget"):
         model = ClearheadForCausalLM(preset(name, **space.SHAPE)).eval()
         cache = DynamicCache()
         with torch.no_grad():
@@ -167,7 +167,7 @@ def test_a_full_static_cache_is_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["transformer", "differential", "differential-v2", "coca", "alibi"]
+    "name", ["transformer", "differential", "differential-v2", "coca", "alibi", "forget"]
 )
 def test_beams_sampling_and_assisted_decoding(name):
     """Beams reorder the cache, an assistant's rejected tokens are cropped from it."""

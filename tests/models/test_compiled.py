@@ -33,7 +33,7 @@ def _ids(batch: int = 2, length: int = 9) -> Tensor:
 
 
 # Plain and packed rows take other branches in these alone.
-SPREAD = ("transformer", "differential", "coca-slack", "alibi", "key-value", "sas")
+SPREAD = ("transformer", "differential", "coca-slack", "alibi", "forget", "key-value", "sas")
 
 
 @pytest.mark.parametrize(

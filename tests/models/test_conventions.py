@@ -16,7 +16,8 @@ from .space import WHOLE as SHAPE
 
 NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "forget"),
+    "xpos",
 ]
 
 
@@ -360,6 +361,7 @@ def test_every_kind_of_search_that_transformers_ships(name):
     [
         ("differential", "eager", {}),
         ("alibi", "eager", {}),
+        ("forget", "eager", {"num_key_value_heads": 2}),
         ("transformer", "inductor", {"num_key_value_heads": 2}),
     ],
 )

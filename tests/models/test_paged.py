@@ -66,6 +66,7 @@ def test_shaped_blocks_are_batched_in_the_form_for_servers(name):
         ("differential", {}, "values twice as wide as its keys"),
         ("sas", {}, "takes the mean of all values"),
         ("alibi", {}, "makes keys wider than values"),
+        ("forget", {}, "makes keys wider than values"),
         (
             "transformer",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

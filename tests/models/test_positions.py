@@ -134,6 +134,7 @@ def test_no_call_changes_a_later_one_and_every_row_has_its_own_base():
         ("transformer", False),
         ("xpos", False),
         ("alibi", False),
+        ("forget", False),
         ("coca", False),
         ("coca-strict", False),
         ("coca-slack", True),

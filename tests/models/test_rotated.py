@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "xsa": {"epilogue": "xsa"},
     "shaped": {"shaping": "shaped", "attention_skip": "none"},
     "softmax-1, alibi": {"normalizer": "softmax1", "position": "alibi"},
+    "forget": {"position": "forget"},
     "norms of queries and keys": {"qk_norm": "rmsnorm"},
     "plain MLP, turned": {"mlp": "gelu", "mlp_rotation": "hadamard"},
 }

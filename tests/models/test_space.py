@@ -52,8 +52,11 @@ def _sensible(point: dict[str, Any]) -> dict[str, Any]:
         dropped |= {"lambda_init", "head_norm"}
     if point["position"] != "rope":
         dropped |= {"rope_parameters"}
-    if point["position"] in ("alibi", "xpos"):
+    if point["position"] in ("alibi", "forget", "xpos"):
         dropped |= {"direction"}
+    if point["position"] == "forget":
+        unfit = {"shaping": "shaped", "normalizer": "key-value"}
+        dropped |= {axis for axis, value in unfit.items() if point[axis] == value}
     if point["position"] not in ("rope", "xpos"):
         dropped |= {"scores"}
     if point["scores"] == "dot" or point["shaping"] not in ("shaped", "skipinit"):
@@ -174,10 +177,10 @@ def test_the_cache_holds_what_the_plan_says(point):
 
 
 def test_the_table_of_what_fits():
-    """13 places to compare and count from, times 3 normalizers, times 3 kinds of maps; and with
-    dot products, from 7 places, two normalizers more."""
-    assert len(space.attentions()) == 13 * 9 + 7 * 6
+    """14 places to compare and count from, times 3 normalizers, times 3 kinds of maps; and with
+    dot products a key bias from 8 places, a learned key and value from 7."""
+    assert len(space.attentions()) == 14 * 9 + 8 * 3 + 7 * 3
     for point in space.attentions():
         both_ways = space.config(direction="bidirectional", **point)
-        assert (both_ways is None) == (point["position"] in ("alibi", "xpos"))
+        assert (both_ways is None) == (point["position"] in ("alibi", "forget", "xpos"))
     assert space.config(position="alibi", scores="collinear") is None

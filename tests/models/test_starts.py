@@ -88,7 +88,11 @@ def test_a_sink_that_rests_deep_is_the_transformer_again_without_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax1", "xsa", "coca", "coca-strict", "coca-slack", "key-value", "alibi", "sas-p"]
+    "name",
+    [
+        *("softmax1", "xsa", "coca", "coca-strict", "coca-slack", "key-value", "alibi", "forget"),
+        "sas-p",
+    ],
 )
 def test_other_starts_keep_the_weights_that_have_a_place(name):
     model = _model()

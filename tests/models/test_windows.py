@@ -21,6 +21,7 @@ POINTS = {
     "differential-v2": {"maps": "differential-v2"},
     "coca": {"scores": "collinear"},
     "alibi": {"position": "alibi"},
+    "forget": {"position": "forget", "normalizer": "sink"},
     "xpos": {"position": "xpos"},
     "dynamic-causal": {
         "rope_parameters": {"rope_type": "dynamic-causal", "factor": 4.0},
@@ -29,6 +30,7 @@ POINTS = {
     "sas": {"shaping": "shaped", "query_range": 0.3, "normalizer": "softmax1"},
     "sas with alibi": {"shaping": "shaped", "query_range": 0.3, "position": "alibi"},
     "no position in full layers": {"layer_overrides": [{}, {}, {}, {"position": "none"}]},
+    "forget in windows": {"layer_overrides": [{"position": "forget"}] * 3 + [{}]},
     "alibi in windows": {"layer_overrides": [{"position": "alibi"}] * 3 + [{}]},
     "differential in full layers": {"layer_overrides": [{}, {"maps": "differential"}]},
     "coca in some layers": {"layer_overrides": [{"scores": "collinear"}, {}]},

@@ -64,6 +64,15 @@ def test_what_holds_alone_but_not_among_all_of_the_page_is_marked(three: Path) -
     assert 'class="verdict decided"' not in render(page)
 
 
+def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for arm in ("transformer", "differential"):
+        write(path, arm, [7.0, 7.0])
+    for text in (shown(page := page_of(load(path))), printed(page)):
+        assert "undecided (all seeds alike)" in text
+        assert "±0)" not in text
+
+
 def test_one_seed_is_always_undecided(fake: Fake) -> None:
     page = page_of(load(fake(steps=2, attention=False)))
     assert {one.verdict for one in page.differences} == {Verdict.ONE_SEED}
@@ -119,12 +128,22 @@ def test_a_table_of_groups_is_several_narrow_ones_in_a_terminal(three: Path) -> 
 
 def test_numbers_read_well() -> None:
     assert [style.number(x) for x in (0, 41.234, 1234.5, 0.03124, -2.5)] == [
-        *("0", "41.2", "1,234", "0.0312", "-2.50")
+        *("0", "41.2", "1,234", "0.0312", "−2.50")
     ]
     assert style.number(1.234e12) == "1.23e+12"
     assert style.with_spread(41.234, 0.123) == "41.23 ± 0.12"
     assert style.with_spread(1234.5, 31.0) == "1,234 ± 31"
     assert style.with_spread(41.234, None) == "41.2"
+    assert style.with_spread(1.0000416, 0.0000018) == "1.00 ± 0"
+    assert style.number(-1.2e-7) == "−1.20e-07"
+    assert style.bounds(-0.98712, -0.95498) == "−0.987 to −0.955"
+    assert style.bounds(-0.001, 41.0) == "0 to 41"
+    assert style.interval(-2.13, 20.5) == "[−2, 20]"
+    assert (style.signed(9.2, 22.6), style.signed(-0.1234), style.signed(0.0)) == (
+        "+9",
+        "−0.123",
+        "0",
+    )
     assert style.count(299_008) == "299\u00a0k"
     assert style.percent(0.0239) == "2.4\u00a0%"
     assert style.percent(0.65) == "65.0\u00a0%"

@@ -8,6 +8,7 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
+from clearhead.report.page import Statement
 from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged
 
@@ -170,25 +171,42 @@ def test_the_committed_book_is_that_of_the_committed_records(tmp_path):
     assert committed.endswith(made.read_text()), "see the command in docs/claims.md"
 
 
-def test_the_page_shows_every_claim_with_its_verdict():
+def test_the_page_shows_every_claim_with_its_verdict_and_opens_with_those_that_have_numbers():
     sources = {path.name: load([path]) for path in RECORDS}
-    page = book.page(sources)
-    shown = {
-        row.group
-        for section in page.sections
-        for block in section.blocks
-        if hasattr(block, "rows")
-        for row in block.rows
+    summary, *families = book.page(sources).sections
+    marks = {
+        one.name: one.mark
+        for section in families
+        for one in section.blocks
+        if isinstance(one, Statement)
     }
-    for claim, _, verdict in judged(sources):
-        assert f"{claim.name}: {claim.says} {verdict.capitalize()}." in shown
+    verdicts = {claim.name: verdict for claim, _, verdict in judged(sources)}
+    assert marks == verdicts
+    first = {one.name: one.mark for one in summary.blocks if isinstance(one, Statement)}
+    assert first == {n: v for n, v in verdicts.items() if v is not Judgement.UNTESTED}
+    assert [*first.values()] == sorted(first.values(), key=[*Judgement].index)
+
+
+def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
+    losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5], "sas-p": [2.0, 2.03, 1.97]}
+    lines = [*book.markdown({"r": _records(tmp_path, losses)})]
+    number = len(claims())
+    counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
+    assert lines[0] == f"{counted}\n\n## In short"
+    (line,) = (one for one in lines if one.startswith("- `sas/figure5`"))
+    numbers = "2.51 ± 0.11 against 2.50 ± 0.10; undecided (±0.24), margin 0.02"
+    assert line.endswith(f"*Loss of SAS, 6 layers: {numbers}.*")
+    cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds | r, 6 layers |"
+    assert f"| loss of SAS-P, 6 layers | {cells}" in lines
+    lines = [*book.markdown({"r": _records(tmp_path, {"transformer": [2.5], "sas": [2.4]})})]
+    assert any("2.40 against 2.50; undecided: one seed.*" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "give a claim, a family, an experiment or all"),
-        (("sas/languini",), "sas/languini has no experiment: The text cannot be"),
+        (("coca/memory",), "coca/memory has no experiment: A property of the code"),
         (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
         (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),
@@ -198,6 +216,27 @@ def test_the_page_shows_every_claim_with_its_verdict():
 def test_requests_that_nothing_decides_are_refused(words, said, capsys):
     assert _call(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path, capsys):
+    assert _call("sas/glue", "--dry-run", "--output", str(tmp_path / "x")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[2] for line in lines if "compare" in line} == {"bert", "bert-sas-p"}
+
+
+def test_a_lead_is_compared_across_labels(tmp_path):
+    """Numbers of SAS-P less those of the baseline: 0.5 in the narrow model, 0.1 in the wide one."""
+    narrow = {"transformer": [3.0, 3.1, 3.2], "sas-p": [2.5, 2.61, 2.69]}
+    wide = {"transformer": [2.0, 2.1, 2.2], "sas-p": [1.9, 2.01, 2.09]}
+    for name, losses in (("narrow, 64", narrow), ("wide, 192", wide)):
+        (tmp_path / name).mkdir()
+        _records(tmp_path / name, losses, label=name)
+    records = load([tmp_path / name / "records.jsonl" for name in ("narrow, 64", "wide, 192")])
+    (claim,) = (one for one in claims() if one.name == "sas/scaling")
+    (outcome,) = claim.outcomes({"r": records})
+    assert outcome.arm.mean == pytest.approx(-0.1)
+    assert outcome.than.mean == pytest.approx(-0.5)
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
 def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):

@@ -8,23 +8,33 @@ import pytest
 from clearhead.cli import main
 from clearhead.records.loading import load
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.composition import MEASURES, REPAIRS, choose_repairs
+from clearhead.reproduce.composition import (
+    MEASURES,
+    REPAIRS,
+    choose_repairs,
+    judge_composition,
+)
 
 
-def _records(folder: Path, effects: dict[str, dict[str, float]], seeds=range(6)) -> Path:
-    """Runs of all arms of together; `effects` move a measure of the arms of a repair."""
+def _records(
+    folder: Path,
+    effects: dict[str, dict[str, float]],
+    seeds=range(6),
+    experiment: str = "together",
+) -> Path:
+    """Runs of all arms of an experiment; `effects` move a measure of the arms of a repair."""
     from fnmatch import fnmatchcase
 
     lines = []
-    for arm in (one.name for one in EXPERIMENTS["together"].trials("tiny")):
+    for arm in (one.name for one in EXPERIMENTS[experiment].trials("tiny")):
         for seed in seeds:
             name = f"{arm}/seed{seed}"
             head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
-            lines.append({**head, "label": "together", "train": {"sequence_length": 8}})
+            lines.append({**head, "label": experiment, "train": {"sequence_length": 8}})
             for one in MEASURES:
                 value = 3 + 0.001 * seed
                 for repair, moved in effects.items():
-                    if fnmatchcase(arm, REPAIRS[repair][0]):
+                    if fnmatchcase(arm, REPAIRS.get(repair, (repair,))[0]):
                         value += moved.get(f"{one.words} later" if seed > 2 else one.words, 0)
                         value += moved.get(one.words, 0) if seed > 2 else 0
                 line = {"kind": "measure", "run": name, "metric": one.metric, **one.at}
@@ -35,7 +45,7 @@ def _records(folder: Path, effects: dict[str, dict[str, float]], seeds=range(6))
                 lines.append({"value": value, **line})
             full = {"kind": "measure", "run": name, "metric": "perplexity", "value": 10.0}
             lines.append(full)
-    path = folder / "records.jsonl"
+    path = folder / f"{experiment}.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -57,6 +67,20 @@ def test_repairs_enter_that_win_on_more_than_they_lose_and_again_on_other_seeds(
     assert choices["epilogue=gate"].losses == ("loss",)
     assert choices["epilogue=gate"].dearer
     assert choices["maps=differential-v2"].wins == choices["maps=differential-v2"].losses == ()
+
+
+def test_the_composition_is_judged_beside_the_baseline_on_seeds_that_did_not_choose(tmp_path):
+    effects = {"clearhead": {"loss": -0.2, "kurtosis": 0.7, "cost of w8a8-coarse": -0.3}}
+    path = _records(tmp_path, effects, range(3, 6), "composition")
+    found = judge_composition(load([path]))
+    assert found is not None
+    assert found.wins == ("loss", "cost of w8a8-coarse")
+    assert found.losses == ("kurtosis",)
+    assert found.enters
+    assert "found again" not in found.in_words()
+    costly = _records(tmp_path, {"clearhead": {"loss": 0.2}}, range(3, 6), "composition")
+    assert not judge_composition(load([costly])).enters
+    assert judge_composition(load([_records(tmp_path, {})])) is None
 
 
 def test_seeds_that_confirm_are_asked_for(tmp_path, capsys):

@@ -33,8 +33,9 @@ _RULES = tyro.constructors.ConstructorRegistry()
 # As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
 PRESETS = (
     *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "xpos"),
-    *("parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "bert", "bert-sas", "bert-sas-p"),
+    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "forget"),
+    *("xpos", "parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"),
+    *("bert", "bert-sas", "bert-sas-p"),
 )
 SIZES = (
     *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),

@@ -1,6 +1,6 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -123,22 +123,33 @@ def _list(scale: str) -> None:
     from clearhead.reproduce.claims import claims
     from clearhead.reproduce.cost import cost
 
-    for claim in claims():
-        write(f"{claim.name}: {claim.says} [{claim.study or 'no experiment'}]")
+    priced, trials = {}, {}
     for one in EXPERIMENTS.values():
-        priced = next((at for at in (scale, "tiny") if at in one.scales), one.scales[0])
-        bill = cost(list(one.trials(priced))).in_words(priced)
-        write(
-            f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; at {priced} {bill}"
-        )
+        priced[one.name] = next(at for at in (scale, "tiny") if at in one.scales)
+        trials[one.name] = list(one.trials(priced[one.name]))
+
+    def bill(study: str, patterns: Iterable[str] = ("*",)) -> str:
+        at = priced[study]
+        chosen = [
+            one for one in trials[study] if any(fnmatchcase(one.name, each) for each in patterns)
+        ]
+        return f"at {at} {cost(chosen).in_words(at)}"
+
+    for claim in claims():
+        price = f"{claim.study}, {bill(claim.study, claim.arms)}" if claim.study else claim.why
+        write(f"{claim.name}: {claim.says} [{price or 'no experiment'}]")
+    for one in EXPERIMENTS.values():
+        write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; {bill(one.name)}")
 
 
 def _compose(command: Command) -> int:
     from clearhead.report import load
-    from clearhead.reproduce.composition import choose_repairs
+    from clearhead.reproduce.composition import choose_repairs, judge_composition
 
-    for choice in choose_repairs(load([Path(one) for one in command.compose])):
-        write(choice.in_words())
+    records = load([Path(one) for one in command.compose])
+    for choice in [*choose_repairs(records), judge_composition(records)]:
+        if choice is not None:
+            write(choice.in_words())
     return 0
 
 

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from mmap import MADV_DONTNEED, mmap
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from clearhead.errors import ClearheadError, choose
 
 SPLITS = ("train", "validation")
+_TUNING, _TUNING_SHARE = "tuning", 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,11 @@ def fingerprint_of(*parts: Any) -> str:
 
 
 def is_order_of(began: str, corpus: str) -> bool:
-    """True if batches of the fingerprint `began` are of the corpus of that fingerprint."""
-    return began.partition(",")[0] in (corpus, fingerprint_of(corpus, "feistel"))
+    """True if batches of the fingerprint `began` are of the corpus of that fingerprint, or of its
+    form for tuning."""
+    texts = (corpus, fingerprint_of(corpus, _TUNING))
+    orders = (*texts, *(fingerprint_of(text, "feistel") for text in texts))
+    return began.partition(",")[0] in orders
 
 
 class Corpus:
@@ -123,6 +127,30 @@ class Corpus:
         """
         return self._streams[choose("split", name, SPLITS)]
 
+    def for_tuning(self) -> "Corpus":
+        """The training text alone, with the last tenth of each source held out in place of the
+        validation split: settings chosen by it are chosen on text that no result reports."""
+        corpus = copy.copy(self)
+        parts = [_parted(stream) for stream in self._streams["train"]]
+        train, held_out = zip(*parts, strict=True)
+        corpus._streams = {"train": train, "validation": held_out}
+        corpus.fingerprint = fingerprint_of(self.fingerprint, _TUNING)
+        return corpus
+
     def describe(self) -> dict[str, Any]:
         """Description of the corpus for JSON: sources, documents and tokens by split, hashes."""
         return copy.deepcopy(self._description) | {"fingerprint": self.fingerprint}
+
+
+def _parted(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
+    """The stream up to a document near its last tenth, and the rest; within a document where it has
+    no later one."""
+    cut = round((1 - _TUNING_SHARE) * len(stream))
+    place = int(np.searchsorted(stream.starts, cut))
+    if place < len(stream.starts):
+        cut = int(stream.starts[place])
+    first = replace(stream, tokens=stream.tokens[:cut], starts=stream.starts[:place])
+    rest = replace(
+        stream, tokens=stream.tokens[cut:], starts=stream.starts[place:] - cut, file=None
+    )
+    return first, rest

@@ -9,14 +9,15 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from clearhead.data import hub, labelled
+from clearhead.data.config import DataConfig
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
+from clearhead.terminal import say
 
 Tokens = tuple[int, ...]
 
@@ -86,9 +87,15 @@ def load_examples(
 
 
 def _rows(source: str, task: Task) -> list[labelled.Row]:
-    if hub.is_hub(source):
-        raise ClearheadError(f"shots reads .jsonl(.gz) files: download {source} first")
-    return labelled.read_rows(source, task, cache=Path(), progress=print, options="--shots.")
+    return (_streamed if hub.is_hub(source) else _read)(source, task)
+
+
+def _read(source: str, task: Task) -> list[labelled.Row]:
+    cache = DataConfig().cache_folder
+    return labelled.read_rows(source, task, cache=cache, progress=say, options="--shots.")
+
+
+_streamed = lru_cache(maxsize=2)(_read)  # once for all cells
 
 
 def _examples(rows: Sequence[labelled.Row], classes: Sequence[str], task: Task) -> list[Example]:

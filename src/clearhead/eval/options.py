@@ -185,7 +185,8 @@ class ShotsOptions:
     """Classification by demonstrations in the context, by length, shots and order."""
 
     data: File = ""
-    """Labelled texts to show: a .jsonl(.gz) file of rows with a text and a label."""
+    """Labelled texts to show: rows with a text and a label, of a .jsonl(.gz) file or
+    hf:NAME[:CONFIG][#SPLIT]."""
     test: File = ""
     """Labelled texts to ask for; where not given, some of data, which are then not shown."""
     text_field: Field = "text"

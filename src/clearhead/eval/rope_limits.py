@@ -44,7 +44,7 @@ def check_length(model: Any, length: int) -> None:
         raise ClearheadError(
             f"{length:,} tokens are more than the {limit:,} learned positions of this model, "
             f"and no rope scaling applies to those: ask for at most {limit:,}, or evaluate a "
-            "model with rope, alibi or xpos"
+            "model with rope, alibi, forget or xpos"
         )
     if not isinstance(model.config, ClearheadConfig):
         return

@@ -156,14 +156,16 @@ def make_run(one: OneRun, *, say: Callable[[str], None], work: Work) -> None:
 
 def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | None, Corpus]:
     """The trained model to start from, where one is named; and the text."""
-    began = _began(config)
+    began, base = _began(config), None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
-        return None, with_mask_token(corpus) if config.objective == "mlm" else corpus
-    longest = max(arm.train.sequence_length for arm in config.arms)
-    trust = config.trust_remote_code
-    base = open_base(config.base, config.data, longest, trust_remote_code=trust, began=began)
-    return base, base.corpus
+        corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
+    else:
+        longest = max(arm.train.sequence_length for arm in config.arms)
+        trust = config.trust_remote_code
+        base = open_base(config.base, config.data, longest, trust_remote_code=trust, began=began)
+        corpus = base.corpus
+    return base, corpus.for_tuning() if config.held_out == "training" else corpus
 
 
 def _began(config: CompareConfig) -> str | None:

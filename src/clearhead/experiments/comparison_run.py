@@ -39,7 +39,7 @@ SEAL = "lines_sha256"
 # Of a run's header: what another request must have alike to take its records.
 _SETTINGS = (
     *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
-    "documents",
+    *("documents", "held_out"),
 )
 
 
@@ -102,6 +102,7 @@ class Run:
             "evaluation_tokens": self.config.evaluation_tokens,
             "measure_every": milestone_steps(self.config.measure_every, self.settings),
             "documents": self.config.documents,
+            "held_out": self.config.held_out,
         }
 
 
@@ -245,7 +246,11 @@ def _sha256(text: str | bytes) -> str:
 
 def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    older: dict[str, Any] = {"measure_every": 0, "documents": "together"}
+    older: dict[str, Any] = {
+        "measure_every": 0,
+        "documents": "together",
+        "held_out": "validation",
+    }
     asked, wanted = (
         {key: one.get(key) for key in _SETTINGS}
         | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}

@@ -107,6 +107,10 @@ class CompareConfig(OpensModels):
     hidden tokens). With none, the speed and memory of training are all that is measured."""
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
+    held_out: Literal["validation", "training"] = "validation"
+    """The text that is not trained on, of which losses are measured: the validation split, or a
+    tenth of the training split. Rates chosen by the second are chosen on text that no result
+    reports."""
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""

@@ -24,12 +24,13 @@ from clearhead.experiments.prefixes import (
 )
 from clearhead.experiments.run_setup import load_model
 from clearhead.models.conversion import (
+    TOLERANCE,
     converted,
     for_serving,
     imported,
+    in_float32,
     logit_difference,
     require_convertible,
-    tolerance,
     with_equal_logits,
 )
 from clearhead.models.inspection import longest_text, within_memory
@@ -80,32 +81,34 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
-    if not config.changes:
-        found = to_the_other_format(model, config.model, serving=config.purpose is not None)
-    else:
-        found = to_other_mechanisms(
-            model,
-            tokenizer,
-            config.model,
-            preset=preset,
-            settings=settings,
-            basis=[part for part in config.rotate if part != "down"],
-            prefix=config.prefix,
-            sink_logit=config.sink_logit,
-            calibration=config.calibrate,
-            text=config.text,
-            length=config.length,
-            count=config.windows,
-        )
+    with in_float32(model) as rounded:
+        if not config.changes:
+            found = to_the_other_format(model, config.model, serving=config.purpose is not None)
+        else:
+            found = to_other_mechanisms(
+                model,
+                tokenizer,
+                config.model,
+                preset=preset,
+                settings=settings,
+                basis=[part for part in config.rotate if part != "down"],
+                prefix=config.prefix,
+                sink_logit=config.sink_logit,
+                calibration=config.calibrate,
+                text=config.text,
+                length=config.length,
+                count=config.windows,
+            )
+        made = rounded(found.model)
     with publish_folder(config.output) as folder:
-        save_pretrained(found.model, tokenizer, folder)
+        save_pretrained(made, tokenizer, folder)
         write_json(folder / RECORD, found.record)
         manifest.seal(folder)
     for line in found.lines:
         say(line)
     same = found.record.get("same_function", True)
     say(
-        f"{type(model).__name__} → {type(found.model).__name__}, "
+        f"{type(model).__name__} → {type(made).__name__}, "
         f"{'with equal logits' if same else 'another function'}: {config.output}"
     )
 
@@ -217,7 +220,7 @@ def to_other_mechanisms(
             f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
             "TEXT, or --sink-logit 0 for softmax-1"
         )
-    exact = relative <= tolerance(made.dtype)
+    exact = relative <= TOLERANCE
     for what, names in (("new", start.new), ("dropped", start.dropped)):
         if names:
             lines.append(f"{what}: {', '.join(names)}")

@@ -33,7 +33,7 @@ class Job:
     """A configuration to run, and the records that it writes."""
 
     name: str
-    """Name of the job and of its log: rates/6-layers/sas-8e-3."""
+    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
     """A configuration of one of the `VERBS`, or one run of a comparison, which no verb makes."""
     records: Path

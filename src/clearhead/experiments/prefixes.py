@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.conversion import tolerance
+from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
 from clearhead.terminal import say
 
@@ -196,7 +196,7 @@ def check_filled(
         whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
         apart = whole.double() - made(input_ids=text).logits.double()
     relative = float(apart.norm() / whole.double().norm())
-    if not relative <= tolerance(model.dtype):
+    if not relative <= TOLERANCE:
         raise ClearheadError(
             f"the model with a prefix gives other logits than the one after it, by {relative:.2g} "
             "of their size: please report this model"

@@ -53,12 +53,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gated": {"epilogue": "gate"},
     "xsa": {"epilogue": "xsa"},
     "alibi": {"position": "alibi"},
+    "forget": {"position": "forget"},
     "xpos": {"position": "xpos"},
     "parallel": {"order": "parallel"},
     "skipless": {**_SKIPLESS, "value_init": "orthogonal"},
     "sas": _SAS,
     "sas-p": _SAS_P,
     "sas-p-nonorm": {**_SAS_P, "norm": "none"},
+    "clearhead": {**_SAS_P, "epilogue": "gate"},
     "bert": _BERT,
     "bert-sas": {**_BERT, **_SAS},
     "bert-sas-p": {**_BERT, **_SAS_P},
@@ -66,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Presets by name: the intervention of each, as axes that it changes of the baseline."""
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
-SMALLER = ("sas", "sas-p", "sas-p-nonorm", "bert-sas", "bert-sas-p")
+SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
 
 SUMMARIES = {
     "transformer": "the baseline: pre-norm, RoPE, RMSNorm, SwiGLU",
@@ -83,12 +85,14 @@ SUMMARIES = {
     "gated": "the baseline with a sigmoid gate on the heads' outputs, its MLP narrower",
     "xsa": "the baseline with exclusive self-attention (no part along a token's own value)",
     "alibi": "the baseline with ALiBi instead of RoPE",
+    "forget": "the baseline with forget gates (FoX) instead of RoPE, its MLP narrower",
     "xpos": "the baseline with xPos instead of RoPE",
     "parallel": "the baseline with attention and MLP side by side",
     "skipless": "no attention skip, shaped attention (V-SkipInit as released)",
     "sas": "no attention skip, no value or projection matrices, shaped attention (SAS)",
     "sas-p": "SAS with attention and MLP side by side and no skip at all (SAS-P)",
     "sas-p-nonorm": "SAS-P without norms but in the first layer and after the last",
+    "clearhead": "SAS-P with a gate: the repairs that won on the most in short trials together",
     "bert": "the crammed BERT: bidirectional, scaled waves, LayerNorm, GEGLU; for masked tokens",
     "bert-sas": "bert with SAS's blocks",
     "bert-sas-p": "bert with SAS-P's blocks",

@@ -1,5 +1,8 @@
 """A model as the same function in another library's format, and back."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from clearhead.models.loading import explained, load_config, resolved
 from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
+TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in float32
 _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
@@ -33,7 +37,8 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
-    return with_equal_logits(model, _convert(model))
+    with in_float32(model) as rounded:
+        return rounded(with_equal_logits(model, _convert(model)))
 
 
 def for_serving(model: Any) -> Any:
@@ -47,17 +52,50 @@ def for_serving(model: Any) -> Any:
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
+    with in_float32(model) as rounded:
+        try:
+            made = _convert(model)
+        except ClearheadError:  # no family has a place for it
+            made = served(model)
+        return rounded(with_equal_logits(model, made))
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
+    """Widen a model's 16-bit weights while it is converted and compared.
+
+    Another order of 16-bit sums may move logits as far as a wrong conversion would.
+
+    Yields:
+        A function that gives another model's weights the first's 16 bits, and returns it.
+    """
+    narrow = [
+        (tensor, tensor.dtype)
+        for tensor in chain(model.parameters(), model.buffers())
+        if tensor.dtype.itemsize == 2
+    ]
+    dtype = model.dtype
+
+    def rounded(made: Any) -> Any:
+        saved = made.state_dict().keys() if narrow else ()
+        for name, tensor in chain(made.named_parameters(), made.named_buffers()):
+            if name in saved and tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+        return made
+
+    for tensor, _ in narrow:
+        tensor.data = tensor.data.float()
     try:
-        made = _convert(model)
-    except ClearheadError:  # no family has a place for it
-        made = served(model)
-    return with_equal_logits(model, made)
+        yield rounded
+    finally:
+        for tensor, own in narrow:
+            tensor.data = tensor.data.to(own)
 
 
 def with_equal_logits(model: Any, made: Any) -> Any:
     """Return `made`, or raise a ClearheadError where its logits are not those of the model."""
     difference = logit_difference(model, made)
-    if not difference <= tolerance(model.dtype):  # nor where it is no number
+    if not difference <= TOLERANCE:  # nor where it is no number
         raise ClearheadError(
             f"the converted {type(model).__name__} gives other logits, by {difference:.2g} of "
             "their size: please report this model"
@@ -137,8 +175,3 @@ def logit_difference(model: Any, made: Any) -> float:
     with torch.no_grad():
         one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), made))
     return float((one - other).norm() / one.norm())
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference that another order of sums may make."""
-    return 1e-4 if dtype.itemsize >= 4 else 0.05

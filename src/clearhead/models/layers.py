@@ -45,7 +45,7 @@ def _check_override(override: Any) -> None:
         if axis == "position" and build.embed is not NoPosition.embed:
             raise ClearheadError(
                 f"layer_overrides has position={value!r}, which is added before any layer: give it "
-                "as position, or choose rope, xpos, alibi or none here"
+                "as position, or choose rope, xpos, alibi, forget or none here"
             )
 
 

@@ -12,6 +12,7 @@ from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.protocols import (
     Attend,
     CentringTerm,
+    Decay,
     Epilogue,
     Maps,
     Normalizer,
@@ -57,6 +58,7 @@ class Attention(nn.Module):
         )
         self.scores: Scores = scores.build(position.prepare)
         self.cache_unrotated = self.scores.cache_unrotated or position.cache_unrotated(layer)
+        self.decay: Decay | None = position.decay(layer, maps.heads(layer))
         self.attention_at_init = position.attention_at_init
         self.position_only = position.position_only
         self.maps: Maps = maps.build(layer)
@@ -97,6 +99,8 @@ class Attention(nn.Module):
         """
         q = self.q_norm(_heads(self.q_proj(x_BTC), self.heads))
         k = self.k_norm(_heads(self.k_proj(x_BTC), self.groups))
+        if self.decay is not None:
+            k = self.decay.with_gates(k, x_BTC)
         own_BTC = self.v_proj(x_BTC)
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)
@@ -111,6 +115,9 @@ class Attention(nn.Module):
         # A sliding cache has dropped early keys.
         visibility = visibility.of_keys(past + q.shape[2] - k.shape[2])
         visibility = visibility._replace(window=self.window)
+        if self.decay is not None:
+            k, columns = self.decay.columns(k, q.shape[2], visibility)
+            query_groups = (columns,)
         first = query_groups[0]
         outputs = [
             self._group(group, q, k, v, prefix, lambdas, attend, visibility)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import CentringTerm, QueryGroup
+from clearhead.nn.protocols import CentringTerm, Decay, QueryGroup
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -92,6 +92,10 @@ class NoPosition(nn.Module):
 
     def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
         return (QueryGroup(),)
+
+    @staticmethod
+    def decay(layer: LayerSpec, heads: int) -> Decay | None:
+        return None
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:

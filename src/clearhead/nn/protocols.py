@@ -47,6 +47,18 @@ class CentringTerm(NamedTuple):
     running: bool
 
 
+class Decay(Protocol):
+    """A layer's decay of scores, computed from its tokens. Built for a layer and its heads."""
+
+    def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
+        """Keys as they are cached, with what their tokens add, from attention's input."""
+
+    def columns(
+        self, k_BGSN: Tensor, queries: int, visibility: Visibility
+    ) -> tuple[Tensor, QueryGroup]:
+        """Projected keys, from cached ones; the tables of all keys and of the last `queries`."""
+
+
 class Position(Protocol):
     """The way in which order enters. Built for a layer and its number of heads."""
 
@@ -64,6 +76,10 @@ class Position(Protocol):
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
         """True where keys are cached as projected, and prepared whenever they are read."""
+
+    @staticmethod
+    def decay(layer: LayerSpec, heads: int) -> Decay | None:
+        """The layer's own module that makes the tables; None where positions alone do."""
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:

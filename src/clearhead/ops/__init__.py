@@ -10,6 +10,7 @@ from clearhead.ops.coca import coca_keys, coca_queries
 from clearhead.ops.cross_entropy import linear_cross_entropy
 from clearhead.ops.decayed_mean import decayed_mean
 from clearhead.ops.differential import differential, differential_v2
+from clearhead.ops.forget import forget_columns
 from clearhead.ops.precision import rms_norm
 from clearhead.ops.rope import (
     Rotation,
@@ -36,6 +37,7 @@ __all__ = [
     "differential",
     "differential_v2",
     "dynamic_theta",
+    "forget_columns",
     "frequencies",
     "held_slopes",
     "linear_cross_entropy",

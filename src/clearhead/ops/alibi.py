@@ -31,11 +31,11 @@ def alibi_columns(
     sum of two parts, and c · i is the sum of three. Keys carry no head's slope, so that heads may
     share them.
     """
-    parts_H = _bfloat16_parts(slopes_H / scale, 2)
+    parts_H = bfloat16_parts(slopes_H / scale, 2)
     own_BHT = sum(parts_H)[:, None] * queries_BT[:, None].double()  # type: ignore[index]
     shape = own_BHT.shape
     columns = [(256 * digit * part)[None, :, None] for part in parts_H for digit in (1, 1 / 256)]
-    columns += [-part for part in _bfloat16_parts(own_BHT / 256, 3)]
+    columns += [-part for part in bfloat16_parts(own_BHT / 256, 3)]
     columns += [torch.zeros_like(own_BHT)]
     q_BHT8 = torch.stack([column.expand(shape) for column in columns], -1)
     high, low = keys_BS.div(256, rounding_mode="floor"), keys_BS.remainder(256)
@@ -46,7 +46,7 @@ def alibi_columns(
 
 def held_slopes(slopes_H: Tensor, scale: float) -> Tensor:
     """The slopes as the columns have them, by 2^−16 off at most."""
-    return sum(_bfloat16_parts(slopes_H / scale, 2)) * scale  # type: ignore[return-value]
+    return sum(bfloat16_parts(slopes_H / scale, 2)) * scale  # type: ignore[return-value]
 
 
 def columns_only(x_BHTD: Tensor) -> Tensor:
@@ -55,16 +55,17 @@ def columns_only(x_BHTD: Tensor) -> Tensor:
 
 
 def with_columns(x_BHTD: Tensor, columns: Tensor) -> Tensor:
-    """[B, H, T, D + 8]. Heads that share a slope (the maps of one head) are neighbours."""
+    """[B, H, T, D + columns]. Heads that share a slope (the maps of one head) are neighbours."""
     heads = x_BHTD.shape[1]
     if columns.shape[1] > 1:
         columns = columns.repeat_interleave(heads // columns.shape[1], 1)
     batch, _, length, _ = x_BHTD.shape
-    columns = columns.expand(batch, heads, length, COLUMNS)
+    columns = columns.expand(batch, heads, length, -1)
     return torch.cat([x_BHTD, columns.to(x_BHTD.dtype)], -1)
 
 
-def _bfloat16_parts(x: Tensor, count: int) -> list[Tensor]:
+def bfloat16_parts(x: Tensor, count: int) -> list[Tensor]:
+    """x as a sum of parts of 8 significant bits each; its gradient is that of the first."""
     parts = []
     for _ in range(count):
         parts.append(x.bfloat16().to(x.dtype))

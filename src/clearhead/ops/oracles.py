@@ -273,6 +273,14 @@ def alibi_bias(queries_BT: Tensor, keys_BS: Tensor, heads: int) -> Tensor:
     return -torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
 
 
+def forget_bias(log_gates_BHS: Tensor, queries: int) -> Tensor:
+    """Σ over j < l ≤ i of log f_l, float64 [B, H, T, S]; i the last keys (arXiv 2503.02130)."""
+    key = torch.arange(log_gates_BHS.shape[-1], device=log_gates_BHS.device)
+    i, j, of = key[-queries:, None, None], key[:, None], key
+    between_TSS = ((j < of) & (of <= i)).double()
+    return torch.einsum("tsl,bhl->bhts", between_TSS, log_gates_BHS.double())
+
+
 def xpos_scores(
     q_BHTD: Tensor, k_BHSD: Tensor, queries_BT: Tensor, keys_BS: Tensor, theta: float
 ) -> Tensor:

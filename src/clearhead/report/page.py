@@ -97,6 +97,17 @@ class Fold:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A statement under a name, marked by its verdict, with what is known of it."""
+
+    kind: ClassVar[str] = "statement"
+    mark: str
+    name: str
+    text: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """A colour scale with its ticks."""
 
@@ -129,7 +140,7 @@ class Facts:
     facts: dict[str, list[str]]
 
 
-Block = Pivot | Panels | Tag | Notes | Title | Fold | Scale | Choice | Facts
+Block = Pivot | Panels | Tag | Notes | Title | Fold | Statement | Scale | Choice | Facts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,25 +130,47 @@ def number(value: float, digits: int = 3) -> str:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
     if not -6 < exponent < 9:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+        return _minus(f"{value:.{digits - 1}e}")
+    return _minus(f"{value:,.{max(0, digits - 1 - exponent)}f}")
 
 
 def with_spread(mean: float, deviation: float | None) -> str:
-    """`mean ± deviation`, both to the decimal place of the deviation's second digit."""
-    if deviation is None or deviation <= 1e-12 * abs(mean):
+    """`mean ± deviation`, both to the decimal place of the deviation's second digit; ± 0 where that
+    is below a hundred-thousandth of the mean."""
+    if deviation is None or deviation <= 1e-5 * abs(mean):
         return number(mean) + ("" if deviation is None else " ± 0")
     if not 1e-6 < deviation < 1e9:
         return f"{number(mean)} ± {number(deviation, 2)}"
-    places = max(0, 1 - math.floor(math.log10(deviation)))
-    return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
+    places = _places(deviation)
+    return _minus(f"{mean:,.{places}f} ± {deviation:,.{places}f}")
+
+
+def signed(value: float, width: float | None = None) -> str:
+    """`value` with its sign: +0.12 or −9; to the decimal place of the second digit of `width`."""
+    text = number(value) if width is None else _minus(f"{value:,.{_places(width)}f}")
+    return text if value <= 0 else f"+{text}"
+
+
+def bounds(low: float, high: float) -> str:
+    """`low to high`, to the decimal place of the width's second digit."""
+    places = _places(high - low)
+    return " to ".join(_minus(f"{bound:,.{places}f}") for bound in (low, high))
 
 
 def interval(low: float, high: float) -> str:
-    """`[low, high]`, to the decimal place of the width's second digit."""
-    width = high - low
-    places = max(0, 1 - math.floor(math.log10(width))) if 1e-6 < width < 1e9 else 3
-    return f"[{low:,.{places}f}, {high:,.{places}f}]".replace("-", "−")
+    """`[low, high]`, as `bounds`."""
+    return f"[{bounds(low, high).replace(' to ', ', ')}]"
+
+
+def _places(width: float) -> int:
+    """Decimal places up to the second digit of a width."""
+    return max(0, 1 - math.floor(math.log10(width))) if 1e-6 < width < 1e9 else 3
+
+
+def _minus(text: str) -> str:
+    """A negative number with a minus for its hyphen; one that is rounded to zero without."""
+    shown = text.removeprefix("-")
+    return shown if shown == text or not shown.strip("0.") else f"−{shown}"
 
 
 def count(value: float) -> str:

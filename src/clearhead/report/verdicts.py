@@ -36,10 +36,13 @@ def verdict_in_words(difference: Difference, threshold: float) -> str:
     """The verdict; nothing where one seed leaves the whole row undecided.
 
     `lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons; `undecided
-    (±0.7)`, with the smallest effect that could have been decided.
+    (±0.7)`, with the smallest effect that could have been decided, which no spread at all does not
+    tell.
     """
     if difference.decidable is None:
         return ""
+    if not difference.decidable and not difference.mean:
+        return "undecided (all seeds alike)"
     if difference.verdict is Verdict.UNDECIDED:
         return f"{difference.verdict} (±{style.number(difference.decidable, 2)})"
     words = f"{difference.verdict} by {style.number(abs(difference.mean), 2)}"

@@ -1,6 +1,7 @@
 """Blocks without some of their parts: arXiv 2311.01906, figures 3, 6 and 13.
 
-`paper` is CodeParrot's recipe (`recipes`), one seed as there.
+`paper` is CodeParrot's recipe (`recipes`), one seed as there. Its other text, Languini's books, is
+not to be had freely: `books` reads PG-19.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.reproduce.long_context import BOOKS
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Table, Trial
 from clearhead.train import TrainConfig
@@ -36,6 +38,8 @@ GROWING: dict[str, Any] = {
 }
 ORTHOADAM = {"train.optimizer": "orthoadam"}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
+WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
+NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
 
 
 def blocks(scale: str) -> Iterator[Trial]:
@@ -110,6 +114,30 @@ def outliers(scale: str) -> Iterator[Trial]:
         yield table.trial(preset, *rates)
         yield table.trial(preset, *rates, **ORTHOADAM)  # the interventions
         yield table.trial(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
+
+
+def books(scale: str) -> Iterator[Trial]:
+    """SAS and SAS-P against Pre-LN on books in place of code."""
+    table = _tables(scale)[6]
+    data = replace(table.config.data, data=(BOOKS,), limit=100_000_000)
+    table = replace(table, config=replace(table.config, data=data, label="6 layers, books"))
+    yield table.trial("transformer", *PRE_LN[6])
+    yield table.trial("sas", *SAS[6])  # the interventions
+    yield table.trial("sas-p", *SAS[6])
+
+
+def scaling(scale: str) -> Iterator[Trial]:
+    """SAS-P against Pre-LN at three widths, with tokens in proportion to the parameters."""
+    smallest = WIDTHS[scale][0]
+    for name, width in zip(("narrow", "middle", "wide"), WIDTHS[scale], strict=True):
+        tokens = NARROW[scale] * width**2 // smallest**2
+        if scale == "tiny":
+            table = _small_table(6, tokens, tokens // 4, width=width)
+        else:
+            table = _table(6, tokens, tokens // 4, width=width, batch=64, compile="blocks")
+        table = replace(table, config=replace(table.config, label=f"{name}, {width}"))
+        yield table.trial("transformer", *PRE_LN[6])
+        yield table.trial("sas-p", *SAS[6])  # the intervention
 
 
 def signal(scale: str) -> Iterator[Trial]:

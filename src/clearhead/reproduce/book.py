@@ -1,15 +1,20 @@
-"""The book of results: every claim with its published numbers, ours, and the verdict."""
+"""The book of results: every claim with its published numbers, ours, and the verdict.
+
+A summary comes first, a line a claim; then each claim with all its comparisons.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.page import Page, titled
+from clearhead.report.page import Block, Notes, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Summary
+from clearhead.report.verdicts import threshold_of, verdict_in_words
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged
 
 FAMILIES = {
@@ -18,102 +23,202 @@ FAMILIES = {
     "sas": "Simplified blocks, arXiv 2311.01906",
     "softmax1": "Softmax-1 and OrthoAdam, arXiv 2410.17174",
     "together": "The repairs together (ours)",
+    "position": "Positions (ours, after arXiv 2503.02130)",
     "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
 CAPTION = (
     "A claim holds where every comparison that it makes is decided on its side, at a false "
-    "discovery rate of 5 % over the whole book, or lies within the margin that it allows; "
-    "counted numbers have no spread, and are held against their bound. "
-    "Undecided rows show the smallest effect that their seeds could have decided. Published "
-    "numbers are of much larger models."
+    "discovery rate of 5 % over the whole book, or lies within the margin that it allows; it does "
+    "not hold where one is decided against it, and lies outside that margin. Counted numbers "
+    "have no spread, and are held against their bound. After “undecided” "
+    "stands the smallest effect that these seeds could have decided; “alone” marks a difference "
+    "that is decided by itself, but not among all of the book. Published numbers are of much "
+    "larger models than ours."
 )
+COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
 Judged = tuple[Claim, list[Outcome], Judgement]
 
 
 def page(sources: Mapping[str, Records]) -> Page:
     """All claims as a page."""
     rows = list(judged(sources))
-    sections = [
-        titled(family, _counted(chosen), [_table(title, chosen)], title=title, caption=CAPTION)
-        for family, title in FAMILIES.items()
-        if (chosen := [one for one in rows if one[0].family == family])
-    ]
+    threshold = _threshold(rows)
+    summary = Section(
+        name="summary",
+        title="In short",
+        answer="",
+        caption=CAPTION,
+        blocks=tuple(_summary(rows, threshold)),
+    )
     records = Records(runs=tuple(run for files in sources.values() for run in files.runs))
-    made = [provenance(records)] if records.runs else []
     return Page(
         title="The claims of four papers, and what our records say",
         kicker="clearhead · book of results",
         records=records,
         judge=lambda threshold: [_counted(rows)],
-        sections=[*filter(None, sections), *made],
+        sections=[
+            summary,
+            *(
+                Section(
+                    name=family,
+                    title=title,
+                    answer=_counted(chosen),
+                    blocks=tuple(block for one in chosen for block in _shown(one, threshold)),
+                )
+                for family, title, chosen in _families(rows)
+            ),
+            *([provenance(records)] if records.runs else []),
+        ],
     )
 
 
 def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
-    """The book as lines of Markdown, a table a family."""
+    """The book as lines of Markdown."""
     rows = list(judged(sources))
-    yield _counted(rows)
-    for family, title in FAMILIES.items():
-        chosen = [one for one in rows if one[0].family == family]
-        yield f"\n## {title}\n"
-        yield "| claim | published | ours | verdict |\n| --- | --- | --- | --- |"
+    threshold = _threshold(rows)
+    yield f"{_counted(rows)}\n\n## In short"
+    for block in _summary(rows, threshold):
+        match block:
+            case Title(text=text):
+                yield f"\n**{text}**\n"
+            case Statement(name=name, text=text, note=note):
+                yield f"- `{name}` {text} *{note}*"
+            case Notes(texts=texts):
+                yield from texts
+    for _, title, chosen in _families(rows):
+        yield f"\n## {title}\n\n{_counted(chosen)}"
         for claim, outcomes, verdict in chosen:
-            ours = "<br>".join(map(_in_words, outcomes)) or _unmeasured(claim)
-            published = claim.published or "–"
-            yield f"| `{claim.name}` {claim.says} | {published} | {ours} | {verdict} |"
+            context = f"{claim.says} {_context(claim, outcomes)}".strip()
+            yield f"\n### {claim.name}: {verdict}\n\n{context}"
+            if outcomes:
+                yield f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
+            for one in outcomes:
+                cells = (
+                    *(one.contrast.words, _mean(one.arm), _mean(one.than), _difference(one)),
+                    *(_weighed(one, threshold), one.source),
+                )
+                yield f"| {' | '.join(cells)} |"
 
 
-def _table(title: str, rows: Sequence[Judged]) -> Pivot:
-    lines = [
-        (Heading(title=name, note=note, group=group), cells)
-        for claim, outcomes, verdict in rows
-        for group in [f"{claim.name}: {claim.says} {verdict.capitalize()}."]
-        for name, note, cells in _lines(claim, outcomes)
+def _families(rows: Sequence[Judged]) -> Iterator[tuple[str, str, list[Judged]]]:
+    for family, title in FAMILIES.items():
+        if chosen := [one for one in rows if one[0].family == family]:
+            yield family, title, chosen
+
+
+def _threshold(rows: Sequence[Judged]) -> float:
+    return threshold_of(one.difference for _, outcomes, _ in rows for one in outcomes)
+
+
+def _summary(rows: Sequence[Judged], threshold: float) -> Iterator[Block]:
+    """A line for every claim that has numbers, by verdict; of the others the names."""
+    for verdict in Judgement:
+        chosen = [one for one in rows if one[2] is verdict]
+        if not chosen:
+            continue
+        yield Title(text=f"{verdict.capitalize()}: {len(chosen)}")
+        if verdict is Judgement.UNTESTED:
+            names = ", ".join(claim.name for claim, _, _ in chosen)
+            yield Notes(texts=(f"{names}. Their experiments or reasons stand below.",))
+            continue
+        for claim, outcomes, _ in chosen:
+            note = _in_one_line(claim, outcomes, verdict, threshold)
+            yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
+
+
+def _in_one_line(
+    claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement, threshold: float
+) -> str:
+    """The comparison with the smallest p-value of those that make the verdict what it is."""
+    telling = [one for one in outcomes if one.judgement(threshold) is verdict]
+    one = min(telling or outcomes, key=_p_value)
+    words = one.contrast.words
+    line = f"{words[:1].upper()}{words[1:]}: {_mean(one.arm)} against {_mean(one.than)}"
+    if verdict is Judgement.UNDECIDED:
+        line += f"; {_weighed(one, threshold)}" if telling else "; other parts have no record"
+    return f"{line}."
+
+
+def _p_value(one: Outcome) -> float:
+    """The p-value of a difference; one that a single seed leaves open comes last."""
+    return 2.0 if one.difference.p is None else one.difference.p
+
+
+def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
+    claim, outcomes, verdict = judged
+    note = _context(claim, outcomes).replace("`", "")
+    yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
+    lines = [(Heading(title=one.contrast.words, note=one.source), one) for one in outcomes]
+    columns = [
+        (Heading(title=name), name) for name in ("ours", "compared with", "difference", "verdict")
     ]
-    columns = [(Heading(title=name), name) for name in ("published", "ours", "compared with")]
-    table = build(title, lines, columns, lambda row, name: row.get(name, ()), corner="comparison")
-    assert table is not None  # every claim has a row
-    return table
+    table = build(claim.name, lines, columns, partial(_cell, threshold), corner="comparison")
+    if isinstance(table, Pivot):
+        yield table
 
 
-def _lines(
-    claim: Claim, outcomes: Sequence[Outcome]
-) -> Iterator[tuple[str, str, dict[str, tuple[Entry, ...]]]]:
-    published = (Entry(text=claim.published or "–"),)
-    for one in outcomes:
-        cells: dict[str, tuple[Entry, ...]] = {
-            "published": published,
-            "ours": (Entry(text=_mean(one.arm), difference=one.difference),),
-            "compared with": (Entry(text=_mean(one.than)),),
-        }
-        yield one.contrast.words, one.source, cells
-    if not outcomes:
-        yield "not measured", _unmeasured(claim), {"published": published}
+def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
+    match column:
+        case "ours":
+            return (Entry(text=_mean(one.arm)),)
+        case "compared with":
+            return (Entry(text=_mean(one.than)),)
+        case "difference":
+            return (Entry(text=_difference(one), difference=one.difference),)
+    note = _reason(one) or (_margin(one) if one.contrast.margin else "")
+    return (Entry(text=str(one.judgement(threshold)), note=note),)
 
 
-def _unmeasured(claim: Claim) -> str:
-    """The reason why there is no number, or the command that measures it."""
-    command = f"no record: `clearhead reproduce {claim.name}`" if claim.study else ""
-    return ". ".join(filter(None, (command, claim.why)))
+def _context(claim: Claim, outcomes: Sequence[Outcome]) -> str:
+    """The published numbers, the command where nothing was measured, and what limits the claim."""
+    parts = [f"Published: {claim.published}" if claim.published else ""]
+    if claim.study and not outcomes:
+        parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
+    parts.append(claim.why.removesuffix("."))
+    return " ".join(f"{part}." for part in parts if part)
 
 
-def _in_words(one: Outcome) -> str:
-    words = f"{one.contrast.words}: {_mean(one.arm)} against {_mean(one.than)}"
+def _weighed(one: Outcome, threshold: float) -> str:
+    """The verdict of one comparison, or why it has none."""
+    verdict = one.judgement(threshold)
+    if verdict is not Judgement.UNDECIDED:
+        return str(verdict)
+    if reason := _reason(one):
+        return f"undecided: {reason}"
+    words = verdict_in_words(one.difference, threshold)
+    words = words if words.startswith(verdict) else f"{verdict}: {words}"
+    return f"{words}, {_margin(one)}" if one.contrast.margin else words
+
+
+def _reason(one: Outcome) -> str:
+    """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
-        return f"{words}, counted ({one.source})"
+        return ""
     if one.difference.interval is None:
-        return f"{words}, one seed"
+        return "one seed"
     if not one.learnt:
-        words += f", where both need {style.number(one.contrast.learnt, 3)} within the length"
-    elif not one.applies:
-        words += f", where the claim needs at least {style.number(one.contrast.needs, 3)}"
-    low, high = (style.number(bound, 3) for bound in one.difference.interval)
-    return f"{words} ({low} to {high}; {one.source})"
+        return f"both need {one.contrast.learnt:g} within the training length"
+    if not one.applies:
+        return f"the model compared with is below {one.contrast.needs:g}"
+    return ""
+
+
+def _margin(one: Outcome) -> str:
+    return f"margin {one.contrast.margin:g}"
+
+
+def _difference(one: Outcome) -> str:
+    if one.difference.interval is None:
+        return style.signed(one.difference.mean)
+    low, high = one.difference.interval
+    if low == high:
+        return "none" if not low else style.signed(low)
+    return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
 def _mean(over: Summary) -> str:
-    return style.with_spread(over.mean, over.deviation)
+    return style.with_spread(over.mean, over.deviation or None)
 
 
 def _counted(rows: Sequence[Judged]) -> str:

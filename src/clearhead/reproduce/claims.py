@@ -3,7 +3,7 @@
 `choose_studies` finds the experiments that given names ask for: of claims, families, or their own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -43,10 +43,13 @@ class Contrast:
             the pattern (so that a factorial's main effects are contrasts).
         than_at: where the model compared with is read, where it is elsewhere.
         minus: dimensions in whose place both read once more: the number is the first less that.
+        less: patterns of an arm whose number is taken away on both sides, within a seed: the
+            contrast is then one of leads.
         times: length of the text in training lengths; None is any.
         claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
+        than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
         learnt: least number of both at the training length; below it one of them has not learnt
             the task, and there is no verdict.
@@ -62,10 +65,12 @@ class Contrast:
     at: dict[str, Any]
     than_at: dict[str, Any] = field(default_factory=dict)
     minus: dict[str, Any] = field(default_factory=dict)
+    less: tuple[str, ...] = ()
     times: float | None = None
     margin: float = 0.0
     relative: bool = False
     label: str = "*"
+    than_label: str = ""
     needs: float = float("-inf")
     learnt: float = float("-inf")
     counted: bool = False
@@ -75,9 +80,12 @@ class Contrast:
         for label in records.labels():
             if not fnmatchcase(label, self.label):
                 continue
-            labelled = records.labelled(label)
-            mine = self._found(labelled, self.arm, self.at)
-            theirs = self._found(labelled, self.than, {**self.at, **self.than_at})
+            other = next(
+                (one for one in records.labels() if fnmatchcase(one, self.than_label)), label
+            )
+            sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
+            mine = self._side(*sides[0], self.at)
+            theirs = self._side(*sides[1], {**self.at, **self.than_at})
             scale = 1.0
             if self.relative and theirs:
                 scale /= fmean(by_seed(theirs))
@@ -91,15 +99,26 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
-                    learnt=self._learnt(labelled),
+                    learnt=self._learnt(sides),
                 )
 
-    def _learnt(self, records: Records) -> bool:
+    def _learnt(self, sides: Iterable[tuple[Records, Sequence[str]]]) -> bool:
         if self.learnt == float("-inf"):
             return True
         within = replace(self, times=1.0)
-        sides = (within._found(records, names, self.at) for names in (self.arm, self.than))
-        return all(side and fmean(by_seed(side)) >= self.learnt for side in sides)
+        found = (within._found(*side, self.at) for side in sides)
+        return all(one and fmean(by_seed(one)) >= self.learnt for one in found)
+
+    def _side(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
+        found = self._found(records, names, at)
+        if not self.less:
+            return found
+        taken = self._found(records, self.less, at)
+        return {
+            seed: [Measure(metric=self.metric, value=_mean(ones) - _mean(taken[seed]))]
+            for seed, ones in found.items()
+            if seed in taken
+        }
 
     def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
         return next(filter(None, (self._matching(records, name, at) for name in names)), {})
@@ -198,6 +217,12 @@ class Claim:
     def family(self) -> str:
         return self.name.partition("/")[0]
 
+    @property
+    def arms(self) -> set[str]:
+        """Patterns of the arms that its experiment runs for it."""
+        named = {one for each in self.contrasts for one in (*each.arm, *each.than, *each.less)}
+        return {name.partition(" on ")[0] for name in named} or {ALL}
+
     def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
         """Outcomes of the contrasts in each source; those without numbers are left out."""
         return [
@@ -240,8 +265,9 @@ def _mean(measures: Sequence[Measure]) -> float:
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
-        arm, than = _names(row.pop("arm")), _names(row.pop("than"))
-        yield Contrast(arm=arm, than=than, at=row.pop("at", {}), **row)
+        given: dict[str, Any] = {"at": {}, "less": [], **row}
+        given |= {key: _names(given[key]) for key in ("arm", "than", "less")}
+        yield Contrast(**given)
 
 
 def _names(value: str | list[str]) -> tuple[str, ...]:
@@ -271,10 +297,7 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
             chosen = list(claims())
         for claim in chosen:
             if claim.study:
-                arms = wanted.setdefault(claim.study, set())
-                arms |= {one for each in claim.contrasts for one in (*each.arm, *each.than)} or {
-                    ALL
-                }
+                wanted.setdefault(claim.study, set()).update(claim.arms)
             elif claim.name == name:
                 raise ClearheadError(f"{name} has no experiment: {claim.why}")
     if not wanted:

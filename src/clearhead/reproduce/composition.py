@@ -49,7 +49,8 @@ class Choice:
 
     Attributes:
         wins, losses: measures decided better and worse on the seeds that choose.
-        confirmed: wins that lie on the same side on the others; None where these were not run.
+        confirmed: wins that lie on the same side on the others; None where these were not run. The
+            composition's own wins are of those seeds already.
         dearer: whether the loss at the training length may be more than the margin higher.
     """
 
@@ -70,7 +71,7 @@ class Choice:
         parts = [
             f"better on {', '.join(self.wins) or 'nothing'}",
             f"worse on {', '.join(self.losses) or 'nothing'}",
-            f"found again: {confirmed}",
+            *([] if self.confirmed is self.wins else [f"found again: {confirmed}"]),
             *([f"loss more than {MARGIN} higher on other seeds"] if self.dearer else []),
         ]
         return f"{self.repair}: {'in' if self.enters else 'out'}; {'; '.join(parts)}"
@@ -82,7 +83,9 @@ def choose_repairs(records: Records) -> list[Choice]:
     Raises:
         ClearheadError: records without the measures of `together` under the seeds that choose.
     """
-    first = {repair: list(_outcomes(records, repair, CHOSEN_ON)) for repair in REPAIRS}
+    first = {
+        repair: list(_outcomes(records, sides, CHOSEN_ON)) for repair, sides in REPAIRS.items()
+    }
     missing = [repair for repair, ones in first.items() if len(ones) < len(MEASURES)]
     if missing:
         raise ClearheadError(
@@ -93,25 +96,39 @@ def choose_repairs(records: Records) -> list[Choice]:
     return [_choice(records, repair, ones, threshold) for repair, ones in first.items()]
 
 
+def judge_composition(records: Records) -> Choice | None:
+    """The preset `clearhead` beside the baseline, by the same test; None where it was not run."""
+    sides = ("clearhead", "transformer")
+    outcomes = list(_outcomes(records, sides, CONFIRMED_ON, label="composition"))
+    if not outcomes:
+        return None
+    threshold = threshold_of(one.difference for one in outcomes)
+    wins = _named(outcomes, Judgement.HOLDS, threshold)
+    losses = _named(outcomes, Judgement.DOES_NOT_HOLD, threshold)
+    return Choice(repair="clearhead", wins=wins, losses=losses, confirmed=wins, dearer=False)
+
+
 def _choice(records: Records, repair: str, outcomes: Sequence[Outcome], threshold: float) -> Choice:
-    again = {one.contrast.words: one for one in _outcomes(records, repair, CONFIRMED_ON)}
+    again = {one.contrast.words: one for one in _outcomes(records, REPAIRS[repair], CONFIRMED_ON)}
     sides = {name: one.arm.mean - one.than.mean for name, one in again.items()}
-
-    def named(verdict: Judgement) -> tuple[str, ...]:
-        return tuple(one.contrast.words for one in outcomes if one.judgement(threshold) is verdict)
-
-    wins = named(Judgement.HOLDS)
+    wins = _named(outcomes, Judgement.HOLDS, threshold)
     return Choice(
         repair=repair,
         wins=wins,
-        losses=named(Judgement.DOES_NOT_HOLD),
+        losses=_named(outcomes, Judgement.DOES_NOT_HOLD, threshold),
         confirmed=tuple(name for name in wins if sides.get(name, 0) < 0) if again else None,
         dearer=sides.get(LOSS, 0) > MARGIN,
     )
 
 
-def _outcomes(records: Records, repair: str, seeds: Sequence[int]) -> Iterator[Outcome]:
+def _named(outcomes: Sequence[Outcome], verdict: Judgement, threshold: float) -> tuple[str, ...]:
+    return tuple(one.contrast.words for one in outcomes if one.judgement(threshold) is verdict)
+
+
+def _outcomes(
+    records: Records, sides: tuple[str, str], seeds: Sequence[int], label: str = "together"
+) -> Iterator[Outcome]:
     runs = Records(runs=tuple(run for run in records.runs if run.seed in seeds))
-    having, lacking = REPAIRS[repair]
     for one in MEASURES:
-        yield from replace(one, arm=(having,), than=(lacking,)).judge("", runs)
+        contrast = replace(one, arm=sides[:1], than=sides[1:], label=label)
+        yield from contrast.judge("", runs)

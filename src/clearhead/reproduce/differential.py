@@ -1,7 +1,8 @@
-"""Differential attention: arXiv 2410.05258, tables 2, 3, 5 and 6, figures 3 and 8, and V2.
+"""Differential attention: arXiv 2410.05258, tables 1 to 6, figures 3 and 6 to 8, and V2.
 
 The authors advise 8 differential heads or more. `tiny` has 8, each of two maps 12 wide; `small` has
-8 of two maps 64 wide. `paper` is the 1.4B model of table 6: its text was not published.
+8 of two maps 64 wide. `paper` is the 1.4B model of table 6, of `abilities` the 3B one: their text
+was not published.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.data import DataConfig
-from clearhead.eval.options import AllocationOptions, NeedlesOptions
+from clearhead.eval.options import (
+    AllocationOptions,
+    HallucinationOptions,
+    NeedlesOptions,
+    ShotsOptions,
+)
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
@@ -32,6 +38,9 @@ LENGTHS = {"tiny": 128, "small": 512, "paper": 2048}
 RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
 # Needles that fit the window whole; at `tiny` half of the text, or none would be learnt.
 NEEDLES = "synthetic:needle:needles={needles},queries=2,characters={characters},documents=20000"
+# Table 1's tasks of lm-eval, the labelled texts of figures 6 and 7, the documents of table 4.
+HARNESS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+BANKING, DOCUMENTS = "hf:PolyAI/banking77", ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 
 
@@ -54,6 +63,18 @@ def ablations(scale: str) -> Iterator[Trial]:
     for start in (0.5, 0.8):
         yield table.trial("differential", *RATES[scale], lambda_init=start)
     yield table.trial("differential", *RATES[scale], num_attention_heads=heads // 2)
+
+
+def abilities(scale: str) -> Iterator[Trial]:
+    """V1 against one map: lm-eval's tasks, many-shot classification, summaries.
+
+    Models of `tiny` and `small` guess; questions and documents come from the hub.
+    """
+    length = 4096 if scale == "paper" else LENGTHS[scale]
+    table = _table(scale, "abilities", _abilities(length), published="diff-3b")
+    rates = (3.2e-4,) if scale == "paper" else RATES[scale]
+    yield table.trial("transformer", *rates)
+    yield table.trial("differential", *rates)  # the intervention
 
 
 def scaling(scale: str) -> Iterator[Trial]:
@@ -86,12 +107,24 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
     return {"retrieval": asked, "bits": bits}
 
 
-def _table(scale: str, label: str, questions: Mapping[str, Question]) -> Table:
+def _abilities(length: int) -> Mapping[str, Question]:
+    harness: Question = EvaluateConfig(models=(TRAINED,), tasks=HARNESS)
+    asked: Question = EvaluateConfig(
+        models=(TRAINED,),
+        tasks=("shots", "hallucination"),
+        lengths=(length,),
+        shots=ShotsOptions(data=f"{BANKING}#train", test=f"{BANKING}#test"),
+        hallucination=HallucinationOptions(files=DOCUMENTS, summary_tokens=length // 4),
+    )
+    return {"harness": harness, "contexts": asked}
+
+
+def _table(
+    scale: str, label: str, questions: Mapping[str, Question], published: str = "diff-1.4b"
+) -> Table:
     if scale == "paper":
-        published = replace(
-            RUNS["diff-1.4b"].config, presets=("transformer",), rates={}, label=label
-        )
-        return Table(config=published, questions=questions)
+        config = replace(RUNS[published].config, presets=("transformer",), rates={}, label=label)
+        return Table(config=config, questions=questions)
     length = LENGTHS[scale]
     needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
     text = "python-stdlib" if scale == "tiny" else COSMOPEDIA

@@ -1,4 +1,4 @@
-"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3, beside ALiBi and differential maps.
+"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3, beside ALiBi, FoX, differential maps.
 
 `tiny` and `small` learn retrieval from made documents. `paper` is the published 350M recipe (its
 two epochs of 50 B tokens) on the nearest text to be had, since theirs was not published.
@@ -32,8 +32,8 @@ OTHERS = (
     "synthetic:recall:filler=1,characters=360,documents=20000@0.1",
 )
 # Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best
-# (docs/findings.md).
-TUNED = {"transformer": (3e-3,), "alibi": (3e-3,)}
+# (docs/findings.md). Forget gates have the rate of their rival.
+TUNED = {"transformer": (3e-3,), "alibi": (3e-3,), "forget": (3e-3,)}
 RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 # Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.
 SHORT = {"max_position_embeddings": 128, "initializer_range": 0.07}
@@ -51,13 +51,14 @@ def long_context(scale: str) -> Iterator[Trial]:
     for preset in (
         "transformer",
         "alibi",  # the interventions: how attention tells order, and how many maps it has
+        "forget",
         "coca",
         "coca-strict",
         "coca-slack",
         "differential",
     ):
         rates = TUNED.get(preset, RATES[scale]) if scale == "tiny" else RATES[scale]
-        if preset == "alibi":  # has nothing to scale
+        if preset in ("alibi", "forget"):  # have nothing to scale
             yield _unscaled(table).trial(preset, *rates)
         else:
             yield table.trial(preset, *rates)

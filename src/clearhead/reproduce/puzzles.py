@@ -27,7 +27,8 @@ def ladder(scale: str) -> Iterator[Trial]:
         table = _table(scale, width)
         yield table.trial("transformer", *RATES[scale])
         if width == COMPARED[scale]:
-            for preset in ("alibi", "differential-v2", "sas-p", "softmax1"):  # the interventions
+            # The interventions.
+            for preset in ("alibi", "forget", "differential-v2", "sas-p", "softmax1"):
                 yield table.trial(preset, *RATES[scale])
 
 

@@ -6,7 +6,12 @@ from typing import Any
 from clearhead.data import DataConfig
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.configs import FinetuneJob
-from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateSettings,
+    PlanConfig,
+    QuantizeConfig,
+)
 from clearhead.models import BASELINE, preset
 from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
@@ -78,10 +83,16 @@ def smoke(trial: Trial) -> Trial:
     questions = {
         name: question if isinstance(question, PlanConfig) else _little(question, length)
         for name, question in trial.table.questions.items()
-        if not isinstance(question, FinetuneJob)
+        if not (isinstance(question, FinetuneJob) or _downloads(question))
     }
     table = replace(trial.table, config=config, questions=questions, parameters=None)
     return replace(trial, table=table, rates=trial.rates[:1], base=base)
+
+
+def _downloads(question: Measurement) -> bool:
+    """True where the data of its tasks come from the hub: lm-eval's, labelled texts, documents."""
+    local = OPTIONS.keys() - {"shots", "hallucination"}
+    return isinstance(question, EvaluateSettings) and not local.issuperset(question.tasks)
 
 
 def _text(data: DataConfig) -> DataConfig:

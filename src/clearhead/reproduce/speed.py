@@ -37,5 +37,5 @@ def speed(scale: str) -> Iterator[Trial]:
         label="speed",
     )
     table = Table(config=config)
-    for preset in ("transformer", "differential", "differential-v2", "sas", "sas-p"):
+    for preset in ("transformer", "differential", "differential-v2", "sas", "sas-p", "clearhead"):
         yield table.trial(preset, 1e-3)

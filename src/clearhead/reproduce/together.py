@@ -7,12 +7,14 @@ of what they claim; all other arms match.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, EvaluateSettings, QuantizeConfig
+from clearhead.reproduce.composition import CONFIRMED_ON
 from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
@@ -43,6 +45,14 @@ def together(scale: str) -> Iterator[Trial]:
                 "train.optimizer": "orthoadam" if optimizer else "adamw",
             },
         )
+
+
+def composition(scale: str) -> Iterator[Trial]:
+    """The composition that `together` chose and the baseline, under seeds that did not choose."""
+    table = _table(scale)
+    confirming = replace(table.config, seeds=CONFIRMED_ON, label="composition")
+    for preset in ("transformer", "clearhead"):
+        yield replace(table, config=confirming).trial(preset, *RATES[scale])
 
 
 def _table(scale: str) -> Table:

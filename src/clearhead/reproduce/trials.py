@@ -56,8 +56,8 @@ class Table:
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
-        A change takes the place of what the table sets for every arm. Of several rates the best by
-        validation loss is chosen.
+        A change takes the place of what the table sets for every arm. Of several rates that with
+        the lowest loss on training text which its run left out is chosen.
         """
         vary = {key: (value,) for key, value in changes.items()}
         kept = {key: value for key, value in self.config.set.items() if key not in changes}
@@ -151,19 +151,20 @@ class Trial:
         )
 
     def sweep(self) -> dict[float, Job]:
-        """{rate: the run that tries it}, with a seed of its own; empty where there is one rate."""
+        """{rate: the run that tries it}, with a seed and a text of its own; empty where there is
+        one rate."""
         if len(self.rates) <= 1:
             return {}
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
-        short = replace(self.config, measure_every=0, train=train)
+        short = replace(self.config, measure_every=0, train=train, held_out="training")
         return {
-            rate: self._run(f"rates/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
+            rate: self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
             for rate in self.rates
         }
 
     def best(self) -> float | None:
-        """The rate of the lowest validation loss; None until all are known, if all diverged, or if
-        the arm is not trained."""
+        """The rate of the lowest loss of its sweep; None until all are known, where all diverged,
+        and of an arm that is not trained."""
         if not self.rates:
             return None
         if len(self.rates) == 1:
@@ -198,7 +199,7 @@ class Trial:
                 records = asked.output / RECORDS
             elif isinstance(asked, PlanConfig):
                 records = folder / f"{name}.jsonl"
-                shape = {"size": self.config.size, "set": self.arm.model}
+                shape: dict[str, Any] = {"size": self.config.size, "set": self.arm.model}
                 asked = replace(asked, models=(self.arm.preset,), records=records, **shape)
             elif isinstance(asked, DiagnoseConfig):
                 asked = replace(asked, models=(model,), output=folder / name)
@@ -269,7 +270,7 @@ def written(rate: float) -> str:
 
 
 def loss(records: Path) -> float | None:
-    """The validation loss of a file's only run, at its training length, of the next token or of
+    """The held-out loss of a file's only run, at its training length, of the next token or of
     hidden ones; inf where the run diverged; None where there is no such file.
 
     Raises:

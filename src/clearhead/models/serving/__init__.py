@@ -38,6 +38,7 @@ _REASONS = {
     "key-value": "its keys and values stand before the text, in no cache of a server",
     "hadamard": "it has no rotation: convert --to mlp_rotation=none, the same function, first",
     "alibi": "its keys are wider by 8 columns than its values",
+    "forget": "its keys carry the gates of the tokens after them",
     "xpos": "its keys carry factors that grow with position",
 }
 _ACTIVATIONS = {

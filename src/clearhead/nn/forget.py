@@ -1,0 +1,104 @@
+"""The Forgetting Transformer: scores decay by gates that each layer computes from its tokens."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import ops
+from clearhead.nn.bases import NoPosition, visible_keys
+from clearhead.nn.protocols import QueryGroup
+from clearhead.ops.visibility import Visibility
+from clearhead.spec import Declaration, LayerSpec
+
+
+class ForgetGates(nn.Module):
+    """log f = log σ(x w + b), a gate for each token and head; w as any matrix, b from 0.
+
+    Log gates are cached beside their keys, in the keys' dtype: their sums are made when keys are
+    read, so that it does not matter which early keys a cache has dropped. Heads that share a key
+    have a gate each, the two maps of one head have one gate.
+    """
+
+    def __init__(self, layer: LayerSpec, heads: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(layer.hidden_size, heads)
+        self.scale = layer.head_dim**-0.5
+        self.sharing = layer.num_attention_heads // layer.num_key_value_heads
+        self.together = layer.num_attention_heads // heads
+
+    def with_gates(self, k_BGTD: Tensor, x_BTC: Tensor) -> Tensor:
+        """Keys with the log gates of the heads that read them, [B, G, T, D + H / G]."""
+        logits_BTH = self.gate_proj(x_BTC)
+        exact = torch.promote_types(logits_BTH.dtype, torch.float32)
+        log_gates_BTH = nn.functional.logsigmoid(logits_BTH.to(exact))
+        by_key = log_gates_BTH.unflatten(-1, (-1, self.sharing)).transpose(1, 2)
+        by_key = by_key.repeat_interleave(self.together, 1)
+        return torch.cat([k_BGTD, by_key.to(k_BGTD.dtype)], -1)
+
+    def columns(
+        self, k_BGSN: Tensor, queries: int, visibility: Visibility
+    ) -> tuple[Tensor, QueryGroup]:
+        """Keys without their gates, and the columns that `Forget.prepare` joins to both."""
+        k, log_gates = k_BGSN[..., : -self.sharing], k_BGSN[..., -self.sharing :]
+        if visibility.key_mask is not None:  # of padding a gate may be any number
+            log_gates = log_gates.masked_fill(~visibility.key_mask[:, None, :, None], 0)
+        of_queries, of_keys = ops.forget_columns(
+            log_gates[:, :: self.together], queries, self.scale, k.dtype
+        )
+        return k, QueryGroup(of_queries, of_keys)
+
+
+class Forget(NoPosition):
+    """Scores get Σ log f_l over the tokens l after the key, up to the query: c_i − c_j.
+
+    An ALiBi whose distance is learned, f = exp(−slope) being ALiBi itself; beside it there is no
+    other position, as in the paper. Token positions have no part in it: padding fades nothing.
+    """
+
+    @staticmethod
+    def cache_unrotated(layer: LayerSpec) -> bool:
+        return True
+
+    @staticmethod
+    def decay(layer: LayerSpec, heads: int) -> ForgetGates:
+        return ForgetGates(layer, heads)
+
+    @staticmethod
+    def prepare(x_BHTD: Tensor, table: Tensor) -> Tensor:
+        return ops.with_columns(x_BHTD, table)
+
+
+def _refuses(layer: LayerSpec) -> str | None:
+    if layer.direction != "causal":
+        return (
+            "a sum of log gates grows towards later keys where it should fade: choose "
+            "direction='causal', or position='rope'"
+        )
+    if layer.shaping == "shaped":
+        return (
+            "its C, attention at W_Q = 0, would be a second attention, by gates: choose "
+            "shaping='none', or position='alibi'"
+        )
+    if layer.normalizer == "key-value":
+        return (
+            "its learned keys stand before the text, where no token has a gate: choose "
+            "normalizer='sink', or position='alibi'"
+        )
+    return None
+
+
+def _flops(layer: LayerSpec, length: int) -> float:
+    parts = 3 * (1 + layer.num_attention_heads // layer.num_key_value_heads)
+    columns = parts + -parts % 8
+    return 2.0 * columns * layer.num_attention_heads * visible_keys(layer, length)
+
+
+DECLARATION = Declaration(
+    axis="position",
+    name="forget",
+    summary="scores plus Σ log f over the tokens since the key, f a gate from each token; causal",
+    source="arXiv 2503.02130 (FoX)",
+    build=Forget,
+    refuses=_refuses,
+    flops=_flops,
+    cache=lambda layer: layer.num_attention_heads,
+)
