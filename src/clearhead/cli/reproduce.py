@@ -136,7 +136,7 @@ def _list(scale: str) -> None:
         return f"at {at} {cost(chosen).in_words(at)}"
 
     for claim in claims():
-        price = f"{claim.study}, {bill(claim.study, claim.arms)}" if claim.study else claim.why
+        price = f"{claim.study}, {bill(claim.study, claim.arms)}"
         write(f"{claim.name}: {claim.says} [{price or 'no experiment'}]")
     for one in EXPERIMENTS.values():
         write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; {bill(one.name)}")
