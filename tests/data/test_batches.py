@@ -133,6 +133,18 @@ def test_weighted_sources_have_epochs_of_their_own():
             assert sorted(part) == [100_000 * number + 4 * i for i in range(size)]
 
 
+def test_a_begin_token_stands_first_in_every_window_and_no_target_is_lost():
+    options = {"sequence_length": 5, "batch_size": 2, "seed": 3}
+    plain, begun = (Batches(corpus(41), begin=begin, **options) for begin in (None, 99_999))
+    targets = []
+    for step in range(5):
+        batch, other = begun.batch(step), plain.batch(step)["input_ids"]
+        assert batch["input_ids"][:, 0].tolist() == [99_999] * 2
+        assert torch.equal(batch["input_ids"][:, 1:], other[:, 1:])
+        targets += batch["labels"][:, 1:].flatten().tolist()  # as a model shifts them
+    assert sorted(targets) == list(range(1, 41))
+
+
 def test_document_masks():
     starts = [0, 3, 4, 9, 20]
     batches = Batches(

@@ -104,6 +104,13 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_pa
     )
 
 
+def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(tmp_path):
+    records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [1.0, 1.01]})
+    for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNDECIDED)):
+        (outcome,) = replace(_contrast("lower"), learnt=learnt).judge("a", records)
+        assert outcome.judgement(threshold=0.05) is verdict
+
+
 def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
     losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
     (outcome,) = _contrast("higher", arm="sas *").judge("a", _records(tmp_path, losses))

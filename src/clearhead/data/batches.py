@@ -48,6 +48,7 @@ class Batches:
         seed: of the order, any integer.
         accumulation: batches a step, so that no step reads a window twice.
         document_masks: whether batches tell documents apart (see `batch`).
+        begin: a token in the place of every window's first; the window before has that as a target.
         began: the fingerprint that a run recorded which is to go on. It may be from before orders
             were computed: then they are written out, as they were.
 
@@ -66,6 +67,7 @@ class Batches:
         seed: int,
         accumulation: int = 1,
         document_masks: bool = False,
+        begin: int | None = None,
         began: str | None = None,
     ) -> None:
         if sequence_length < 2 or batch_size < 1:
@@ -77,6 +79,7 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.document_masks = document_masks
+        self.begin = begin
         self._streams = corpus.split(split)
         self._windows = [self._count(stream) for stream in self._streams]
         total = sum(self._windows)
@@ -121,6 +124,8 @@ class Batches:
         places = [self._place(number) for number in range(first, first + self.batch_size)]
         length = self.sequence_length
         ids_BT = np.stack([self._streams[one].window(start, length) for one, start in places])
+        if self.begin is not None:
+            ids_BT[:, 0] = self.begin
         input_ids = torch.from_numpy(ids_BT)
         if not self.document_masks:
             return {"input_ids": input_ids, "labels": input_ids.clone()}

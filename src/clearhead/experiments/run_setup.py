@@ -61,6 +61,12 @@ def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
 
 def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -> Batches:
     """The training batches that the settings ask for, in the order of a run in `output`."""
+    begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
+    if settings.begin_windows and begin is None:
+        raise ClearheadError(
+            "begin_windows needs a begin token, which this tokenizer lacks: leave it out, or "
+            "choose another --data.tokenizer"
+        )
     return Batches(
         corpus,
         sequence_length=settings.sequence_length,
@@ -68,6 +74,7 @@ def batches(corpus: Corpus, settings: TrainConfig, output: Path | None = None) -
         seed=settings.seed,
         accumulation=settings.accumulation,
         document_masks=settings.document_masks,
+        begin=begin,
         began=None if output is None else data_of(output),
     )
 

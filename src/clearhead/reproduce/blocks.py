@@ -10,16 +10,24 @@ from typing import Any, Literal
 
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import DiagnoseConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
 from clearhead.reproduce.long_context import BOOKS
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial
+from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 # Layers → rates.
-PRE_LN = {6: (2e-3, 4e-3, 8e-3), 24: (1e-3, 2e-3, 4e-3), 18: (1e-3,), 72: (1e-3,)}
+PRE_LN = {
+    **dict.fromkeys((4, 6), (2e-3, 4e-3, 8e-3)),
+    **dict.fromkeys((12, 24), (1e-3, 2e-3, 4e-3)),
+    **dict.fromkeys((18, 72), (1e-3,)),
+}
 SKIPLESS = {6: (1e-3, 2e-3, 4e-3), 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)}
-SAS = PRE_LN | {6: (4e-3, 8e-3, 1.6e-2), 24: (2e-3, 4e-3, 8e-3)}
+SAS = {
+    **PRE_LN,
+    **dict.fromkeys((4, 6), (4e-3, 8e-3, 1.6e-2)),
+    **dict.fromkeys((12, 24), (2e-3, 4e-3, 8e-3)),
+}
 NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
 GROWING: dict[str, Any] = {
@@ -28,6 +36,7 @@ GROWING: dict[str, Any] = {
     "attention_gain": 1.0,
     "mlp_gain": 1.0,
 }
+ORTHOADAM = {"train.optimizer": "orthoadam"}
 MEASURED: dict[str, Any] = {"lengths": (1,), "evaluation_tokens": 131_072, "measure_every": 0.1}
 WIDTHS = {"tiny": (64, 128, 192), "small": (128, 256, 512)}
 NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
@@ -69,6 +78,42 @@ def depth(scale: str) -> Iterator[Trial]:
     for table, place in ((deep, rates), (long, layers)):
         yield table.trial("transformer", *PRE_LN[place])
         yield table.trial("sas-p", *SAS[place])  # the intervention
+
+
+def longer(scale: str) -> Iterator[Trial]:
+    """SAS against Pre-LN after ten tokens a parameter, on text that is read once."""
+    if scale == "tiny":
+        layers, table = 4, _small_table(4, 2_600_000, 400_000, width=64)
+    else:
+        wide: dict[str, Any] = {"width": 384, "batch": 128, "compile": "blocks"}
+        layers, table = 12, _table(12, 250_000_000, 10_000_000, **wide)
+        text = DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000)
+        table = replace(table, config=replace(table.config, data=text))
+    table = replace(table, config=replace(table.config, label="ten tokens a parameter"))
+    yield table.trial("transformer", *PRE_LN[layers])
+    yield table.trial("sas", *SAS[layers])  # the intervention
+
+
+def outliers(scale: str) -> Iterator[Trial]:
+    """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
+
+    Norms have one gain, as OrthoAdam's argument needs. Its rotation is a parameter's own (the
+    paper's), and one for all axes of a size.
+    """
+    table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else _tables(scale)[24]
+    shape = {**table.config.set, "norm": "rmsnorm-single"}
+    bits = QuantizeConfig(
+        models=(TRAINED,),
+        scheme=("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel"),
+        length=128,
+        tokens=32_768,
+    )
+    config = replace(table.config, set=shape, label="deep outliers")
+    table = replace(table, config=config, questions={"bits": bits})
+    for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
+        yield table.trial(preset, *rates)
+        yield table.trial(preset, *rates, **ORTHOADAM)  # the interventions
+        yield table.trial(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
 
 
 def books(scale: str) -> Iterator[Trial]:

@@ -197,6 +197,8 @@ def _reason(one: Outcome) -> str:
         return ""
     if one.difference.interval is None:
         return "one seed"
+    if not one.learnt:
+        return f"both need {one.contrast.learnt:g} within the training length"
     if not one.applies:
         return f"the model compared with is below {one.contrast.needs:g}"
     return ""

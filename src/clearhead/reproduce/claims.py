@@ -3,8 +3,8 @@
 `choose_studies` finds the experiments that given names ask for: of claims, families, or their own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
@@ -51,6 +51,8 @@ class Contrast:
         label: pattern of the labels of the records to read.
         than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
+        learnt: least number of both at the training length; below it one of them has not learnt
+            the task, and there is no verdict.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
@@ -70,6 +72,7 @@ class Contrast:
     label: str = "*"
     than_label: str = ""
     needs: float = float("-inf")
+    learnt: float = float("-inf")
     counted: bool = False
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
@@ -80,8 +83,9 @@ class Contrast:
             other = next(
                 (one for one in records.labels() if fnmatchcase(one, self.than_label)), label
             )
-            mine = self._side(records.labelled(label), self.arm, self.at)
-            theirs = self._side(records.labelled(other), self.than, {**self.at, **self.than_at})
+            sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
+            mine = self._side(*sides[0], self.at)
+            theirs = self._side(*sides[1], {**self.at, **self.than_at})
             scale = 1.0
             if self.relative and theirs:
                 scale /= fmean(by_seed(theirs))
@@ -95,7 +99,15 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
+                    learnt=self._learnt(sides),
                 )
+
+    def _learnt(self, sides: Iterable[tuple[Records, Sequence[str]]]) -> bool:
+        if self.learnt == float("-inf"):
+            return True
+        within = replace(self, times=1.0)
+        found = (within._found(*side, self.at) for side in sides)
+        return all(one and fmean(by_seed(one)) >= self.learnt for one in found)
 
     def _side(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
         found = self._found(records, names, at)
@@ -152,11 +164,12 @@ class Outcome:
     arm: Summary
     than: Summary
     difference: Difference
+    learnt: bool = True
 
     @property
     def applies(self) -> bool:
-        """False where the model compared with lacks the defect."""
-        return self.than.mean >= self.contrast.needs
+        """False where the model compared with lacks the defect, or one has not learnt the task."""
+        return self.learnt and self.than.mean >= self.contrast.needs
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
@@ -190,7 +203,7 @@ class Claim:
         says: the claim in one sentence.
         published: its numbers in the paper; empty for a claim of ours.
         study: the experiment that trains and measures its models.
-        why: why no record can decide it, or what a record of it leaves out.
+        why: what a record of it leaves out, or why none can decide it.
     """
 
     name: str

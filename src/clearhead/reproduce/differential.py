@@ -19,14 +19,15 @@ from clearhead.eval.options import (
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Question, Table, Trial
+from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
 
 SHAPES: Mapping[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 16},
     "small": {
         "hidden_size": 768,
-        "num_hidden_layers": 8,
+        "intermediate_size": 1728,
+        "num_hidden_layers": 6,
         "num_attention_heads": 16,
         "head_dim": 64,
     },
@@ -84,6 +85,7 @@ def scaling(scale: str) -> Iterator[Trial]:
         tokens = TOKENS[scale] * width**2 // largest**2
         train = replace(table.config.train, tokens=tokens)
         shape = {**table.config.set, "hidden_size": width}
+        shape.pop("intermediate_size", None)  # in proportion to the width
         table = replace(table, config=replace(table.config, train=train, set=shape))
         for preset in ("transformer", "differential"):  # the intervention
             yield table.trial(preset, *RATES[scale])
@@ -125,7 +127,7 @@ def _table(
         return Table(config=config, questions=questions)
     length = LENGTHS[scale]
     needles = NEEDLES.format(needles=2 if scale == "tiny" else 6, characters=length * 5 // 2)
-    text = "python-stdlib" if scale == "tiny" else "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
+    text = "python-stdlib" if scale == "tiny" else COSMOPEDIA
     config = CompareConfig(
         presets=("transformer",),
         size="tiny" if scale == "tiny" else "small",

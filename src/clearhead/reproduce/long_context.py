@@ -38,6 +38,9 @@ RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 # Attention is learnt sooner from matrices that keep the size of what they read: 192 ** -0.5.
 SHORT = {"max_position_embeddings": 128, "initializer_range": 0.07}
 DEPTHS = (0.0, 0.5, 1.0)
+# Within windows of 512 the key's distance varies, and so does the document's length.
+VARIED = "synthetic:passkey:landmark=1,characters=2000,documents=100000"
+LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
 READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
 SCALED: dict[str, Any] = {"rope_scaling": ("none", "dynamic"), "factors": ("2", "4", "8")}
 
@@ -83,21 +86,36 @@ def _tiny() -> Table:
 
 
 def _small() -> Table:
-    tiny = _tiny().config
-    data = DataConfig(data=(BOOKS, f"{PASSKEY}@0.2", *OTHERS), vocabulary=1024, limit=100_000_000)
-    train = replace(tiny.train, tokens=40_000_000, batch_size=64)
+    tiny = _tiny()
+    data = DataConfig(data=(BOOKS, f"{VARIED}@0.3", *OTHERS), vocabulary=1024, limit=100_000_000)
+    train = replace(tiny.config.train, tokens=41_000_000, sequence_length=512, batch_size=32)
+    shape = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6}
+    shape |= {"max_position_embeddings": 512, "initializer_range": 384**-0.5}
+    passkeys = EvaluateConfig(
+        models=(TRAINED,),
+        tasks=("passkey",),
+        passkey=PasskeyOptions(wording="landmark", trials=100),
+        rope_scaling=SCALED["rope_scaling"],
+        factors=("4",),
+        **LONG,
+    )
     retrieval = EvaluateConfig(
         models=(TRAINED,),
         tasks=("hits", "recall", "needles", "allocation"),
         needles=NeedlesOptions(grid=("1x1", "4x2"), depths=DEPTHS, filler="sentences"),
         allocation=AllocationOptions(filler="sentences"),
-        **READ,
+        **LONG,
         **HELD_OUT,
     )
     return Table(
-        config=replace(tiny, train=train, data=data),
+        config=replace(tiny.config, train=train, data=data, set=shape),
         sweep_tokens=8_000_000,
-        questions={"scaled": _scaled(**READ, **HELD_OUT), "retrieval": retrieval},
+        questions={
+            "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
+            "passkeys": passkeys,
+            "retrieval": retrieval,
+            "order": replace(tiny.questions["order"], length=512),
+        },
     )
 
 

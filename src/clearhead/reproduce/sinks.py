@@ -11,7 +11,7 @@ from dataclasses import replace
 from clearhead.data import DataConfig
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce.trials import TRAINED, WHOLE, Table, Trial
+from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, WHOLE, Table, Trial
 from clearhead.train import TrainConfig
 
 RATES = (1.5e-3, 3e-3, 6e-3)
@@ -39,6 +39,32 @@ def sink(scale: str) -> Iterator[Trial]:
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
         yield table.trial(preset, *RATES)
+
+
+def text(scale: str) -> Iterator[Trial]:
+    """Softmax and softmax-1 on ordinary text, in the setting of arXiv 2410.10781 that grows sinks.
+
+    It found none after 50 M unique tokens, and four per cent after 500 M.
+    """
+    tokens = {"tiny": 307_200, "small": 500_000_000}[scale]
+    table = _text(scale)
+    config = table.config
+    train = replace(config.train, tokens=tokens, weight_decay=0.5, begin_windows=True)
+    text, shape = config.data, {**config.set, "norm": "rmsnorm", "position": "learned"}
+    if scale == "small":
+        text = replace(text, data=(COSMOPEDIA,), limit=2_500_000_000)
+        train = replace(train, batch_size=64)
+    config = replace(config, data=text, set=shape, train=train, label="sink on text")
+    opening = DiagnoseConfig(
+        models=(TRAINED,),
+        length=64,
+        at="documents",
+        extrapolate=1,
+        data=DataConfig(data=text.data, limit=text.limit),
+    )
+    table = replace(table, config=config, questions={"opening": opening})
+    yield table.trial("transformer", 2e-3)
+    yield table.trial("softmax1", 2e-3)  # the intervention
 
 
 def elimination(scale: str) -> Iterator[Trial]:

@@ -34,6 +34,8 @@ TRAINED = ""
 """The model of a question: the one that the trial trains."""
 TEXT = ""
 """The text that calibrates a conversion: the first source of the training text."""
+COSMOPEDIA = "hf:HuggingFaceTB/smollm-corpus:cosmopedia-v2"
+"""A text of billions of tokens, for models that read each once."""
 WHOLE = 0.999
 """The share held out of a text that is only measured on."""
 
