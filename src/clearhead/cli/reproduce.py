@@ -136,8 +136,7 @@ def _list(scale: str) -> None:
         return f"at {at} {cost(chosen).in_words(at)}"
 
     for claim in claims():
-        price = f"{claim.study}, {bill(claim.study, claim.arms)}" if claim.study else claim.why
-        write(f"{claim.name}: {claim.says} [{price or 'no experiment'}]")
+        write(f"{claim.name}: {claim.says} [{claim.study}, {bill(claim.study, claim.arms)}]")
     for one in EXPERIMENTS.values():
         write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; {bill(one.name)}")
 

@@ -173,7 +173,7 @@ def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
 def _context(claim: Claim, outcomes: Sequence[Outcome]) -> str:
     """The published numbers, the command where nothing was measured, and what limits the claim."""
     parts = [f"Published: {claim.published}" if claim.published else ""]
-    if claim.study and not outcomes:
+    if not outcomes:
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
     parts.append(claim.why.removesuffix("."))
     return " ".join(f"{part}." for part in parts if part)

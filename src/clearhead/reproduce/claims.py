@@ -189,14 +189,14 @@ class Claim:
         name: FAMILY/PLACE, such as diff/table2.
         says: the claim in one sentence.
         published: its numbers in the paper; empty for a claim of ours.
-        study: the experiment that trains and measures its models; empty where there is none.
+        study: the experiment that trains and measures its models.
         why: why no record can decide it, or what a record of it leaves out.
     """
 
     name: str
     says: str
+    study: str
     published: str = ""
-    study: str = ""
     why: str = ""
     contrasts: tuple[Contrast, ...] = ()
 
@@ -265,8 +265,8 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
     """Each experiment asked for, once, with the patterns of its arms to run; none is all of them.
 
     Raises:
-        ClearheadError: no name, an unknown one, a claim without an experiment, or a scale that an
-            experiment asked for by name does not have.
+        ClearheadError: no name, an unknown one, or a scale that an experiment asked for by name
+            does not have.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
@@ -283,12 +283,7 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
         if name == EVERYTHING:
             chosen = list(claims())
         for claim in chosen:
-            if claim.study:
-                wanted.setdefault(claim.study, set()).update(claim.arms)
-            elif claim.name == name:
-                raise ClearheadError(f"{name} has no experiment: {claim.why}")
-    if not wanted:
-        raise ClearheadError(f"no claim of {', '.join(names)} has an experiment")
+            wanted.setdefault(claim.study, set()).update(claim.arms)
     return [
         (one, () if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
         for one in EXPERIMENTS.values()

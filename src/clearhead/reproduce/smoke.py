@@ -89,7 +89,7 @@ def smoke(trial: Trial) -> Trial:
     return replace(trial, table=table, rates=trial.rates[:1], base=base)
 
 
-def _downloads(question: Measurement) -> bool:
+def _downloads(question: Question) -> bool:
     """True where the data of its tasks come from the hub: lm-eval's, labelled texts, documents."""
     local = OPTIONS.keys() - {"shots", "hallucination"}
     return isinstance(question, EvaluateSettings) and not local.issuperset(question.tasks)
