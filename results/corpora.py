@@ -71,8 +71,12 @@ def download(source: str) -> str:
     """The file that OWNER/NAME@COMMIT:PATH names."""
     place, _, path = source.partition(":")
     repository, _, commit = place.partition("@")
-    with urllib.request.urlopen(f"{RAW}/{repository}/{commit}/{urllib.parse.quote(path)}") as file:
-        return str(file.read().decode("utf-8", errors="replace"))
+    address = f"{RAW}/{repository}/{commit}/{urllib.parse.quote(path)}"
+    try:
+        with urllib.request.urlopen(address) as file:
+            return str(file.read().decode("utf-8", errors="replace"))
+    except OSError as error:  # of the network: urllib's errors are these
+        raise SystemExit(f"{address} cannot be had: {error}: try again when it can") from error
 
 
 def write(path: Path, rows: Iterator[dict[str, str | int | None]]) -> None:

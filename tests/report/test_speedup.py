@@ -1,5 +1,6 @@
 """Effective speed-up of arms whose curves are known."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_losses_that_seeds_cannot_tell_apart_give_no_bound(tmp_path: Path) -> No
     section = speedup_section(load(path))
     (row, *_) = section.blocks[0].cells
     assert row[0][0].text == "undecided"
+    assert re.search(r"less than seeds decide: ±0\.\d+$", row[0][0].note)
 
 
 def test_without_losses_on_the_way_there_is_no_section(tmp_path: Path) -> None:

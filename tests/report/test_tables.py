@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.report import append, load, page_of, render, style
+from clearhead.report import append, load, narrative, page_of, render, style
 from clearhead.report.comparison import comparison, internals
 from clearhead.report.console import tables
 from clearhead.report.statistics import Verdict
@@ -71,6 +71,17 @@ def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path: Path
     for text in (shown(page := page_of(load(path))), printed(page)):
         assert "undecided (all seeds alike)" in text
         assert "±0)" not in text
+
+
+def test_a_sentence_says_what_an_undecided_speed_could_have_shown(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    speeds = {"transformer": [10.0, 12.0, 11.0], "softmax1": [9.0, 12.5, 10.2]}
+    for arm, values in speeds.items():
+        write(path, arm, values)
+        for seed, value in enumerate(values):
+            line = {"kind": "measure", "run": f"{arm}/seed{seed}", "metric": "tokens_per_second"}
+            append(path, {**line, "value": value})
+    assert "at 0.96 × its speed (undecided, ±0.33)" in narrative.cost(load(path), 0.05)
 
 
 def test_one_seed_is_always_undecided(fake: Fake) -> None:

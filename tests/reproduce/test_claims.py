@@ -150,6 +150,7 @@ def test_claims_name_experiments_and_arms_that_exist():
         known[study.name] = {one.name for one in study.trials("tiny")}
     for claim in claims():
         assert claim.family in book.FAMILIES
+        assert claim.contrasts, claim.name
         for one in claim.contrasts:
             for side in (one.arm, one.than):
                 assert any(_has(name, known[claim.study]) for name in side), (claim.name, side)

@@ -9,7 +9,7 @@ from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import style
 from clearhead.report.diagnosis import outlier
 from clearhead.report.narrative import chance_floor, enumerate_words, means
-from clearhead.report.statistics import Verdict, compare
+from clearhead.report.statistics import Difference, Verdict, compare
 
 COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
 MASS = "first_token_mass"
@@ -98,8 +98,8 @@ def _lengths(text: Records) -> str:
     if not worse[BASE]:
         return "In this run the standard Transformer reads texts longer than in training well."
     said = "On texts longer than in training the standard Transformer gets worse"
-    lower = _against_base(text, ALIBI, "perplexity", length=_ends(text)[1]) is Verdict.LOWER
-    if lower and not worse[ALIBI]:
+    found = _against_base(text, ALIBI, "perplexity", length=_ends(text)[1])
+    if found is not None and found.verdict is Verdict.LOWER and not worse[ALIBI]:
         return f"{said}; ALiBi repairs that."
     return f"{said}; in this run ALiBi is not shown to repair that."
 
@@ -117,7 +117,7 @@ def _blocks(text: Records) -> str:
 def _learnt(text: Records) -> str:
     words = {Verdict.LOWER: "better than", Verdict.HIGHER: "less well than"}
     found = _against_base(text, SHAPED, "perplexity", length=text.sequence_length())
-    return words.get(found, "as well as") if found else "as well as"
+    return words.get(found.verdict, "as well as") if found else "as well as"
 
 
 def _sinks(sinks: Records) -> str:
@@ -131,15 +131,18 @@ def _sinks(sinks: Records) -> str:
         f"{style.percent(found[BASE])} of it, where equal weights have {style.percent(floor)}"
     )
     others = [arm for arm in found if arm != BASE]
-    verdicts = {arm: _against_base(sinks, arm, MASS, map="softmax") for arm in others}
+    differences = {arm: _against_base(sinks, arm, MASS, map="softmax") for arm in others}
+    verdicts = {arm: one.verdict for arm, one in differences.items() if one is not None}
     words = {Verdict.LOWER: "less", Verdict.HIGHER: "more"}
     outcomes = [
         f"{word} with {enumerate_words(arms)}"
         for verdict, word in words.items()
-        if (arms := [arm for arm in others if verdicts[arm] is verdict])
+        if (arms := [arm for arm in others if verdicts.get(arm) is verdict])
     ]
-    if rest := [arm for arm in others if verdicts[arm] not in words]:
-        outcomes.append(f"undecided with {enumerate_words(rest)}")
+    if rest := [arm for arm in others if verdicts.get(arm) not in words]:
+        seen = [one.decidable for arm in rest if (one := differences[arm]) and one.decidable]
+        least = f" (±{style.percent(max(seen))})" if seen else ""
+        outcomes.append(f"undecided with {enumerate_words(rest)}{least}")
     if Verdict.LOWER not in verdicts.values():
         said += "; in this run no remedy reliably lessens it"
     return f"{said} ({'; '.join(outcomes)})." if outcomes else f"{said}."
@@ -219,8 +222,7 @@ def _parameters(text: Records, arm: str) -> int:
     return int(text.of(arm)[0].header["parameters"])
 
 
-def _against_base(records: Records, arm: str, metric: str, **dimensions: Any) -> Verdict | None:
+def _against_base(records: Records, arm: str, metric: str, **dimensions: Any) -> Difference | None:
     """Difference of an arm to the baseline; None where one lacks the measure."""
     mine, theirs = (list(records.values(one, metric, **dimensions).values()) for one in (arm, BASE))
-    difference = compare(mine, theirs)
-    return None if difference is None else difference.verdict
+    return compare(mine, theirs)

@@ -215,7 +215,9 @@ def cost(records: Records, threshold: float) -> str:
     for arm in others:
         part = f"{arm} trains at {speeds[arm] / speeds[reference]:.2f} × its speed"
         if arm in differences and not holds(differences[arm], threshold):
-            part += " (undecided)"
+            seen = differences[arm].decidable
+            least = f", ±{style.number(seen / speeds[reference], 2)}" if seen else ""
+            part += f" (undecided{least})"
         if arm in memory and memory.get(reference):
             part += f" with {memory[arm] / memory[reference]:.2f} × its memory"
         parts.append(part)

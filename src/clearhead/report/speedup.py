@@ -172,7 +172,11 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
     if bounds:
         final = compare([curve[-1][0] for curve in ours], [curve[-1][0] for curve in theirs])
         if final is not None and final.interval and final.verdict is Verdict.UNDECIDED:
-            return Entry(text="undecided", note="the final losses differ by less than seeds do")
+            assert final.decidable is not None
+            seen = f"±{style.number(final.decidable, 2)}"
+            return Entry(
+                text="undecided", note=f"final losses differ by less than seeds decide: {seen}"
+            )
         if len(bounds) > 1:
             return Entry(text="none", note="some seeds are out of reach on either side")
         bound = bounds.pop()
