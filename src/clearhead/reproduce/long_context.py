@@ -80,8 +80,7 @@ def _tiny() -> Table:
         data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
         label="long context",
     )
-    order = DiagnoseConfig(models=(TRAINED,), length=128, windows=16, extrapolate=1)
-    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": order}
+    questions: dict[str, Question] = {"scaled": _scaled(**READ), "order": _order(128)}
     return Table(config=config, questions=questions)
 
 
@@ -114,9 +113,14 @@ def _small() -> Table:
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),
             "passkeys": passkeys,
             "retrieval": retrieval,
-            "order": replace(tiny.questions["order"], length=512),
+            "order": _order(512),
         },
     )
+
+
+def _order(length: int) -> DiagnoseConfig:
+    """Scores by distance, of keys near a query."""
+    return DiagnoseConfig(models=(TRAINED,), length=length, windows=16, extrapolate=1)
 
 
 def _paper() -> Table:
