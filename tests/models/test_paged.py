@@ -40,7 +40,7 @@ BATCHED = {
     *("transformer", "softmax1", "sink", "key-bias", "key-value", "xpos", "gpt2"),
     *("differential-v2", "coca", "coca-strict", "coca-slack", "gated", "xsa", "parallel"),
 }
-IN_THE_FORM = {"skipless", "sas", "sas-p", "sas-p-nonorm"}
+IN_THE_FORM = {"skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"}
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,8 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
             kind = type(made).__name__
             assert written == names.get(kind, kind.removesuffix("ForCausalLM"))
             assert _numbers_cached(made) == 1
-        assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1)
+        gates = 1 / SHAPE["hidden_size"] * 2 if "a gate a head" in size else 0
+        assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1) + gates
         try:
             require_pageable(model.config)
         except ClearheadError:
