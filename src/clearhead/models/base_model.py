@@ -199,7 +199,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "matrices": maps,
             "visibility": Visibility(causal, None, key_mask, document_ids),
         }
-        hidden = list[Tensor]()
+        hidden: list[Tensor] = []
         for layer, of_layer in zip(self.layers, groups, strict=True):
             if wants_hidden:  # else none is held until the end
                 hidden.append(x)
