@@ -67,6 +67,7 @@ def test_repairs_enter_that_win_on_more_than_they_lose_and_again_on_other_seeds(
     assert choices["epilogue=gate"].losses == ("loss",)
     assert choices["epilogue=gate"].dearer
     assert choices["maps=differential-v2"].wins == choices["maps=differential-v2"].losses == ()
+    assert choices["maps=differential-v2"].in_words().endswith("found again: none")
 
 
 def test_the_composition_is_judged_beside_the_baseline_on_seeds_that_did_not_choose(tmp_path):

@@ -49,9 +49,9 @@ class Choice:
 
     Attributes:
         wins, losses: measures decided better and worse on the seeds that choose.
-        confirmed: wins that lie on the same side on the others; None where these were not run. The
-            composition's own wins are of those seeds already.
+        confirmed: wins that lie on the same side on the others; None where these were not run.
         dearer: whether the loss at the training length may be more than the margin higher.
+        chosen: whether other seeds chose it, so that its own wins are confirmed ones.
     """
 
     repair: str
@@ -59,6 +59,7 @@ class Choice:
     losses: tuple[str, ...]
     confirmed: tuple[str, ...] | None
     dearer: bool
+    chosen: bool = False
 
     @property
     def enters(self) -> bool:
@@ -71,7 +72,7 @@ class Choice:
         parts = [
             f"better on {', '.join(self.wins) or 'nothing'}",
             f"worse on {', '.join(self.losses) or 'nothing'}",
-            *([] if self.confirmed is self.wins else [f"found again: {confirmed}"]),
+            *([] if self.chosen else [f"found again: {confirmed}"]),
             *([f"loss more than {MARGIN} higher on other seeds"] if self.dearer else []),
         ]
         return f"{self.repair}: {'in' if self.enters else 'out'}; {'; '.join(parts)}"
@@ -105,7 +106,9 @@ def judge_composition(records: Records) -> Choice | None:
     threshold = threshold_of(one.difference for one in outcomes)
     wins = _named(outcomes, Judgement.HOLDS, threshold)
     losses = _named(outcomes, Judgement.DOES_NOT_HOLD, threshold)
-    return Choice(repair="clearhead", wins=wins, losses=losses, confirmed=wins, dearer=False)
+    return Choice(
+        repair="clearhead", wins=wins, losses=losses, confirmed=wins, dearer=False, chosen=True
+    )
 
 
 def _choice(records: Records, repair: str, outcomes: Sequence[Outcome], threshold: float) -> Choice:
