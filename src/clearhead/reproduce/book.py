@@ -14,8 +14,8 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Notes, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Summary
-from clearhead.report.verdicts import threshold_of, verdict_in_words
-from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged
+from clearhead.report.verdicts import verdict_in_words
+from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -43,7 +43,7 @@ Judged = tuple[Claim, list[Outcome], Judgement]
 def page(sources: Mapping[str, Records]) -> Page:
     """All claims as a page."""
     rows = list(judged(sources))
-    threshold = _threshold(rows)
+    threshold = threshold_over(outcomes for _, outcomes, _ in rows)
     summary = Section(
         name="summary",
         title="In short",
@@ -76,7 +76,7 @@ def page(sources: Mapping[str, Records]) -> Page:
 def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
     """The book as lines of Markdown."""
     rows = list(judged(sources))
-    threshold = _threshold(rows)
+    threshold = threshold_over(outcomes for _, outcomes, _ in rows)
     yield f"{_counted(rows)}\n\n## In short"
     for block in _summary(rows, threshold):
         match block:
@@ -105,10 +105,6 @@ def _families(rows: Sequence[Judged]) -> Iterator[tuple[str, str, list[Judged]]]
     for family, title in FAMILIES.items():
         if chosen := [one for one in rows if one[0].family == family]:
             yield family, title, chosen
-
-
-def _threshold(rows: Sequence[Judged]) -> float:
-    return threshold_of(one.difference for _, outcomes, _ in rows for one in outcomes)
 
 
 def _summary(rows: Sequence[Judged], threshold: float) -> Iterator[Block]:

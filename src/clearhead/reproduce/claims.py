@@ -241,6 +241,11 @@ def claims() -> tuple[Claim, ...]:
     )
 
 
+def threshold_over(outcomes: Iterable[Sequence[Outcome]]) -> float:
+    """The largest p that holds among all contrasts of all claims."""
+    return threshold_of(one.difference for ones in outcomes for one in ones)
+
+
 def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
     """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
 
@@ -248,7 +253,7 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
     false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg).
     """
     outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
-    threshold = threshold_of(one.difference for ones in outcomes.values() for one in ones)
+    threshold = threshold_over(outcomes.values())
     for claim in claims():
         verdicts = {one.judgement(threshold) for one in outcomes[claim.name]}
         order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
