@@ -58,8 +58,8 @@ def record_memory(config: PlanConfig) -> list[Line]:
                 ("cached_bytes", 2 * (keys + values) / length),
             ):
                 at = {"task": "memory", "length": length}
-                lines.append({"kind": "measure", "run": name, "metric": metric, **at})
-                lines[-1]["value"] = value
+                found = {"metric": metric, **at, "value": value}
+                lines.append({"kind": "measure", "run": name, **found})
     assert config.records is not None
     write_text(config.records, "".join(map(as_line, lines)))
     return lines

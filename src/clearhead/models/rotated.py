@@ -135,7 +135,7 @@ def _read(linear: nn.Linear, norm: RMSNorm, turn: Tensor) -> None:
 
 
 def _settle(norm: RMSNorm) -> None:
-    """What differs between its gains is part of the matrices now; their size stays."""
+    """Leave the size of its gains, now that their differences are part of the matrices."""
     norm.weight.fill_(_scale(norm))
 
 
