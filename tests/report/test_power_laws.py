@@ -14,7 +14,7 @@ def _losses(arm: int, noise: float = 0.0, seeds: int = 3, random=None):
     random = np.random.default_rng(0) if random is None else random
     return [
         (
-            cost,
+            np.full(seeds, cost),
             (E + SCALES[arm] * (cost / UNIT) ** -EXPONENTS[arm])
             * np.exp(noise * random.standard_normal(seeds)),
         )

@@ -116,12 +116,12 @@ def lead(records: Records, threshold: float) -> str:
         done = "evaluated" if only_evaluated(records) else "trained"
         what = f"{number} language models, {_named(records)}, were {done}"
         what += " on the same text" if shared else ""
-    outcomes = [
-        f"in {_where(label)} {outcome}"
-        for label in records.labels()
-        if (outcome := _decided(records.labelled(label), threshold))
-    ]
-    return f"{what}: {'; '.join(outcomes)}." if outcomes else f"{what}."
+    outcomes: dict[str, list[str]] = {}
+    for label in records.labels():
+        if outcome := _decided(records.labelled(label), threshold):
+            outcomes.setdefault(outcome, []).append(_where(label))
+    said = [f"in {enumerate_words(where)} {outcome}" for outcome, where in outcomes.items()]
+    return f"{what}: {'; '.join(said)}." if said else f"{what}."
 
 
 def _named(records: Records) -> str:
@@ -198,14 +198,16 @@ def _decided(records: Records, threshold: float) -> str:
 
 def cost(records: Records, threshold: float) -> str:
     """The second sentence: what each model costs to train, beside the reference; "" if unknown."""
-    records = records.labelled(records.labels()[0]).on_one_device() if records.runs else records
+    labels = records.labels()
+    where = f" in {_where(labels[0])}" if len(labels) > 1 else ""
+    records = records.labelled(labels[0]).on_one_device() if labels else records
     speeds, memory = means(records, "tokens_per_second"), means(records, "peak_memory_bytes")
     if not speeds:
         return ""
     reference, *_ = records.arms()
     if len(speeds) == 1 or reference not in speeds:
         said = listed(speeds, lambda speed: f"{style.count(speed)} tokens a second", "for")
-        return f"Training ran at {said}."
+        return f"Training{where} ran at {said}."
     differences = _differences(records, "tokens_per_second")
     others = [arm for arm in speeds if arm != reference]
     if len(others) > MANY:
@@ -221,7 +223,7 @@ def cost(records: Records, threshold: float) -> str:
         if arm in memory and memory.get(reference):
             part += f" with {memory[arm] / memory[reference]:.2f} × its memory"
         parts.append(part)
-    return f"Beside {reference}, {enumerate_words(parts)}."
+    return f"Beside {reference}{where}, {enumerate_words(parts)}."
 
 
 def warnings(records: Records) -> list[str]:

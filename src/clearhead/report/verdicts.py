@@ -26,9 +26,9 @@ def account(differences: Iterable[Difference]) -> str:
     decided = sum(one.verdict is not Verdict.UNDECIDED for one in found)
     together = sum(holds(one, threshold) for one in found)
     return (
-        f"Of {len(found)} comparisons on this page {decided} are decided one by one; {together} "
-        f"of them hold where at most {style.percent(LEVEL)} of what is called may be chance "
-        "(Benjamini-Hochberg)."
+        f"Of the comparisons on this page, {len(found)} in all, {decided} are decided one by one. "
+        f"{together} also hold together, where chance makes at most {style.percent(LEVEL)} of all "
+        "verdicts (Benjamini-Hochberg)."
     )
 
 
