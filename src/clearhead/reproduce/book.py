@@ -13,7 +13,7 @@ from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Notes, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
-from clearhead.report.statistics import Summary
+from clearhead.report.statistics import Summary, Verdict
 from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
 
@@ -28,10 +28,10 @@ FAMILIES = {
     "retrofit": "Repair of a trained model (ours)",
 }
 CAPTION = (
-    "A claim holds where every comparison that it makes is decided on its side, at a false "
-    "discovery rate of 5 % over the whole book, or lies within the margin that it allows; it does "
-    "not hold where one is decided against it, and lies outside that margin. Counted numbers "
-    "have no spread, and are held against their bound. After “undecided” "
+    "A claim holds where every comparison that it makes is decided on its side of zero, or of the "
+    "margin that it allows, at a false discovery rate of 5 % over the whole book; it does not hold "
+    "where one is decided on the other side. Comparisons of the same numbers count once. Counted "
+    "numbers have no spread, and are held against their bound. After “undecided” "
     "stands the smallest effect that these seeds could have decided; “alone” marks a difference "
     "that is decided by itself, but not among all of the book. Published numbers are of much "
     "larger models than ours."
@@ -161,7 +161,8 @@ def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
         case "compared with":
             return (Entry(text=_mean(one.than)),)
         case "difference":
-            return (Entry(text=_difference(one), difference=one.difference),)
+            difference = one.difference if one.tested else None
+            return (Entry(text=_difference(one), difference=difference),)
     note = _reason(one) or (_margin(one) if one.contrast.margin else "")
     return (Entry(text=str(one.judgement(threshold)), note=note),)
 
@@ -183,7 +184,8 @@ def _weighed(one: Outcome, threshold: float) -> str:
     if reason := _reason(one):
         return f"undecided: {reason}"
     words = verdict_in_words(one.difference, threshold)
-    words = words if words.startswith(verdict) else f"{verdict}: {words}"
+    if not words.startswith(verdict):
+        return f"{verdict}: {words}"
     return f"{words}, {_margin(one)}" if one.contrast.margin else words
 
 
@@ -191,13 +193,13 @@ def _reason(one: Outcome) -> str:
     """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
         return ""
-    if one.difference.interval is None:
+    if one.difference.verdict is Verdict.ONE_SEED:
         return "one seed"
     if not one.learnt:
         return f"both need {one.contrast.learnt:g} within the training length"
     if not one.applies:
         return f"the model compared with is below {one.contrast.needs:g}"
-    return ""
+    return "all seeds alike" if one.difference.alike else ""
 
 
 def _margin(one: Outcome) -> str:
@@ -208,8 +210,6 @@ def _difference(one: Outcome) -> str:
     if one.difference.interval is None:
         return style.signed(one.difference.mean)
     low, high = one.difference.interval
-    if low == high:
-        return "none" if not low else style.signed(low)
     return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
