@@ -179,12 +179,12 @@ def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hol
     publish([_retrieval(tmp_path, True)], tmp_path / "page.html")
     told = capsys.readouterr().out
     assert "higher by 0.60" in told
-    assert "on this page, 1 in all, 1 are decided one by one. 1 also hold together" in " ".join(
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in " ".join(
         told.split()
     )
     page = (tmp_path / "page.html").read_text("utf-8")
     assert '<span class="verdict decided">higher by 0.60</span>' in page
-    assert "on this page, 1 in all, 1 are decided one by one. 1 also hold together" in page
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in page
 
 
 def test_one_model_from_elsewhere(tmp_path):
