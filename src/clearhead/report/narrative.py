@@ -188,6 +188,8 @@ def _decided(records: Records, threshold: float) -> str:
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        if not limits:
+            return f"no difference to {reference} can be judged, as no seed differs from another"
         length = " at the training length" if _at_trained(records) else ""
         return (
             f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "

@@ -14,7 +14,7 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Summary, Verdict
-from clearhead.report.verdicts import holds, verdict_in_words
+from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
 
 FAMILIES = {
@@ -28,15 +28,15 @@ FAMILIES = {
     "retrofit": "Repair of a trained model (ours)",
 }
 CAPTION = (
-    "A claim holds where each of its comparisons is decided in its favour, at a false discovery "
-    "rate of 5 % over the whole book, or lies within the margin that the claim allows. It does not "
-    "hold where one is decided against it, outside that margin. Below a claim stands its most "
-    "telling comparison: the mean of its model ± the standard deviation over seeds, against that "
-    "of the baseline or of the model named; their difference with its 95 % interval; and, where it "
-    "is undecided, the smallest effect that these seeds would have shown. Counted numbers have a "
-    "bound in place of an interval. “Alone”: decided by itself, but not among all of the book. "
-    "“Ours”: no paper makes this claim. Published numbers are of much larger models than ours. "
-    "Names are explained at the end of this part."
+    "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
+    "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
+    "one is decided on the other side. Comparisons of the same numbers count once. Below a claim "
+    "stands its most telling comparison: the mean of its model ± the standard deviation over "
+    "seeds, against that of the baseline or of the model named; their difference with its 95 % "
+    "interval; and, where it is undecided, the smallest effect that these seeds would have shown. "
+    "Counted numbers have a bound in place of an interval. “Alone”: decided by itself, but not "
+    "among all of the book. “Ours”: no paper makes this claim. Published numbers are of much "
+    "larger models than ours. Names are explained at the end of this part."
 )
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
@@ -59,7 +59,6 @@ NAMES = {
     "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
     "16 ×": "of the length of texts in training.",
 }
-ALIKE = "none"  # a difference of numbers that are all the same
 COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
 Judged = tuple[Claim, list[Outcome], Judgement]
 
@@ -159,7 +158,7 @@ def _in_one_line(
     one = min(telling or outcomes, key=_p_value)
     words = one.contrast.words
     line = f"{words[:1].upper()}{words[1:]}: {_mean(one.arm)} against {_mean(one.than)}"
-    if not one.contrast.counted and _difference(one) != ALIKE:
+    if not one.contrast.counted and (one.difference.interval or one.difference.mean):
         line += f", {_difference(one)}"
     if verdict is Judgement.UNDECIDED:
         line += f"; {_open(one, threshold) if telling else 'other parts have no record'}"
@@ -170,11 +169,10 @@ def _open(one: Outcome, threshold: float) -> str:
     """Why a comparison is undecided, or the smallest effect that it would have shown."""
     if reason := _reason(one):
         return reason
-    words = "alone" * (not holds(one.difference, threshold))
-    if one.difference.verdict is Verdict.UNDECIDED:
-        seen = one.difference.decidable
-        words = f"effects from {style.number(seen, 2)} would show" if seen else "all seeds alike"
-    return ", ".join(filter(None, (words, _margin(one) if one.contrast.margin else "")))
+    words, seen = "alone", one.difference.decidable
+    if one.difference.verdict is Verdict.UNDECIDED and seen is not None:
+        words = f"effects from {style.number(seen, 2)} would show"
+    return f"{words}, {_margin(one)}" if one.contrast.margin else words
 
 
 def _p_value(one: Outcome) -> float:
@@ -202,7 +200,8 @@ def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
         case "compared with":
             return (Entry(text=_mean(one.than)),)
         case "difference":
-            return (Entry(text=_difference(one), difference=one.difference),)
+            difference = one.difference if one.tested else None
+            return (Entry(text=_difference(one), difference=difference),)
     note = _reason(one) or (_margin(one) if one.contrast.margin else "")
     return (Entry(text=str(one.judgement(threshold)), note=note),)
 
@@ -224,7 +223,8 @@ def _weighed(one: Outcome, threshold: float) -> str:
     if reason := _reason(one):
         return f"undecided: {reason}"
     words = verdict_in_words(one.difference, threshold)
-    words = words if words.startswith(verdict) else f"{verdict}: {words}"
+    if not words.startswith(verdict):
+        return f"{verdict}: {words}"
     return f"{words}, {_margin(one)}" if one.contrast.margin else words
 
 
@@ -232,13 +232,13 @@ def _reason(one: Outcome) -> str:
     """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
         return ""
-    if one.difference.interval is None:
+    if one.difference.verdict is Verdict.ONE_SEED:
         return "one seed"
     if not one.learnt:
         return f"both need {one.contrast.learnt:g} within the training length"
     if not one.applies:
         return f"the model compared with is below {one.contrast.needs:g}"
-    return ""
+    return "all seeds alike" if one.difference.alike else ""
 
 
 def _margin(one: Outcome) -> str:
@@ -249,8 +249,6 @@ def _difference(one: Outcome) -> str:
     if one.difference.interval is None:
         return style.signed(one.difference.mean)
     low, high = one.difference.interval
-    if low == high:
-        return ALIKE if not low else style.signed(low)
     return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
 
 

@@ -46,7 +46,8 @@ class Contrast:
         less: patterns of an arm whose number is taken away on both sides, within a seed: the
             contrast is then one of leads.
         times: length of the text in training lengths; None is any.
-        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
+        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`, against
+            which the difference is then tested.
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
         than_label: pattern of the label under which the other side is read, where it is another.
@@ -75,6 +76,11 @@ class Contrast:
     learnt: float = float("-inf")
     counted: bool = False
 
+    @property
+    def bound(self) -> float:
+        """The difference on whose other side the claim fails: 0, or the margin that it allows."""
+        return {"not higher": self.margin, "not lower": -self.margin}.get(self.claimed, 0.0)
+
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
         for label in records.labels():
@@ -89,7 +95,8 @@ class Contrast:
             scale = 1.0
             if self.relative and theirs:
                 scale /= fmean(by_seed(theirs))
-            if (difference := difference_of(mine, theirs, scale)) is not None:
+            difference = difference_of(mine, theirs, scale, self.bound)
+            if difference is not None:
                 arm, than = (summarize(by_seed(side, scale)) for side in (mine, theirs))
                 assert arm is not None
                 assert than is not None
@@ -171,27 +178,26 @@ class Outcome:
         """False where the model compared with lacks the defect, or one has not learnt the task."""
         return self.learnt and self.than.mean >= self.contrast.needs
 
+    @property
+    def tested(self) -> bool:
+        """True where the p-value makes a verdict, so that it counts among those of the book."""
+        return self.applies and not self.contrast.counted and self.difference.p is not None
+
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
-        claimed, margin = self.contrast.claimed, self.contrast.margin
-        if self.contrast.counted and self.applies:
-            above = self.difference.mean if claimed.endswith("higher") else -self.difference.mean
-            as_claimed = above <= margin if claimed.startswith("not ") else above > 0
-            return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
-        if self.difference.interval is None or not self.applies:
+        if not self.applies:
             return Judgement.UNDECIDED
-        low, high = self.difference.interval
-        if claimed.startswith("not "):  # a margin is allowed, and decided only outside or within
-            worst, best = (high, low) if claimed == "not higher" else (-low, -high)
-            if worst <= margin:
-                return Judgement.HOLDS
-            if best <= margin:
-                return Judgement.UNDECIDED
-        if self.difference.verdict is Verdict.UNDECIDED or not holds(self.difference, threshold):
+        claimed, difference = self.contrast.claimed, self.difference
+        higher = difference.verdict is Verdict.HIGHER
+        if self.contrast.counted:
+            if difference.mean == difference.against:
+                equal_holds = claimed.startswith("not ")
+                return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
+            higher = difference.mean > difference.against
+        elif not holds(difference, threshold):
             return Judgement.UNDECIDED
-        higher = self.difference.verdict is Verdict.HIGHER
-        wanted = claimed in ("higher", "not lower")
-        return Judgement.HOLDS if higher == wanted else Judgement.DOES_NOT_HOLD
+        as_claimed = higher == (claimed in ("higher", "not lower"))
+        return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +248,8 @@ def claims() -> tuple[Claim, ...]:
 
 
 def threshold_over(outcomes: Iterable[Sequence[Outcome]]) -> float:
-    """The largest p that holds among all contrasts of all claims."""
-    return threshold_of(one.difference for ones in outcomes for one in ones)
+    """The largest p that holds among all contrasts of all claims that chance can decide."""
+    return threshold_of(one.difference for ones in outcomes for one in ones if one.tested)
 
 
 def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
