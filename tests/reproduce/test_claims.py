@@ -8,7 +8,7 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
-from clearhead.report.page import Statement
+from clearhead.report.page import Fold, Statement
 from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged, threshold_over
 
@@ -215,6 +215,9 @@ def test_the_page_shows_every_claim_with_its_verdict_and_opens_with_those_that_h
     first = {one.name: one.mark for one in summary.blocks if isinstance(one, Statement)}
     assert first == {n: v for n, v in verdicts.items() if v is not Judgement.UNTESTED}
     assert [*first.values()] == sorted(first.values(), key=[*Judgement].index)
+    untested, names = (one for one in summary.blocks if isinstance(one, Fold))
+    assert len(untested.lines) == [*verdicts.values()].count(Judgement.UNTESTED)
+    assert any(line.startswith("kurtosis: ") for line in names.lines)
 
 
 def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
@@ -224,12 +227,12 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
     counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
     assert lines[0] == f"{counted}\n\n## In short"
     (line,) = (one for one in lines if one.startswith("- `sas/figure5`"))
-    numbers = "2.51 ± 0.11 against 2.50 ± 0.10; undecided (±0.24), margin 0.02"
-    assert line.endswith(f"*Loss of SAS, 6 layers: {numbers}.*")
+    numbers = "2.51 ± 0.11 against 2.50 ± 0.10, +0.01 (−0.23 to 0.25); effects from 0.24 would show"
+    assert line.endswith(f"*Loss of SAS, 6 layers: {numbers}, margin 0.02.*")
     cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds | r, 6 layers |"
     assert f"| loss of SAS-P, 6 layers | {cells}" in lines
     lines = [*book.markdown({"r": _records(tmp_path, {"transformer": [2.5], "sas": [2.4]})})]
-    assert any("2.40 against 2.50; undecided: one seed.*" in line for line in lines)
+    assert any("2.40 against 2.50, −0.100; one seed.*" in line for line in lines)
 
 
 @pytest.mark.parametrize(
