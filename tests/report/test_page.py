@@ -152,6 +152,8 @@ def test_sets_with_one_outcome_share_a_sentence_and_the_cost_names_its_set(fake:
         ": in “narrow” and “wide” differential and softmax1 predict unseen text better than "
         "transformer."
     )
+    hidden = narrative.lead(sets, 1e-9)
+    assert re.search(r"in “narrow” and “wide” no difference .* up to [\d.]+ and [\d.]+\.$", hidden)
     assert narrative.cost(sets, 0.05).startswith("Beside transformer in “narrow”, differential")
 
 

@@ -116,11 +116,16 @@ def lead(records: Records, threshold: float) -> str:
         done = "evaluated" if only_evaluated(records) else "trained"
         what = f"{number} language models, {_named(records)}, were {done}"
         what += " on the same text" if shared else ""
-    outcomes: dict[str, list[str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
     for label in records.labels():
-        if outcome := _decided(records.labelled(label), threshold):
-            outcomes.setdefault(outcome, []).append(_where(label))
-    said = [f"in {enumerate_words(where)} {outcome}" for outcome, where in outcomes.items()]
+        outcome, limit = _decided(records.labelled(label), threshold)
+        if outcome:
+            outcomes.setdefault(outcome, {})[_where(label)] = limit
+    said = []
+    for outcome, limits in outcomes.items():
+        hidden = [limit for limit in limits.values() if limit]
+        said.append(f"in {enumerate_words([*limits])} {outcome}")
+        said[-1] += f" {enumerate_words(hidden)}" if hidden else ""
     return f"{what}: {'; '.join(said)}." if said else f"{what}."
 
 
@@ -169,12 +174,13 @@ def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, 
     return {arm: difference for arm, difference in compared.items() if difference is not None}
 
 
-def _decided(records: Records, threshold: float) -> str:
+def _decided(records: Records, threshold: float) -> tuple[str, str]:
+    """The outcome in words, and the largest effect that it leaves hidden, which ends them."""
     differences = _differences(records, "perplexity", **_at_trained(records))
     if not differences:
-        return ""
+        return "", ""
     if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
-        return "a single seed cannot say which predicts unseen text better"
+        return "a single seed cannot say which predicts unseen text better", ""
     reference = records.arms()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
@@ -189,13 +195,14 @@ def _decided(records: Records, threshold: float) -> str:
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
         if not limits:
-            return f"no difference to {reference} can be judged, as no seed differs from another"
+            alike = "as no seed differs from another"
+            return f"no difference to {reference} can be judged, {alike}", ""
         length = " at the training length" if _at_trained(records) else ""
         return (
             f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
-            f"which hides effects of up to {style.number(max(limits), 2)}"
-        )
-    return enumerate_words(parts)
+            "which hides effects of up to"
+        ), style.number(max(limits), 2)
+    return enumerate_words(parts), ""
 
 
 def cost(records: Records, threshold: float) -> str:

@@ -118,16 +118,17 @@ def speedup_section(records: Records) -> Section | None:
 
 
 def speedup_answer(section: Section) -> str:
-    """Each arm's largest size and its projection in words: by the fit, and else in the run."""
+    """Each arm's largest size and its projection in words: by a fit that holds, else in the run."""
     table = section.blocks[0]
     assert isinstance(table, Pivot)
     found: dict[str, dict[bool, str]] = {}
     for row, cells in zip(table.rows, table.cells, strict=True):
         said: dict[str, str] = {}
         for column, cell in zip(table.columns, cells, strict=True):
-            if cell:  # the fit stands after the run
-                bent = f" ({BENT})" * (cell[0].note == BENT)
-                said[column.group.removeprefix("Speed-up in ")] = f"{cell[0].text}{bent}"
+            cost = column.group.removeprefix("Speed-up in ")
+            bent = bool(cell) and cell[0].note == BENT
+            if cell and not (bent and cost in said):  # the fit stands after the run
+                said[cost] = cell[0].text + f" ({BENT})" * bent
         words = [f"{text} in {cost}" for cost, text in said.items()]
         text = f"{narrative.enumerate_words(words)} {row.title}"
         found.setdefault(row.group, {})[row.title == PROJECTION] = text
