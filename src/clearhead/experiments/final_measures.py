@@ -23,7 +23,7 @@ MILESTONES = "milestones.jsonl"
 WINDOWS = 16  # of a milestone
 METRICS = (
     *("kurtosis", "kurtosis_rotated", "largest_activation"),
-    *("first_token_argmax_share", "first_token_mass", "null_mass"),
+    *("first_token_argmax_share", "first_token_mass", "null_mass", "prefix_mass"),
 )
 
 
