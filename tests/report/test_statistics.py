@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import scipy.stats
 
+from clearhead.records.intervals import of_items
 from clearhead.report.statistics import (
     Component,
     Difference,
@@ -97,6 +98,7 @@ def test_seeds_that_all_agree_tell_no_spread_and_decide_nothing(values: list[flo
     summary = summarize(values)
     assert summary is not None
     assert (summary.deviation, summary.interval) == (0, None)
+    assert of_items([0.3, 0.3, 0.3]) is None  # as no items that all agree do
     one_varies = compare(values, [2.0, 2.1, 2.2])
     assert one_varies is not None
     assert one_varies.verdict is Verdict.LOWER

@@ -99,9 +99,8 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_pa
     records = _records(tmp_path, {"transformer": [2.0], "sas": [value]})
     (outcome,) = counted.judge("a", records)
     assert outcome.judgement(threshold=-1.0) is verdict
-    assert replace(outcome, contrast=replace(counted, needs=2.0)).judgement(0.05) is (
-        Judgement.UNDECIDED  # no number of its own to repair
-    )
+    (healthy,) = replace(counted, needs=2.0).judge("a", records)
+    assert healthy.judgement(0.05) is Judgement.UNDECIDED  # no number of its own to repair
 
 
 def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not(tmp_path):
@@ -139,6 +138,65 @@ def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(t
     for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNDECIDED)):
         (outcome,) = replace(_contrast("lower"), learnt=learnt).judge("a", records)
         assert outcome.judgement(threshold=0.05) is verdict
+
+
+def _measured(folder: Path, arms: dict[str, dict[str, list[float]]], label: str):
+    """Records of three seeds an arm, by metric."""
+    lines = []
+    for arm, metrics in arms.items():
+        for seed in range(3):
+            name = f"{label}/{arm}/seed{seed}"
+            head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
+            lines.append({**head, "label": label})
+            for metric, values in metrics.items():
+                measure = {"metric": metric, "value": values[seed]}
+                lines.append({"kind": "measure", "run": name, **measure})
+    path = folder / f"{label}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load([path])
+
+
+def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_way(tmp_path):
+    """Outliers can only move where there are some, by another number than the one compared."""
+    noisy = {"transformer": [3.0, 9.0, 6.0], "transformer · orthoadam": [8.0, 2.0, 5.0]}
+    same = {"transformer": [3.0, 3.1, 2.9], "transformer · orthoadam": [3.05, 2.95, 3.0]}
+    sources = {
+        name: _measured(
+            tmp_path,
+            {
+                arm: {"kurtosis": [kurtosis] * 3, "kurtosis_rotated": values}
+                for arm, values in rotated.items()
+            },
+            name,
+        )
+        for name, kurtosis, rotated in (("sick", 10.0, same), ("healthy", 3.0, noisy))
+    }
+
+    def verdict(*names: str) -> Judgement:
+        chosen = judged({name: sources[name] for name in names})
+        return next(found for claim, _, found in chosen if claim.name == "softmax1/move")
+
+    assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS
+    assert verdict("healthy") is Judgement.UNDECIDED
+    text = "\n".join(book.markdown(sources))
+    assert "undecided: kurtosis of the model compared with is below 4" in text
+
+
+def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
+    """Answers that no order of demonstrations changes may be all the same answer."""
+    answers = {
+        "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
+        "differential": {"margin": [0.0, 0.01, 0.0], "accuracy": [0.1, 0.1, 0.1]},
+    }
+    contrast = Contrast(
+        arm=("differential",), than=("transformer",), metric="margin", at={}, claimed="lower",
+        words="", learnt=0.15, learnt_of="accuracy",
+    )  # fmt: skip
+    (outcome,) = contrast.judge("a", _measured(tmp_path, answers, "guesses"))
+    assert outcome.judgement(threshold=0.05) is Judgement.UNDECIDED
+    answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
+    (outcome,) = contrast.judge("a", _measured(tmp_path, answers, "answers"))
+    assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
 def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
@@ -181,6 +239,8 @@ def test_claims_name_experiments_and_arms_that_exist():
     for claim in claims():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name
+        # By its words a comparison is known to have a record.
+        assert len({one.words for one in claim.contrasts}) == len(claim.contrasts), claim.name
         for one in claim.contrasts:
             for side in (one.arm, one.than):
                 assert any(_has(name, known[claim.study]) for name in side), (claim.name, side)

@@ -165,6 +165,7 @@ def _inside(records: Records) -> Columns:
         ("first_token_argmax_share", "argmax share", pairs),
         ("first_token_mass", "mean mass", "%"),
         ("null_mass", "mass on no token", "%"),
+        ("prefix_mass", "mass on learned keys", "%"),
     ):
         heading = Heading(group=_FIRST_TOKEN, title=title, note=note)
         yield heading, Quantity(by_map=metric, scale=100)

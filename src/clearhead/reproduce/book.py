@@ -176,8 +176,8 @@ def _open(one: Outcome, threshold: float) -> str:
 
 
 def _p_value(one: Outcome) -> float:
-    """The p-value of a difference; one that a single seed leaves open comes last."""
-    return 2.0 if one.difference.p is None else one.difference.p
+    """The p-value of a difference; what no p-value decides comes last."""
+    return 2.0 if one.difference.p is None or not one.applies else one.difference.p
 
 
 def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
@@ -234,10 +234,13 @@ def _reason(one: Outcome) -> str:
         return ""
     if one.difference.verdict is Verdict.ONE_SEED:
         return "one seed"
-    if not one.learnt:
-        return f"both need {one.contrast.learnt:g} within the training length"
+    contrast = one.contrast
+    if not one.applies and contrast.learnt > float("-inf"):
+        where = "" if contrast.times is None else " within the training length"
+        return f"both need {contrast.learnt_of} {contrast.learnt:g}{where}".replace("  ", " ")
     if not one.applies:
-        return f"the model compared with is below {one.contrast.needs:g}"
+        what = f"{contrast.needs_of} of the" if contrast.needs_of else "the"
+        return f"{what} model compared with is below {contrast.needs:g}"
     return "all seeds alike" if one.difference.alike else ""
 
 

@@ -52,8 +52,9 @@ class Contrast:
         label: pattern of the labels of the records to read.
         than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
-        learnt: least number of both at the training length; below it one of them has not learnt
-            the task, and there is no verdict.
+        learnt: least number of both, at the training length where `times` is given; below it one
+            of them has not learnt the task, and there is no verdict.
+        needs_of, learnt_of: the measures of these numbers, where they are others.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
@@ -74,6 +75,8 @@ class Contrast:
     than_label: str = ""
     needs: float = float("-inf")
     learnt: float = float("-inf")
+    needs_of: str = ""
+    learnt_of: str = ""
     counted: bool = False
 
     @property
@@ -106,13 +109,20 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
-                    learnt=self._learnt(sides),
+                    applies=self._has_defect(sides[1], than) and self._learnt(sides),
                 )
+
+    def _has_defect(self, side: tuple[Records, Sequence[str]], than: Summary) -> bool:
+        if not self.needs_of:
+            return than.mean >= self.needs
+        found = replace(self, metric=self.needs_of, minus={})._found(*side, self.at)
+        return bool(found) and fmean(by_seed(found)) >= self.needs
 
     def _learnt(self, sides: Iterable[tuple[Records, Sequence[str]]]) -> bool:
         if self.learnt == float("-inf"):
             return True
-        within = replace(self, times=1.0)
+        metric, times = self.learnt_of or self.metric, None if self.times is None else 1.0
+        within = replace(self, metric=metric, times=times)
         found = (within._found(*side, self.at) for side in sides)
         return all(one and fmean(by_seed(one)) >= self.learnt for one in found)
 
@@ -164,19 +174,19 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A contrast in the records of one source, a file or an experiment, under one label."""
+    """A contrast in the records of one source, a file or an experiment, under one label.
+
+    Attributes:
+        applies: False where the model compared with lacks the defect, or one of both has not
+            learnt the task: these records say nothing on the claim.
+    """
 
     contrast: Contrast
     source: str
     arm: Summary
     than: Summary
     difference: Difference
-    learnt: bool = True
-
-    @property
-    def applies(self) -> bool:
-        """False where the model compared with lacks the defect, or one has not learnt the task."""
-        return self.learnt and self.than.mean >= self.contrast.needs
+    applies: bool = True
 
     @property
     def tested(self) -> bool:
@@ -256,15 +266,18 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
     """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
 
     A claim holds where all its contrasts do, and does not where one is decided the other way, at a
-    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg).
+    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg). Records in
+    which a contrast does not apply neither support a claim nor stand in its way.
     """
     outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
     threshold = threshold_over(outcomes.values())
     for claim in claims():
-        verdicts = {one.judgement(threshold) for one in outcomes[claim.name]}
+        telling = [one for one in outcomes[claim.name] if one.applies]
+        verdicts = {one.judgement(threshold) for one in telling}
         order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
-        verdict = next((one for one in order if one in verdicts), Judgement.UNTESTED)
-        measured = {one.contrast.words for one in outcomes[claim.name]}
+        none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
+        verdict = next((one for one in order if one in verdicts), none)
+        measured = {one.contrast.words for one in telling}
         if verdict is Judgement.HOLDS and len(measured) < len(claim.contrasts):
             verdict = Judgement.UNDECIDED  # some of what it says has no record
         yield claim, outcomes[claim.name], verdict
