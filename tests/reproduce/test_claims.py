@@ -201,6 +201,20 @@ def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
+def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one(tmp_path):
+    """Both are called the loss at this length, and each is of a text of its own."""
+    records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [3.0, 3.1]})
+    aside = {"kind": "measure", "metric": "loss", "length": 8, "task": "hits", "aside": True}
+    with (tmp_path / "records.jsonl").open("a") as file:
+        for run in records.runs:
+            file.write(json.dumps({**aside, "run": run.header["run"], "value": 9.0}) + "\n")
+    records = load([tmp_path / "records.jsonl"])
+    (outcome,) = _contrast("higher").judge("a", records)
+    assert outcome.arm.mean == pytest.approx(3.05)
+    (alone,) = replace(_contrast("higher"), at={"task": "hits"}).judge("a", records)
+    assert alone.arm.mean == 9.0
+
+
 def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
     losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
     (outcome,) = _contrast("higher", arm="sas *").judge("a", _records(tmp_path, losses))

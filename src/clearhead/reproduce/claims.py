@@ -165,12 +165,16 @@ class Contrast:
         return [Measure(metric=self.metric, value=_mean(first) - _mean(second))]
 
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
-        """Measures with a value. A step is one of training: milestones are not the final number."""
-        return [
+        """Measures with a value. A step is one of training: milestones are not the final number.
+
+        What a task measured aside has the name of another text's: it counts where it is alone.
+        """
+        found = [
             one
             for one in run.select(self.metric, **at)
             if "step" not in one.dimensions and one.value is not None
         ]
+        return [one for one in found if not one.details.get("aside")] or found
 
 
 @dataclass(frozen=True, kw_only=True)
