@@ -8,7 +8,9 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.records.loading import load
+from clearhead.report import page_of
 from clearhead.report.page import Fold, Statement
+from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged, threshold_over
 
@@ -314,6 +316,35 @@ def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path
     assert _call("sas/glue", "--dry-run", "--output", str(tmp_path / "x")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[2] for line in lines if "compare" in line} == {"bert", "bert-sas-p"}
+
+
+@pytest.mark.parametrize(("rate", "edge"), [(1.5e-3, True), (3e-3, False), (6e-3, True)])
+def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
+    """On the page of the experiment and in the book: a better one may lie beyond."""
+    trials = [
+        replace(one, output=tmp_path)
+        for one in EXPERIMENTS["sink"].trials("tiny")
+        if one.name in ("transformer", "softmax1")
+    ]
+    jobs = [
+        job for job in stages.runs(trials, {one.key: rate for one in trials}) if "runs/" in job.name
+    ]
+    for job in jobs:
+        run = {"kind": "run", "run": job.arm, "train": {"learning_rate": rate}}
+        share = {"metric": "first_token_argmax_share", "at": "documents"}
+        measure = {"kind": "measure", "run": job.arm, **share, "value": 0.5 + 0.01 * job.seed}
+        job.records.parent.mkdir(parents=True)
+        job.records.write_text("".join(json.dumps(line) + "\n" for line in (run, measure)))
+    records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
+    assert [run.at_edge for run in records.runs] == [edge] * 6
+    (line,) = (one for one in book.markdown({"r": records}) if one.startswith("- `softmax1/share`"))
+    assert line.count(book.EDGE) == 2 * edge
+    page = page_of(records)
+    assert (
+        any("learning rate of transformer and softmax1 is the" in w for w in page.warnings) == edge
+    )
+    notes = [heading.note for heading, _ in arm_headings(records)]
+    assert notes == [f"{who}3 seeds{', rate at the edge' * edge}" for who in ("reference, ", "")]
 
 
 def test_a_lead_is_compared_across_labels(tmp_path):

@@ -250,6 +250,13 @@ def warnings(records: Records) -> list[str]:
             found.append(
                 f"{where}Two seeds a model: only a difference many times their spread is decided."
             )
+        edge = [arm for arm in labelled.arms() if any(run.at_edge for run in labelled.of(arm))]
+        if edge:
+            who = enumerate_words(edge) if len(edge) <= MANY else f"{len(edge)} models"
+            found.append(
+                f"{where}The learning rate of {who} is the lowest or the highest of those that "
+                "were tried: a better one may lie beyond."
+            )
         hardly = [arm for arm in labelled.arms() if any(map(_hardly_learnt, labelled.of(arm)))]
         if hardly:
             who = enumerate_words(hardly) if len(hardly) <= MANY else f"{len(hardly)} models"

@@ -13,7 +13,7 @@ from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
-from clearhead.report.statistics import Summary, Verdict
+from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
 
@@ -27,6 +27,7 @@ FAMILIES = {
     "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
+EDGE = "†"
 CAPTION = (
     "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
     "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
@@ -35,8 +36,10 @@ CAPTION = (
     "seeds, against that of the baseline or of the model named; their difference with its 95 % "
     "interval; and, where it is undecided, the smallest effect that these seeds would have shown. "
     "Counted numbers have a bound in place of an interval. “Alone”: decided by itself, but not "
-    "among all of the book. “Ours”: no paper makes this claim. Published numbers are of much "
-    "larger models than ours. Names are explained at the end of this part."
+    "among all of the book. “†”: a model whose learning rate is the lowest or the highest of those "
+    "that were tried, so that a better one may lie beyond. “Ours”: no paper makes this claim. "
+    "Published numbers are of much larger models than ours. Names are explained at the end of this "
+    "part."
 )
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
@@ -119,7 +122,7 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
                 yield f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
             for one in outcomes:
                 cells = (
-                    *(one.contrast.words, _mean(one.arm), _mean(one.than), _difference(one)),
+                    *(one.contrast.words, *_means(one), _difference(one)),
                     *(_weighed(one, threshold), one.source),
                 )
                 yield f"| {' | '.join(cells)} |"
@@ -157,7 +160,8 @@ def _in_one_line(
     telling = [one for one in outcomes if one.judgement(threshold) is verdict]
     one = min(telling or outcomes, key=_p_value)
     words = one.contrast.words
-    line = f"{words[:1].upper()}{words[1:]}: {_mean(one.arm)} against {_mean(one.than)}"
+    ours, theirs = _means(one)
+    line = f"{words[:1].upper()}{words[1:]}: {ours} against {theirs}"
     if not one.contrast.counted and (one.difference.interval or one.difference.mean):
         line += f", {_difference(one)}"
     if verdict is Judgement.UNDECIDED:
@@ -196,9 +200,9 @@ def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
 def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
     match column:
         case "ours":
-            return (Entry(text=_mean(one.arm)),)
+            return (Entry(text=_means(one)[0]),)
         case "compared with":
-            return (Entry(text=_mean(one.than)),)
+            return (Entry(text=_means(one)[1]),)
         case "difference":
             difference = one.difference if one.tested else None
             return (Entry(text=_difference(one), difference=difference),)
@@ -255,8 +259,12 @@ def _difference(one: Outcome) -> str:
     return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
-def _mean(over: Summary) -> str:
-    return style.with_spread(over.mean, over.deviation or None)
+def _means(one: Outcome) -> list[str]:
+    """Both numbers with their spread, marked where a better learning rate may be had."""
+    return [
+        style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
+        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
+    ]
 
 
 def _counted(rows: Sequence[Judged]) -> str:

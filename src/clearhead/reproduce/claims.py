@@ -110,6 +110,7 @@ class Contrast:
                     than=than,
                     difference=difference,
                     applies=self._has_defect(sides[1], than) and self._learnt(sides),
+                    at_edge=(_at_edge(*sides[0]), _at_edge(*sides[1])),
                 )
 
     def _has_defect(self, side: tuple[Records, Sequence[str]], than: Summary) -> bool:
@@ -179,6 +180,7 @@ class Outcome:
     Attributes:
         applies: False where the model compared with lacks the defect, or one of both has not
             learnt the task: these records say nothing on the claim.
+        at_edge: of either side, whether some of its learning rates may not be the best.
     """
 
     contrast: Contrast
@@ -187,6 +189,7 @@ class Outcome:
     than: Summary
     difference: Difference
     applies: bool = True
+    at_edge: tuple[bool, bool] = (False, False)
 
     @property
     def tested(self) -> bool:
@@ -285,6 +288,11 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
 
 def _mean(measures: Sequence[Measure]) -> float:
     return fmean(one.value for one in measures if one.value is not None)
+
+
+def _at_edge(records: Records, names: Sequence[str]) -> bool:
+    runs = (one for one in records.runs if any(fnmatchcase(one.arm, name) for name in names))
+    return any(one.at_edge for one in runs)
 
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
