@@ -169,11 +169,11 @@ def test_a_ladder_that_is_no_power_law_says_so(ladder: Path) -> None:
     entry = cells(ladder)["projected to 10 × the largest cost", "FLOPs", "by the fit"]
     assert "over 100" in entry.text or "under 0.01" in entry.text
     assert len(entry.text) < 40
-    assert entry.note == "no power law yet"
+    assert entry.note == "poor fit"
     said = speedup_answer(section)
     measured = cells(ladder)["at width 256", "FLOPs", "in the run"].text
     assert f"{measured} in FLOPs" in said
-    assert f"{entry.text} (no power law yet) in FLOPs" in said
+    assert f"{entry.text} (poor fit) in FLOPs" in said
 
 
 def test_page_and_terminal_show_it_first(ladder: Path) -> None:

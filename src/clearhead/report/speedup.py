@@ -90,9 +90,12 @@ READING = {
     "sizes; E, the loss that no training removes, is the same for both. “Extrapolated”: the "
     "baseline would pay more than it ever did.",
 }
-BENT_FROM = 0.01  # of a size's mean loss off its law
-BENT = "no power law yet"
-WARNING = "too far for its numbers to be used (too few tokens, or one learning rate for all sizes)"
+POOR_FROM = 0.01  # of a size's mean loss off its law
+POOR = "poor fit"
+WARNING = (
+    "too far for its numbers to be used (too few tokens, rates that do not suit every size, or "
+    "seeds or clocks that differ too much)"
+)
 
 
 def speedup_section(records: Records) -> Section | None:
@@ -126,9 +129,9 @@ def speedup_answer(section: Section) -> str:
         said: dict[str, str] = {}
         for column, cell in zip(table.columns, cells, strict=True):
             cost = column.group.removeprefix("Speed-up in ")
-            bent = bool(cell) and cell[0].note == BENT
-            if cell and not (bent and cost in said):  # the fit stands after the run
-                said[cost] = cell[0].text + f" ({BENT})" * bent
+            poor = bool(cell) and cell[0].note == POOR
+            if cell and not (poor and cost in said):  # the fit stands after the run
+                said[cost] = cell[0].text + f" ({POOR})" * poor
         words = [f"{text} in {cost}" for cost, text in said.items()]
         text = f"{narrative.enumerate_words(words)} {row.title}"
         found.setdefault(row.group, {})[row.title == PROJECTION] = text
@@ -246,12 +249,12 @@ class _Law:
         if interval is not None:
             text += _interval(interval)
         far = cost > self.paid * (1 + 1e-9) or ratio * cost > self.largest * (1 + 1e-9)
-        return Entry(text=text, note=BENT if self.bent else "extrapolated" if far else "")
+        return Entry(text=text, note=POOR if self.poor else "extrapolated" if far else "")
 
     @property
-    def bent(self) -> bool:
+    def poor(self) -> bool:
         """True if the sizes lie too far off the law for its numbers to be used."""
-        return math.expm1(self.laws.misfit) > BENT_FROM
+        return math.expm1(self.laws.misfit) > POOR_FROM
 
     @property
     def in_words(self) -> str:
@@ -265,7 +268,7 @@ class _Law:
         return (
             f"{self.name}: E {style.number(self.laws.floor)} nats, α of the arm {alphas[1]}, of "
             f"the baseline {alphas[0]}; the law misses a size’s mean loss by up to "
-            f"{style.percent(math.expm1(self.laws.misfit))}{': ' + WARNING if self.bent else ''}."
+            f"{style.percent(math.expm1(self.laws.misfit))}{': ' + WARNING if self.poor else ''}."
         )
 
 
