@@ -179,10 +179,12 @@ def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hol
     publish([_retrieval(tmp_path, True)], tmp_path / "page.html")
     told = capsys.readouterr().out
     assert "higher by 0.60" in told
-    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in told
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in " ".join(
+        told.split()
+    )
     page = (tmp_path / "page.html").read_text("utf-8")
     assert '<span class="verdict decided">higher by 0.60</span>' in page
-    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in page
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in page
 
 
 def test_one_model_from_elsewhere(tmp_path):

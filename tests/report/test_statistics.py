@@ -137,7 +137,7 @@ def test_a_comparison_that_is_shown_twice_counts_once() -> None:
 
     again = [one(0.04, "a"), replace(one(0.04, "a"), mean=100.0)]  # in per cent
     assert family(again) == {(0.0, "a"): 0.04}
-    assert account(again).startswith("Of 1 comparisons on this page 1 are decided")
+    assert account(again).startswith("Comparisons on this page: 1. Decided one by one: 1;")
     # The same p of other numbers, and of the same numbers against another bound, counts.
     assert len(family([*again, one(0.04, "b"), one(0.04, "a", against=0.5)])) == 3
     # Once .03 counts twice, its limit is no longer 1/2 but 2/3 of 5 %.

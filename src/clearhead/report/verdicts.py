@@ -31,9 +31,9 @@ def account(differences: Iterable[Difference]) -> str:
     threshold = false_discovery_threshold(found)
     together = sum(p <= threshold for p in found)
     return (
-        f"Of {len(found)} comparisons on this page {decided} are decided one by one; {together} "
-        f"of them hold where at most {style.percent(LEVEL)} of what is called may be chance "
-        "(Benjamini-Hochberg)."
+        f"Comparisons on this page: {len(found)}. Decided one by one: {decided}; together as well, "
+        f"where chance makes at most {style.percent(LEVEL)} of all verdicts (Benjamini-Hochberg): "
+        f"{together}."
     )
 
 
