@@ -184,21 +184,6 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     assert "undecided: kurtosis of the model compared with is below 4" in text
 
 
-def test_comparisons_of_the_same_words_need_a_record_of_one(tmp_path):
-    """The same comparison may have other labels in records of other times."""
-    arms = {
-        "transformer": [20.0, 20.1, 20.2],
-        "transformer · orthoadam": [3.0, 3.1, 3.2],
-        "transformer · orthoadam · rotation_share size": [3.0, 3.2, 3.1],
-    }
-    records = _measured(
-        tmp_path, {a: {"kurtosis": values} for a, values in arms.items()}, "outliers"
-    )
-    verdicts = {claim.name: found for claim, _, found in judged({"r": records})}
-    assert verdicts["softmax1/kurtosis"] is Judgement.HOLDS
-    assert verdicts["sas/outliers"] is Judgement.UNTESTED
-
-
 def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
     """Answers that no order of demonstrations changes may be all the same answer."""
     answers = {
@@ -256,6 +241,8 @@ def test_claims_name_experiments_and_arms_that_exist():
     for claim in claims():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name
+        # By its words a comparison is known to have a record.
+        assert len({one.words for one in claim.contrasts}) == len(claim.contrasts), claim.name
         for one in claim.contrasts:
             for side in (one.arm, one.than):
                 assert any(_has(name, known[claim.study]) for name in side), (claim.name, side)

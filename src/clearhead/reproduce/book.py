@@ -27,6 +27,7 @@ FAMILIES = {
     "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
+EDGE = "†"
 CAPTION = (
     "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
     "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
@@ -35,10 +36,11 @@ CAPTION = (
     "seeds, against that of the baseline or of the model named; their difference with its 95 % "
     "interval; and, where it is undecided, the smallest effect that these seeds would have shown. "
     "Counted numbers have a bound in place of an interval. “Alone”: decided by itself, but not "
-    "among all of the book. “Ours”: no paper makes this claim. Published numbers are of much "
-    "larger models than ours. Names are explained at the end of this part."
+    "among all of the book. “†”: a model whose learning rate is the lowest or the highest of those "
+    "that were tried, so that a better one may lie beyond. “Ours”: no paper makes this claim. "
+    "Published numbers are of much larger models than ours. Names are explained at the end of this "
+    "part."
 )
-EDGE = "†"
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
     "baseline, Pre-LN": "a Transformer with a norm before attention and before the MLP.",
@@ -59,8 +61,6 @@ NAMES = {
     "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
     "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
     "16 ×": "of the length of texts in training.",
-    EDGE: "the model's learning rate is the lowest or the highest of those that were tried for it, "
-    "so that a better one may lie beyond; records without a list of these have no mark.",
 }
 COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
 Judged = tuple[Claim, list[Outcome], Judgement]

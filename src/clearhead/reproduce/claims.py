@@ -281,7 +281,7 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
         none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
         verdict = next((one for one in order if one in verdicts), none)
         measured = {one.contrast.words for one in telling}
-        if verdict is Judgement.HOLDS and measured < {one.words for one in claim.contrasts}:
+        if verdict is Judgement.HOLDS and len(measured) < len(claim.contrasts):
             verdict = Judgement.UNDECIDED  # some of what it says has no record
         yield claim, outcomes[claim.name], verdict
 
