@@ -223,9 +223,10 @@ def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
 
 
 def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
-    """`minus` takes the number elsewhere away within a seed; `relative` divides by the baseline."""
+    """`minus` is the distance to the number elsewhere within a seed, whichever is the higher;
+    `relative` divides by the baseline."""
     lines = []
-    for arm, slope in {"transformer": 10.0, "coca": 1.0}.items():
+    for arm, slope in {"transformer": -10.0, "coca": 1.0}.items():
         for seed in range(3):
             name = f"{arm}/seed{seed}"
             lines.append({"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed})
@@ -245,7 +246,7 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
         **whole, claimed="not lower", at={"factor": 8.0}, than_at={"factor": 2.0}, relative=True
     ).judge("a", load([path]))
     assert outcome.than.mean == pytest.approx(1)
-    assert outcome.arm.mean == pytest.approx((92 + 1.08) / (80 + 1.2))
+    assert outcome.arm.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
 
 
 def test_claims_name_experiments_and_arms_that_exist():

@@ -42,7 +42,8 @@ class Contrast:
         metric, at: the measures; a seed's number is the mean of all that match, over all arms of
             the pattern (so that a factorial's main effects are contrasts).
         than_at: where the model compared with is read, where it is elsewhere.
-        minus: dimensions in whose place both read once more: the number is the first less that.
+        minus: dimensions in whose place both read once more: the number is the first less that,
+            without its sign: how much it matters.
         less: patterns of an arm whose number is taken away on both sides, within a seed: the
             contrast is then one of leads.
         times: length of the text in training lengths; None is any.
@@ -162,7 +163,7 @@ class Contrast:
             return first
         if not first or not second:
             return []
-        return [Measure(metric=self.metric, value=_mean(first) - _mean(second))]
+        return [Measure(metric=self.metric, value=abs(_mean(first) - _mean(second)))]
 
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
         """Measures with a value. A step is one of training: milestones are not the final number.
