@@ -339,7 +339,7 @@ def _error(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_path, monkeypatch):
     page = Path(__file__).parents[2].joinpath("docs", "repair.md").read_text("utf-8")
-    commands = [line for line in page.split("```")[1].splitlines() if line]
+    commands = page.partition("## What to choose")[2].split("```")[1].split("\n")[1:-1]
     monkeypatch.chdir(tmp_path)
     for command in commands:
         name, *words = shlex.split(command)

@@ -33,6 +33,7 @@ def test_a_share_that_chance_explains_is_none():
 
 
 def test_a_model_with_a_null_key_is_not_told_to_take_one():
-    (found,) = advise(_measures(0.46, null_mass=0.17), width=64)
-    assert "beside the null key" in found["finding"]
-    assert "softmax1" not in found["advice"]
+    for metric in ("null_mass", "prefix_mass"):
+        (found,) = advise(_measures(0.46, **{metric: 0.17}), width=64)
+        assert "beside the null key" in found["finding"]
+        assert "softmax1" not in found["advice"]

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.diagnose import diagnose
+from clearhead.diagnose import attention_maps, diagnose
 from clearhead.diagnose.null_mass import ClosedGates, NullMass
 from clearhead.ops.visibility import Visibility
 from clearhead.probe import AttentionCall, ByTile, observe
 from clearhead.probe import tiles as module_under_test
+from clearhead.view.trace import AttentionTrace
 
 B, H, T, D = 2, 3, 37, 5
 BANDS = {
@@ -64,6 +65,32 @@ def test_without_logits_a_fixed_null_key_fades_as_one_over_the_keys(tiny):
         wanted = sum(1 / (i + 2) for i in range(low, high)) / (high - low)
         found = tiny.value(statistic.measures(), "null_mass", map="softmax", position=low)
         assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_learned_keys_with_values_are_no_null_key(tiny):
+    """Their weight adds something: it is measured under a name of its own, in a diagnosis and in
+    the viewer."""
+    model = tiny.make("key-value")
+    for layer in model.model.layers:
+        nn.init.normal_(layer.self_attn.normalizer.value_bias)
+    (ids,) = tiny.windows(1, 9)
+    trace = AttentionTrace(9)
+    with torch.no_grad(), observe(model, attention=[ByTile(weights=[trace])]):
+        model(ids[None])
+    beside = [1 - torch.tensor(one["weights"]).sum(-1) for one in attention_maps(model, ids)]
+    mean = float(torch.stack(beside).mean())
+    assert mean > 0.05
+    lines = diagnose(model, [ids], batch_size=1).measures
+    assert tiny.value(lines, "prefix_mass", map="softmax") == pytest.approx(mean, abs=1e-3)
+    for found in (lines, trace.measures()):
+        metrics = {line["metric"] for line in found}
+        assert "prefix_mass" in metrics
+        assert "null_mass" not in metrics
+    plain = {
+        line["metric"] for line in diagnose(tiny.make("key-bias"), [ids], batch_size=1).measures
+    }
+    assert "null_mass" in plain
+    assert "prefix_mass" not in plain
 
 
 def test_a_gate_counts_by_how_far_it_is_closed(tiny):

@@ -11,7 +11,9 @@ from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.evaluation import best, scaling_name, setting, tables
-from clearhead.report.pivots import Pivot
+from clearhead.report.pivots import Pivot, difference_of
+from clearhead.report.pivots import found as of_arm
+from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, shown
 
@@ -117,14 +119,16 @@ def test_the_best_by_length_stands_first(path):
     assert page_of(records).verdict[1].startswith("Highest mean accuracy of passkey")
 
 
-def _retrieval(tmp_path: Path, items: bool) -> Path:
+def _retrieval(
+    tmp_path: Path, items: bool, rights: tuple[int, int] = (2, 8), spread: int = 1
+) -> Path:
     """Three seeds of two models: each names 8 or 2 of ten keys, the same ones with every seed."""
     lines = []
-    for preset, right, spread in (("transformer", 2, 0), ("coca", 8, 1)):
+    for preset, right, varied in zip(("transformer", "coca"), rights, (0, spread), strict=True):
         for seed in range(3):
             run = f"{preset}{seed}"
             lines.append({"kind": "run", "run": run, "preset": preset, "seed": seed, "size": ""})
-            named = [1.0] * (right + spread * (seed - 1)) + [0.0] * 10
+            named = [1.0] * (right + varied * (seed - 1)) + [0.0] * 10
             result = {"accuracy": sum(named[:10]) / 10, "low": 0.1, "high": 0.9, "trials": 10}
             if items:
                 result["accuracy_by_item"] = named[:10]
@@ -151,16 +155,36 @@ def test_the_error_of_drawing_keys_is_in_the_interval_where_records_have_them(tm
     degrees = (0.01 / 3 + keys) ** 2 / ((0.01 / 3) ** 2 / 2 + keys**2 / 9)
     half = scipy.stats.t.ppf(0.975, degrees) * (0.01 / 3 + keys) ** 0.5
     assert found[True] == pytest.approx(half, rel=1e-6)
+    records = load(_retrieval(tmp_path, True))
+    arms = [of_arm(records, one, lambda run: run.select("accuracy")) for one in records.arms()]
+    percent = difference_of(*arms[::-1], scale=100)
+    assert percent is not None
+    assert percent.decidable == pytest.approx(100 * half, rel=1e-6)
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(10, Verdict.HIGHER), (0, Verdict.UNDECIDED)])
+def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verdict, tmp_path):
+    """Without a number by key three equal accuracies decide nothing, however far apart."""
+    (unknown,) = page_of(load(_retrieval(tmp_path, False, (0, right), 0))).differences
+    assert unknown.verdict is Verdict.NO_SPREAD
+    (known,) = page_of(load(_retrieval(tmp_path, True, (0, right), 0))).differences
+    assert known.mean == right / 10
+    assert known.verdict is verdict
+    # One hit and one miss more in each arm: 11/12 of 1/12, over 12, twice.
+    half = scipy.stats.t.ppf(0.975, 9) * (2 * 11 / 12**3) ** 0.5
+    assert known.decidable == pytest.approx(half)
 
 
 def test_the_page_and_the_terminal_say_what_differs_and_how_many_comparisons_hold(tmp_path, capsys):
     publish([_retrieval(tmp_path, True)], tmp_path / "page.html")
     told = capsys.readouterr().out
     assert "higher by 0.60" in told
-    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in told
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in " ".join(
+        told.split()
+    )
     page = (tmp_path / "page.html").read_text("utf-8")
     assert '<span class="verdict decided">higher by 0.60</span>' in page
-    assert "Of 1 comparisons on this page 1 are decided one by one; 1 of them hold" in page
+    assert "on this page: 1. Decided one by one: 1; together as well, where" in page
 
 
 def test_one_model_from_elsewhere(tmp_path):

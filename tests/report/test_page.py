@@ -145,6 +145,18 @@ def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
     assert "no sink" not in narrative.sinks(long)
 
 
+def test_sets_with_one_outcome_share_a_sentence_and_the_cost_names_its_set(fake: Fake) -> None:
+    options = {"steps": 5, "attention": False, "trained": True, "seeds": 3}
+    sets = load([fake(f"{label}.jsonl", label=label, **options) for label in ("narrow", "wide")])
+    assert narrative.lead(sets, 0.05).endswith(
+        ": in “narrow” and “wide” differential and softmax1 predict unseen text better than "
+        "transformer."
+    )
+    hidden = narrative.lead(sets, 1e-9)
+    assert re.search(r"in “narrow” and “wide” no difference .* up to [\d.]+ and [\d.]+\.$", hidden)
+    assert narrative.cost(sets, 0.05).startswith("Beside transformer in “narrow”, differential")
+
+
 def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"kind": "run", "run": "x", "study": "diagnosis"}\n')

@@ -10,11 +10,11 @@ COSTS = [UNIT * 6**size for size in range(4)]
 FAR = 10 * COSTS[-1]
 
 
-def _losses(arm: int, noise: float = 0.0, seeds: int = 3, random=None):
+def _losses(arm: int, noise: float = 0.0, seeds: int = 3, random=None, clock: float = 0.0):
     random = np.random.default_rng(0) if random is None else random
     return [
         (
-            cost,
+            cost * np.exp(clock * random.standard_normal(seeds)) if clock else np.full(seeds, cost),
             (E + SCALES[arm] * (cost / UNIT) ** -EXPONENTS[arm])
             * np.exp(noise * random.standard_normal(seeds)),
         )
@@ -57,11 +57,12 @@ def test_sizes_that_are_no_power_law_widen_the_interval_and_are_told() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+@pytest.mark.parametrize("clock", [0.0, 0.15], ids=["counted costs", "clocks that differ"])
+def test_intervals_cover_the_truth_as_often_as_they_say(clock: float) -> None:
     random = np.random.default_rng(1)
     draws, covered = 60, np.zeros(3)
     for _ in range(draws):
-        laws = fit(*(_losses(arm, 0.003, random=random) for arm in (0, 1)), draws=100)
+        laws = fit(*(_losses(arm, 0.003, 3, random, clock) for arm in (0, 1)), draws=100)
         intervals = (
             (laws.interval_of_speedup(FAR), _true_speedup(FAR)),
             (laws.interval_of_exponent(False), EXPONENTS[0]),

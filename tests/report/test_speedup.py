@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.report import append, load, page_of
-from clearhead.report.speedup import speedup_section
+from clearhead.report.speedup import speedup_answer, speedup_section
 from clearhead.report.statistics import Verdict
 
 from .conftest import printed, shown
@@ -21,17 +21,23 @@ def _base(cost: float) -> float:
 
 
 def write(
-    path: Path, arm: str, law: Law, label: str = "", steps: int = STEPS, sizes: tuple = ()
+    path: Path,
+    arm: str,
+    law: Law,
+    label: str = "",
+    steps: int = STEPS,
+    parameters: int = 4096,
+    seconds: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> None:
-    """Three seeds of an arm whose loss is a law of its tokens; a step takes a second."""
-    for seed, noise in enumerate((-1e-3, 0.0, 1e-3)):
+    """Three seeds of an arm whose loss is a law of its tokens, and their seconds a step."""
+    for seed, (noise, second) in enumerate(zip((-1e-3, 0.0, 1e-3), seconds, strict=True)):
         run = {"run": f"{label}/{arm}/seed{seed}"}
         header = {"arm": arm, "preset": arm, "seed": seed, "label": label, "forward_flops": 1.0}
-        header |= {"train": {"sequence_length": 8}, "sizes": list(sizes)}
+        header |= {"train": {"sequence_length": 8}, "non_embedding_parameters": parameters}
         append(path, {"kind": "run", **run, **header})
         for step in range(1, steps + 1):
             counted = {"step": step, "tokens": step * TOKENS}
-            append(path, {"kind": "step", **run, **counted, "seconds": step * 1.0, "loss": 9.0})
+            append(path, {"kind": "step", **run, **counted, "seconds": step * second, "loss": 9.0})
             loss = law(step * TOKENS) * (1 + noise)
             line = {"kind": "measure", **run, "metric": "loss", "length": 8, "value": loss}
             append(path, {**line, "step": step})
@@ -58,7 +64,9 @@ def test_a_slower_arm_is_where_the_baseline_was_earlier(tmp_path: Path) -> None:
     found = cells(path)
     assert set(found) == {("at this size", cost, "in the run") for cost in ("FLOPs", "wall-clock")}
     for entry in found.values():
-        assert entry.text.startswith("0.5")
+        value, low, high = _numbers(entry.text)
+        assert value == pytest.approx(0.5, abs=0.01)
+        assert low < value < high
         assert entry.difference.mean == pytest.approx(-0.5, abs=0.01)
         assert entry.difference.verdict is Verdict.LOWER
         assert entry.difference.p < 1e-3
@@ -94,15 +102,18 @@ def test_without_losses_on_the_way_there_is_no_section(tmp_path: Path) -> None:
     assert speedup_section(load(path)) is None
 
 
+def write_ladder(path: Path, seconds: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> Path:
+    """Three sizes of an arm that is worth twice its cost."""
+    for size, steps in zip((64, 128, 256), (5, 20, 80), strict=True):
+        place = {"label": f"width {size}", "steps": steps, "parameters": size**2}
+        write(path, "transformer", _base, seconds=seconds, **place)
+        write(path, "twice", lambda cost: _base(2 * cost), seconds=seconds, **place)
+    return path
+
+
 @pytest.fixture
 def ladder(tmp_path: Path) -> Path:
-    path = tmp_path / "records.jsonl"
-    sizes = ("64", "128", "256")
-    for size, steps in zip(sizes, (5, 20, 80), strict=True):
-        place = {"label": f"width {size}", "steps": steps, "sizes": sizes}
-        write(path, "transformer", _base, **place)
-        write(path, "twice", lambda cost: _base(2 * cost), **place)
-    return path
+    return write_ladder(tmp_path / "records.jsonl")
 
 
 def test_over_a_ladder_the_fit_says_what_no_run_reached(ladder: Path) -> None:
@@ -119,23 +130,59 @@ def test_over_a_ladder_the_fit_says_what_no_run_reached(ladder: Path) -> None:
     assert (last, "FLOPs", "in the run") not in found
 
 
+def test_clocks_that_differ_between_seeds_widen_the_interval_of_wall_clock(tmp_path: Path) -> None:
+    even, uneven = (
+        cells(write_ladder(tmp_path / name, seconds))
+        for name, seconds in (("even", (1.0, 1.0, 1.0)), ("uneven", (1.0, 2.0, 1.5)))
+    )
+    place = "at width 128", "wall-clock", "by the fit"
+    widths = [
+        high / low for _, low, high in (_numbers(found[place].text) for found in (even, uneven))
+    ]
+    assert widths[1] > 1.3 * widths[0]
+    flops = "at width 128", "FLOPs", "by the fit"
+    assert even[flops].text == uneven[flops].text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"non_embedding_parameters": 16384', '"non_embedding_parameters": 4096'),
+        ('"label": "width 128"', '"label": "width 128", "objective": "mlm"'),
+        ('"label": "width 128"', '"label": "width 128", "data": {"fingerprint": "another"}'),
+    ],
+    ids=["two sizes alone", "another objective", "another text"],
+)
+def test_no_law_is_fitted_to_what_is_no_ladder(ladder: Path, change: tuple[str, str]) -> None:
+    ladder.write_text(ladder.read_text().replace(*change))
+    assert not any(column == "by the fit" for _, _, column in cells(ladder))
+
+
 def test_a_ladder_that_is_no_power_law_says_so(ladder: Path) -> None:
     lines = ladder.read_text().replace('"value": 2.4', '"value": 4.4')
     ladder.write_text(lines)
     section = speedup_section(load(ladder))
     assert section is not None
-    assert "misses a size’s mean loss by up to" in section.blocks[1].texts[0]
-    text = cells(ladder)["projected to 10 × the largest cost", "FLOPs", "by the fit"].text
-    assert "over 100" in text or "under 0.01" in text
-    assert len(text) < 40
+    notes = section.blocks[1].texts
+    assert any("misses a size’s mean loss by up to" in note for note in notes)
+    assert any("too far for its numbers to be used" in note for note in notes)
+    entry = cells(ladder)["projected to 10 × the largest cost", "FLOPs", "by the fit"]
+    assert "over 100" in entry.text or "under 0.01" in entry.text
+    assert len(entry.text) < 40
+    assert entry.note == "poor fit"
+    said = speedup_answer(section)
+    measured = cells(ladder)["at width 256", "FLOPs", "in the run"].text
+    assert f"{measured} in FLOPs" in said
+    assert f"{entry.text} (poor fit) in FLOPs" in said
 
 
 def test_page_and_terminal_show_it_first(ladder: Path) -> None:
     page = page_of(load(ladder))
     assert page.sections[0].name == "speed-up"
-    assert page.verdict[0].startswith(
-        "Effective speed-up: twice over transformer projected to 10 × the largest cost: "
-    )
+    assert page.verdict[0].startswith("Effective speed-up of twice over transformer: 2.0")
+    assert page.verdict[0].endswith("wall-clock projected to 10 × the largest cost.")
+    assert "in FLOPs and 2.0" in page.verdict[0]
+    assert "wall-clock at width 256, and 2.0" in page.verdict[0]
     assert "extrapolated" in shown(page)
     assert printed(page).startswith("effective speed-up, Speed-up in FLOPs")
     assert "twice over transformer, FLOPs: E 2.0" in printed(page)

@@ -1,11 +1,16 @@
 """Mean, spread, intervals and verdicts against numbers worked out by hand, and by scipy."""
 
+from dataclasses import replace
+
 import pytest
 import scipy.stats
 
+from clearhead.records.intervals import of_items
 from clearhead.report.statistics import (
     Component,
+    Difference,
     Verdict,
+    alike_trials,
     compare,
     component,
     false_discovery_threshold,
@@ -13,6 +18,7 @@ from clearhead.report.statistics import (
     t_quantile,
     t_tails,
 )
+from clearhead.report.verdicts import account, family, threshold_of
 
 
 def test_summary_of_three_seeds() -> None:
@@ -80,12 +86,65 @@ def test_a_single_seed_of_either_arm_decides_nothing() -> None:
     assert compare([], [1.0, 2.0]) is None
 
 
-def test_numbers_without_spread_differ_or_are_equal() -> None:
-    different, equal = compare([2.0, 2.0], [1.0, 1.0]), compare([1.0, 1.0], [1.0, 1.0])
-    assert different is not None
-    assert equal is not None
-    assert (different.verdict, different.p) == (Verdict.HIGHER, 0)
-    assert (equal.verdict, equal.p) == (Verdict.UNDECIDED, 1)
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.1, 0.1, 0.1]])
+def test_seeds_that_all_agree_tell_no_spread_and_decide_nothing(values: list[float]) -> None:
+    """Neither that two arms differ, nor that they are equal. A mean of 0.1 is not exactly 0.1."""
+    for baseline in (values, [0.3, 0.3, 0.3]):
+        found = compare(values, baseline)
+        assert found is not None
+        assert found.verdict is Verdict.NO_SPREAD
+        assert (found.interval, found.p, found.decidable) == (None, None, None)
+        assert found.mean == pytest.approx(values[0] - baseline[0])
+    summary = summarize(values)
+    assert summary is not None
+    assert (summary.deviation, summary.interval) == (0, None)
+    assert of_items([0.3, 0.3, 0.3]) is None  # as no items that all agree do
+    one_varies = compare(values, [2.0, 2.1, 2.2])
+    assert one_varies is not None
+    assert one_varies.verdict is Verdict.LOWER
+
+
+def test_trials_that_all_end_alike_still_tell_what_their_number_can() -> None:
+    """Thirty keys of which one arm finds all and the other none, and two that both find none."""
+    # One hit and one miss more: shares 31/32 and 1/32, each of variance 31/32² / 32.
+    error = alike_trials(30)
+    assert error == Component(variance=pytest.approx(2 * 31 / 32**3), degrees=29)
+    half = scipy.stats.t.ppf(0.975, 29) * (2 * 31 / 32**3) ** 0.5
+    for share, verdict in ((1.0, Verdict.HIGHER), (0.0, Verdict.UNDECIDED)):
+        found = compare([share] * 3, [0.0] * 3, [error])
+        assert found is not None
+        assert found.verdict is verdict
+        assert found.decidable == pytest.approx(half)
+
+
+def test_a_difference_is_tested_against_a_margin() -> None:
+    variant, baseline = [1.0, 2.0, 3.0], [4.0, 6.0, 8.0]
+    shifted = compare([one + 1.5 for one in variant], baseline)
+    found = compare(variant, baseline, against=-1.5)
+    assert found is not None
+    assert shifted is not None
+    assert found.p == pytest.approx(shifted.p)
+    for margin, verdict in ((-9, Verdict.HIGHER), (-1, Verdict.UNDECIDED), (0.5, Verdict.LOWER)):
+        found = compare(variant, baseline, against=margin)
+        assert found is not None
+        assert found.verdict is verdict
+        assert found.interval == shifted.interval or found.mean == -4
+
+
+def test_a_comparison_that_is_shown_twice_counts_once() -> None:
+    def one(p: float, compared: str, against: float = 0.0) -> Difference:
+        return Difference(mean=1.0, interval=(0, 2), p=p, compared=compared, against=against)
+
+    again = [one(0.04, "a"), replace(one(0.04, "a"), mean=100.0)]  # in per cent
+    assert family(again) == {(0.0, "a"): 0.04}
+    assert account(again).startswith("Comparisons on this page: 1. Decided one by one: 1;")
+    # The same p of other numbers, and of the same numbers against another bound, counts.
+    assert len(family([*again, one(0.04, "b"), one(0.04, "a", against=0.5)])) == 3
+    # Once .03 counts twice, its limit is no longer 1/2 but 2/3 of 5 %.
+    alone = [one(0.03, "a"), one(0.6, "b")]
+    assert threshold_of([*alone, one(0.03, "a")]) == threshold_of(alone) < 0.03
+    unknown = replace(alone[0], p=None)
+    assert threshold_of([one(0.03, "a"), unknown]) == 0.03  # what has no p-value is no test
 
 
 def test_the_error_of_drawn_items_widens_the_interval() -> None:

@@ -66,11 +66,17 @@ def test_what_holds_alone_but_not_among_all_of_the_page_is_marked(three: Path) -
 
 def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    for arm in ("transformer", "differential"):
-        write(path, arm, [7.0, 7.0])
+    for arm, value in {"transformer": 7.0, "differential": 7.0, "softmax1": 9.0}.items():
+        write(path, arm, [value, value])
+        for seed in (0, 1):
+            line = {"kind": "measure", "run": f"{arm}/seed{seed}", "metric": "perplexity"}
+            append(path, {**line, "value": value})
     for text in (shown(page := page_of(load(path))), printed(page)):
-        assert "undecided (all seeds alike)" in text
-        assert "±0)" not in text
+        assert text.count("undecided (all seeds alike)") == 4
+        assert "higher by" not in text
+    assert "no difference to transformer can be judged, as no seed differs" in page.verdict[0]
+    assert ", p = " not in render(page)
+    assert "2 seeds, all alike" in render(page)
 
 
 def test_a_sentence_says_what_an_undecided_speed_could_have_shown(tmp_path: Path) -> None:

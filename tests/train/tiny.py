@@ -61,6 +61,7 @@ class Batches:
     """Random tokens as a pure function of the batch's number."""
 
     fingerprint = "tiny"
+    begin: int | None = None
 
     def __init__(self, size=2, length=16):
         self.size = size

@@ -95,6 +95,7 @@ class MaskedBatches:
     def __init__(self, batches: Batches, masking: Masking) -> None:
         self.batches = batches
         self.masking = masking
+        self.begin = batches.begin
         self.fingerprint = f"{batches.fingerprint}, {masking.share} hidden"
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:

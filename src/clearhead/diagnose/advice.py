@@ -60,10 +60,11 @@ def _of_main_map(found: Found, metric: str) -> float | None:
 
 def _sink(*, beside_a_null_key: bool) -> Callable[[Found, int], float | None]:
     """The argmax share, where it is at least five times what no preference would give, in models
-    that can put weight on no key or in those that cannot."""
+    that can put weight beside the text's own keys or in those that cannot."""
 
     def number(found: Found, width: int) -> float | None:
-        if (_of_main_map(found, "null_mass") is not None) != beside_a_null_key:
+        nulls = [_of_main_map(found, metric) for metric in ("null_mass", "prefix_mass")]
+        if any(one is not None for one in nulls) != beside_a_null_key:
             return None
         share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
         return share if share is not None and floor and share >= 5 * floor else None
@@ -130,7 +131,7 @@ _RULES = (
         finding="the first token is a sink beside the null key: {value:.0%} of all queries attend "
         "to it most",
         advice="keep it in a sliding cache: this model does not put all idle weight on no key "
-        "(null_mass says how much)",
+        "(null_mass, or prefix_mass of learned keys, says how much)",
     ),
     _Rule(
         metric="hidden_top_1 / hidden_median",

@@ -27,6 +27,7 @@ class RowMeans:
       largest weights each counts 1/k, so that uniform attention scores its chance, not 1.
     - `first_token_mass`: the mean weight on key 0.
     - `null_mass`: the mean weight on no key; only with a sink beside the keys (softmax-1).
+    - `prefix_mass`: the mean weight on learned keys that have values (`normalizer` key-value).
     - `entropy`: of a query's weights, in nats; a null key counts as a key.
     - `chance_floor`, over all layers: the argmax share without any preference, 1/(i + 1) for query
       i: for T causal queries H_T / T, with H_T the T-th harmonic number.
@@ -48,7 +49,7 @@ class RowMeans:
                 "first_token_argmax_share": part.first_is_largest,
                 "first_token_mass": part.weights[..., 0],
             }
-            values |= {} if part.null is None else {"null_mass": part.null}
+            values |= {} if part.null is None else {call.null_metric: part.null}
             values |= {} if part.entropy is None else {"entropy": part.entropy}
             if index == 0:
                 keys = tile.visible.sum(-1).clamp_min(1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.models.inspection import decoder_layers, evaluating, run_backbone
+from clearhead.models.inspection import decoder_layers, evaluating, opened, run_backbone
 from clearhead.probe.attention_call import AttentionCall, Scores
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import TILE
@@ -100,7 +100,7 @@ def extrapolate(model: Any, ids_T: Tensor, trained: int) -> Extrapolation:
     """
     statistics = Extrapolation(len(decoder_layers(model)), trained, len(ids_T))
     with evaluating(model), observe(model, attention=[statistics]):
-        run_backbone(model, ids_T[None].to(model.device))
+        run_backbone(model, opened(model, ids_T[None]).to(model.device))
     return statistics
 
 

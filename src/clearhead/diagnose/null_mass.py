@@ -54,14 +54,14 @@ class _ByPosition:
 
 
 class NullMass(_ByPosition):
-    """`null_mass` of the maps that have a null key, by position."""
+    """`null_mass` of the maps that have a null key without a value, by position."""
 
     metric = "null_mass"
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         """Add a tile."""
         for part in tile.maps:
-            if part.null is not None:
+            if part.null is not None and call.null_metric == self.metric:
                 self._add(part.name, call.layer, tile.start, part.null, part.counted)
 
 

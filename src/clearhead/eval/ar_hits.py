@@ -6,6 +6,7 @@ out those that are frequent in the training text, which this does not.
 """
 
 import numpy as np
+import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import HitsOptions
@@ -13,6 +14,7 @@ from clearhead.eval.perplexity_task import PerplexityTask
 from clearhead.eval.sliding import sliding
 from clearhead.eval.task import EvalTask, Subject
 from clearhead.measure.task import Advanced, Cell
+from clearhead.models.inspection import opened
 from clearhead.records.runs import Line
 
 
@@ -41,7 +43,9 @@ class HitsTask(EvalTask, HitsOptions):
             batch_tokens=subject.batch_tokens,
             advanced=advanced,
         ):
-            hit = hits(texts[window.document][window.start : window.start + length], self.ngram)
+            ids = texts[window.document][window.start : window.start + length]
+            read = opened(subject.model, torch.from_numpy(ids.astype(np.int64)))
+            hit = hits(read.numpy(), self.ngram)
             for kind, total in sums.items():
                 losses = window.loss[hit[window.position :] == kind]
                 total += losses.sum(), len(losses)

@@ -92,7 +92,6 @@ class Run:
             "from": self.model.origin,
             "seed": self.seed,
             "label": self.config.label,
-            **({"sizes": list(self.config.sizes)} if self.config.sizes else {}),
             "model": self.model.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": self.corpus.describe(),

@@ -9,6 +9,7 @@ from clearhead.data import Corpus, windows
 from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans, attention_maps
 from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
+from clearhead.models.inspection import opened
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
 from clearhead.records.loading import as_line
@@ -22,7 +23,7 @@ MILESTONES = "milestones.jsonl"
 WINDOWS = 16  # of a milestone
 METRICS = (
     *("kurtosis", "kurtosis_rotated", "largest_activation"),
-    *("first_token_argmax_share", "first_token_mass", "null_mass"),
+    *("first_token_argmax_share", "first_token_mass", "null_mass", "prefix_mass"),
 )
 
 
@@ -91,7 +92,7 @@ def attention_records(
 ) -> Iterator[dict[str, Any]]:
     """Heat-maps of one validation text, with its tokens spelt out; of a document's beginning, or
     of wherever the split begins."""
-    text = next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1, at=at)))
+    text = opened(model, next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1, at=at))))
     spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
     for line in attention_maps(model, torch.as_tensor(text)):
         yield {**line, "text": spelt}

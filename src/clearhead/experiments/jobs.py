@@ -44,6 +44,8 @@ class Job:
     seed: int = 0
     model: Path | None = None
     """Folder of the model that it reads, if another job writes it."""
+    swept: tuple[float, ...] = ()
+    """Learning rates from which that of a training was chosen, where there were several."""
 
     def __str__(self) -> str:
         return shlex.join(command(self.config))

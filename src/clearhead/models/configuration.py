@@ -24,8 +24,13 @@ _AUTO = {
     "AutoModelForSequenceClassification": "ClearheadForSequenceClassification",
 }
 
-# What transformers itself passes or stores beside a configuration's declared fields.
-_TRANSFORMERS_KEYS = {
+# In the configuration of a model, of any library, that read this token first in every training
+# window; absent from all others.
+WINDOW_BEGIN = "window_begin_token_id"
+# What transformers itself, or our training, passes or stores beside a configuration's declared
+# fields.
+_BESIDE = {
+    WINDOW_BEGIN,
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -251,7 +256,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
+        known = _BESIDE | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
             if key not in known and not key.startswith("_"):
                 self.refuse(key)
@@ -334,6 +339,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 "value_gain has no effect without a reparametrised matrix: choose "
                 "values='reparametrised', or leave it out"
             )
+
+
+def window_begin(config: Any) -> dict[str, Any]:
+    """The setting `WINDOW_BEGIN` of a configuration, which conversions keep; empty without it."""
+    value = getattr(config, WINDOW_BEGIN, None)
+    return {} if value is None else {WINDOW_BEGIN: value}
 
 
 _IN_WORDS = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
+from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.ops.precision import without_autocast
 
 _WORDS_FOR_POSITION = ("position", "pos_emb", "wpe")
@@ -83,6 +84,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
     """Stack windows, int64 [T] each, to [B, T] on the model's device; the last may be smaller.
 
+    Each is `opened`: a model that began every training window with one token reads no other.
+
     Raises:
         ClearheadError: no windows, windows of other shapes or lengths, more tokens than the model
             has learned positions, or token ids that the model does not know.
@@ -109,6 +112,25 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
         raise ClearheadError("no windows to measure on: give at least one")
 
 
+def opened(model: Any, ids: Tensor) -> Tensor:
+    """Tokens, int64 [..., T], as the model's training opened windows: as they are, or with the
+    begin token in the place of each first one (`TrainConfig.begin_windows`).
+
+    Raises:
+        ClearheadError: a begin token in the model's configuration that is no whole number.
+    """
+    begin = getattr(model.config, WINDOW_BEGIN, None)
+    if begin is None:
+        return ids
+    if type(begin) is not int:
+        raise ClearheadError(
+            f"{WINDOW_BEGIN} is {begin!r} in the model's config.json: give the begin token's id"
+        )
+    ids = ids.clone()
+    ids[..., 0] = begin
+    return ids
+
+
 def _length(model: Any, window: Tensor) -> int:
     length = len(window)
     limit = longest_text(model)
@@ -120,7 +142,7 @@ def _length(model: Any, window: Tensor) -> int:
 
 
 def _stack(model: Any, windows: list[Tensor]) -> Tensor:
-    ids_BT = torch.stack(windows)
+    ids_BT = opened(model, torch.stack(windows))
     known = model.get_input_embeddings().num_embeddings
     low, high = int(ids_BT.min()), int(ids_BT.max())
     if low < 0 or high >= known:

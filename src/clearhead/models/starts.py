@@ -16,7 +16,7 @@ import torch
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.catalogue import PRESETS
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.configuration import ClearheadConfig, window_begin
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import AXES, LayerSpec
 
@@ -102,7 +102,7 @@ def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConf
         keys["annealed_start"] = False
     if changes.get("position", "rope") not in _ROTARY:
         keys["rope_parameters"] = None
-    return ClearheadConfig(**{**keys, **changes})
+    return ClearheadConfig(**{**keys, **window_begin(ours), **changes})
 
 
 def _adopt(weights: dict[str, Any], prefix: str, before: LayerSpec, after: LayerSpec) -> None:

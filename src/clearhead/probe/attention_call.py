@@ -25,7 +25,7 @@ class Tile(NamedTuple):
         start: the first of its queries.
         weights: [B, H, R, S], float32 (float64 for float64 queries), 0 where hidden.
         visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
-        null: [B, H, R], the weight of the sink, on no key; None where there is no sink.
+        null: [B, H, R], the weight of the sink; None where there is no sink.
     """
 
     start: int
@@ -90,6 +90,12 @@ class AttentionCall:
     def causal(self) -> bool:
         """True where no query sees a key after its own."""
         return self.visibility.causal
+
+    @property
+    def null_metric(self) -> str:
+        """The name of the weight beside the text's own keys: `null_mass` where it adds nothing to
+        the output, `prefix_mass` where learned keys have values."""
+        return "null_mass" if self.sink_value is None else "prefix_mass"
 
     def null_logit(self, start: int = 0, rows: int | None = None) -> float | Tensor | None:
         """The sink as `normalised` takes it, of some of the queries."""

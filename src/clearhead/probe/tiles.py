@@ -28,7 +28,7 @@ class MapTile(NamedTuple):
         first_is_largest: [B, h, R], 1 / n where key 0 is one of the row's n largest, else 0; of
             signed weights the largest is the most positive.
         entropy: [B, h, R] in nats, where the null key counts as a key; None for signed maps.
-        null: [B, h, R], the weight on no key; None without a sink.
+        null: [B, h, R], the weight of the sink (`AttentionCall.null_metric`); None without one.
     """
 
     name: str

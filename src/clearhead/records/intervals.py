@@ -20,7 +20,7 @@ def wilson(successes: float, trials: int) -> Interval:
 def of_items(items: Sequence[float], centre: float | None = None) -> Interval | None:
     """The interval of the mean of independently drawn items; None where there is none.
 
-    Items that are all 0 or 1 are trials (Wilson), two or more others have Student's t.
+    Items that are all 0 or 1 are trials (Wilson), two or more others that differ have Student's t.
 
     Args:
         centre: the number of which the items are parts, where it is not exactly their mean.
@@ -28,7 +28,7 @@ def of_items(items: Sequence[float], centre: float | None = None) -> Interval | 
     n = len(items)
     if n and all(one in (0, 1) for one in items):
         return wilson(sum(items), n)
-    if n < 2:
+    if n < 2 or min(items) == max(items):
         return None
     mean = math.fsum(items) / n
     variance = math.fsum((one - mean) ** 2 for one in items) / (n - 1) / n

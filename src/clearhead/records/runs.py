@@ -127,6 +127,14 @@ class Run:
         return length if isinstance(length, int) else None
 
     @property
+    def at_edge(self) -> bool:
+        """True if its learning rate is the lowest or the highest of those that were tried for it:
+        a better one may lie beyond."""
+        swept = self.header.get("swept") or ()
+        rate = (self.header.get("train") or {}).get("learning_rate")
+        return bool(swept) and rate in (min(swept), max(swept))
+
+    @property
     def budget(self) -> float | None:
         """Tokens that the run read, or else was to read."""
         if self.steps and self.steps[-1].get("tokens"):

@@ -19,7 +19,7 @@ from clearhead.report.costs import add_costs
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
-from clearhead.report.speedup import speedup_section
+from clearhead.report.speedup import speedup_answer, speedup_section
 
 Columns = Iterator[tuple[Heading, Quantity]]
 _FIRST_TOKEN = "First token’s attention"
@@ -31,7 +31,7 @@ def page(records: Records, title: str = "") -> Page:
     speedup = speedup_section(records)
 
     def judge(threshold: float) -> list[str]:
-        said = [] if speedup is None else [speedup.answer]
+        said = [] if speedup is None else [speedup_answer(speedup)]
         said += [narrative.lead(records, threshold)]
         said += [narrative.cost(records, threshold)] if trained else [evaluation.verdict(records)]
         return [sentence for sentence in said if sentence]
@@ -165,6 +165,7 @@ def _inside(records: Records) -> Columns:
         ("first_token_argmax_share", "argmax share", pairs),
         ("first_token_mass", "mean mass", "%"),
         ("null_mass", "mass on no token", "%"),
+        ("prefix_mass", "mass on learned keys", "%"),
     ):
         heading = Heading(group=_FIRST_TOKEN, title=title, note=note)
         yield heading, Quantity(by_map=metric, scale=100)

@@ -116,12 +116,17 @@ def lead(records: Records, threshold: float) -> str:
         done = "evaluated" if only_evaluated(records) else "trained"
         what = f"{number} language models, {_named(records)}, were {done}"
         what += " on the same text" if shared else ""
-    outcomes = [
-        f"in {_where(label)} {outcome}"
-        for label in records.labels()
-        if (outcome := _decided(records.labelled(label), threshold))
-    ]
-    return f"{what}: {'; '.join(outcomes)}." if outcomes else f"{what}."
+    outcomes: dict[str, dict[str, str]] = {}
+    for label in records.labels():
+        outcome, limit = _decided(records.labelled(label), threshold)
+        if outcome:
+            outcomes.setdefault(outcome, {})[_where(label)] = limit
+    said = []
+    for outcome, limits in outcomes.items():
+        hidden = [limit for limit in limits.values() if limit]
+        said.append(f"in {enumerate_words([*limits])} {outcome}")
+        said[-1] += f" {enumerate_words(hidden)}" if hidden else ""
+    return f"{what}: {'; '.join(said)}." if said else f"{what}."
 
 
 def _named(records: Records) -> str:
@@ -169,12 +174,13 @@ def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, 
     return {arm: difference for arm, difference in compared.items() if difference is not None}
 
 
-def _decided(records: Records, threshold: float) -> str:
+def _decided(records: Records, threshold: float) -> tuple[str, str]:
+    """The outcome in words, and the largest effect that it leaves hidden, which ends them."""
     differences = _differences(records, "perplexity", **_at_trained(records))
     if not differences:
-        return ""
+        return "", ""
     if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
-        return "a single seed cannot say which predicts unseen text better"
+        return "a single seed cannot say which predicts unseen text better", ""
     reference = records.arms()[0]
     parts = []
     for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
@@ -188,24 +194,29 @@ def _decided(records: Records, threshold: float) -> str:
             parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
     if not parts:
         limits = [one.decidable for one in differences.values() if one.decidable is not None]
+        if not limits:
+            alike = "as no seed differs from another"
+            return f"no difference to {reference} can be judged, {alike}", ""
         length = " at the training length" if _at_trained(records) else ""
         return (
             f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
-            f"which hides effects of up to {style.number(max(limits), 2)}"
-        )
-    return enumerate_words(parts)
+            "which hides effects of up to"
+        ), style.number(max(limits), 2)
+    return enumerate_words(parts), ""
 
 
 def cost(records: Records, threshold: float) -> str:
     """The second sentence: what each model costs to train, beside the reference; "" if unknown."""
-    records = records.labelled(records.labels()[0]).on_one_device() if records.runs else records
+    labels = records.labels()
+    where = f" in {_where(labels[0])}" if len(labels) > 1 else ""
+    records = records.labelled(labels[0]).on_one_device() if labels else records
     speeds, memory = means(records, "tokens_per_second"), means(records, "peak_memory_bytes")
     if not speeds:
         return ""
     reference, *_ = records.arms()
     if len(speeds) == 1 or reference not in speeds:
         said = listed(speeds, lambda speed: f"{style.count(speed)} tokens a second", "for")
-        return f"Training ran at {said}."
+        return f"Training{where} ran at {said}."
     differences = _differences(records, "tokens_per_second")
     others = [arm for arm in speeds if arm != reference]
     if len(others) > MANY:
@@ -221,7 +232,7 @@ def cost(records: Records, threshold: float) -> str:
         if arm in memory and memory.get(reference):
             part += f" with {memory[arm] / memory[reference]:.2f} × its memory"
         parts.append(part)
-    return f"Beside {reference}, {enumerate_words(parts)}."
+    return f"Beside {reference}{where}, {enumerate_words(parts)}."
 
 
 def warnings(records: Records) -> list[str]:
@@ -238,6 +249,13 @@ def warnings(records: Records) -> list[str]:
         elif len(labelled.arms()) > 1 and few == 2:
             found.append(
                 f"{where}Two seeds a model: only a difference many times their spread is decided."
+            )
+        edge = [arm for arm in labelled.arms() if any(run.at_edge for run in labelled.of(arm))]
+        if edge:
+            who = enumerate_words(edge) if len(edge) <= MANY else f"{len(edge)} models"
+            found.append(
+                f"{where}The learning rate of {who} is the lowest or the highest of those that "
+                "were tried: a better one may lie beyond."
             )
         hardly = [arm for arm in labelled.arms() if any(map(_hardly_learnt, labelled.of(arm)))]
         if hardly:

@@ -1,7 +1,7 @@
 """The generic table: arms and dimensions, over seeds, with mean, interval and verdict."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
@@ -12,6 +12,7 @@ from clearhead.report.statistics import (
     Difference,
     Summary,
     Verdict,
+    alike_trials,
     compare,
     component,
     summarize,
@@ -198,19 +199,18 @@ def entry(
     values = by_seed(mine, scale)
     over = summarize(values)
     assert over is not None
-    one_value = over.deviation is None or over.deviation <= 1e-12 * abs(over.mean)
     if write is style.percent:
         spread = style.with_spread(over.mean, over.deviation) + "\u00a0%"
-        text = style.percent(over.mean / 100) if one_value else spread
-    elif write is not None and one_value:
+        text = spread if over.deviation else style.percent(over.mean / 100)
+    elif write is not None and not over.deviation:
         text = write(over.mean)
     else:
         text = style.with_spread(over.mean, over.deviation)
-    detail = "one seed"
+    detail = "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
     if over.interval is not None:
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
-    elif len(measures := next(iter(mine.values()))) == 1:
+    elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
         text += _error_of_one(measures[0], scale)
     difference = difference_of(mine, theirs, scale)
     if difference is not None:
@@ -218,12 +218,23 @@ def entry(
     return Entry(name=name, text=text, detail=detail, difference=difference)
 
 
-def difference_of(mine: Found, theirs: Found, scale: float = 1.0) -> Difference | None:
+def difference_of(
+    mine: Found, theirs: Found, scale: float = 1.0, against: float = 0.0
+) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
     where an arm has no number."""
     if not mine or not theirs:
         return None
-    return compare(by_seed(mine, scale), by_seed(theirs, scale), _item_error(mine, theirs))
+    return compare(
+        by_seed(mine, scale),
+        by_seed(theirs, scale),
+        _item_error(mine, theirs, scale),
+        against=against,
+        compared=frozenset(
+            frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
+            for side in (mine, theirs)
+        ),
+    )
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
@@ -243,13 +254,14 @@ def _error_of_one(measure: Measure, scale: float) -> str:
     return ""
 
 
-def _item_error(mine: Found, theirs: Found) -> tuple[Component, ...]:
+def _item_error(mine: Found, theirs: Found, scale: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
 
     Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
     number is its mean over seeds less the reference's: what both find hard is no error.
     """
     strata: list[Component] = []
+    trials = True
     for key in {one.key for ones in mine.values() for one in ones}:
         means = []
         for side in (mine, theirs):
@@ -261,12 +273,17 @@ def _item_error(mine: Found, theirs: Found) -> tuple[Component, ...]:
             ]
             if not items or len({len(one) for one in items}) != 1 or len(items[0]) < 2:
                 return ()
+            trials = trials and all(item in (0, 1) for one in items for item in one)
             means.append([fmean(one) for one in zip(*items, strict=True)])
         if len(means[0]) != len(means[1]):
             return ()
         strata.append(component([a - b for a, b in zip(*means, strict=True)]))
     variance = sum(one.variance for one in strata) / len(strata) ** 2
-    return (Component(variance=variance, degrees=sum(one.degrees for one in strata)),)
+    degrees = sum(one.degrees for one in strata)
+    error = Component(variance=variance, degrees=degrees)
+    if trials and not variance:
+        error = alike_trials(int(degrees) + len(strata))
+    return (replace(error, variance=scale**2 * error.variance),)
 
 
 def build(
@@ -301,6 +318,8 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
         note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
         if reference and len(records.arms()) > 1:
             note = f"reference, {note}"
+        if any(run.at_edge for run in records.of(arm)):
+            note += ", rate at the edge"
         headings.append((Heading(title=arm, note=note, arm=arm), arm))
     return headings
 

@@ -66,35 +66,40 @@ class PowerLaws:
 
 
 def fit(
-    baseline: Sequence[tuple[float, Sequence[float]]],
-    variant: Sequence[tuple[float, Sequence[float]]],
+    baseline: Sequence[tuple[Sequence[float], Sequence[float]]],
+    variant: Sequence[tuple[Sequence[float], Sequence[float]]],
     *,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> PowerLaws:
-    """Fit the laws of two arms to (cost, losses of its seeds) at each of three or more sizes.
+    """Fit the laws of two arms to (costs, losses) of the seeds at each of three or more sizes.
 
     Least squares of the log loss with Huber's weights, by Levenberg and Marquardt from several
-    starts. Draws are the fitted laws with noise of two kinds, and are fitted again: the seeds'
-    spread, pooled over sizes and arms, whose own uncertainty is drawn too (so that intervals have
-    Student's tails); and for all seeds of a size together, how much further the sizes lie off the
-    laws than that spread explains.
+    starts, at the geometric mean of a size's costs. Draws are the fitted laws with noise of three
+    kinds, and are fitted again: the seeds' spread in loss, pooled over sizes and arms, whose own
+    uncertainty is drawn too (so that intervals have Student's tails); for all seeds of a size
+    together, how much further the sizes lie off the laws than that spread explains; and likewise
+    the error of a size's mean cost, from the seeds' spread in cost: clocks differ.
     """
     points = [
         (cost, loss, float(arm), index)
         for arm, sizes in enumerate((baseline, variant))
-        for index, (cost, losses) in enumerate(sizes)
-        for loss in losses
+        for index, (costs, losses) in enumerate(sizes)
+        for cost, loss in zip(costs, losses, strict=True)
     ]
     cost, loss, arm, size = (np.array(column) for column in zip(*points, strict=True))
     unit = float(np.exp(np.log(cost).mean()))
+    group_N = arm * len(points) + size
+    members = [group_N == one for one in np.unique(group_N)]
     x_N, y_N = np.log(cost / unit), np.log(loss)
+    spread_N = x_N.copy()
+    for one in members:
+        x_N[one] = x_N[one].mean()
+    spread_N -= x_N
     found_SP = _levenberg(_starts(x_N, loss, arm), x_N, arm, y_N[None])
     objectives = _objective(_residuals(found_SP, x_N, arm, y_N[None])).sum(-1)
     best = found_SP[np.argmin(objectives)]
     offset_N = _residuals(best[None], x_N, arm, y_N[None])[0]
-    group_N = arm * len(points) + size
-    members = [group_N == one for one in np.unique(group_N)]
     offsets = [float(offset_N[one].mean()) for one in members]
     misfit = max(map(abs, offsets))
     degrees = len(points) - len(members)
@@ -110,8 +115,13 @@ def fit(
     for one in members:
         noise_BN[:, one] += np.sqrt(unexplained) * random.standard_normal((draws, 1))
     drawn_BN = _losses(best[None], x_N, arm) + noise_BN
+    x_BN = np.tile(x_N, (draws, 1))
+    deviation_B1 = np.sqrt((spread_N**2).sum() / random.chisquare(degrees, (draws, 1)))
+    for one in members:
+        mean_B1 = random.standard_normal((draws, 1)) / np.sqrt(one.sum())
+        x_BN[:, one] += deviation_B1 * mean_B1
     starts_BP = np.broadcast_to(best, (draws, 5))
-    found_BP = _levenberg(starts_BP, x_N, arm, drawn_BN)
+    found_BP = _levenberg(starts_BP, x_BN, arm, drawn_BN)
     return PowerLaws(parameters=best, draws=found_BP, unit=unit, misfit=misfit)
 
 
@@ -171,7 +181,7 @@ def _objective(residual_BN: Array) -> Array:
 
 
 def _levenberg(theta_BP: Array, x_N: Array, arm_N: Array, y_BN: Array) -> Array:
-    """Minimise for all rows at once; y has a row for each, or one for all."""
+    """Minimise for all rows at once; x and y have a row for each, or one for all."""
     theta_BP = theta_BP.copy()
     damping_B = np.full(len(theta_BP), 1e-2)
     value_B = _objective(_residuals(theta_BP, x_N, arm_N, y_BN)).sum(-1)

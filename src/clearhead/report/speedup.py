@@ -7,7 +7,7 @@ cost, also beyond those that were paid.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
@@ -22,8 +22,11 @@ from clearhead.report.power_laws import PowerLaws, fit
 from clearhead.report.statistics import Difference, Verdict, compare
 
 SIZES = 3  # with fewer no power law is fitted
+# Settings that the sizes of a ladder share; its text and its objective are the others.
+RECIPE = ("sequence_length", "optimizer", "schedule")
 LEAST, MOST = 0.01, 100  # ratios told apart
 PROJECTED = 10  # times the largest cost
+PROJECTION = f"projected to {PROJECTED} × the largest cost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,26 @@ COSTS = (
     Cost(title="wall-clock", rate=lambda run: 1.0, counter="seconds", one_device=True),
 )
 Cells = dict[tuple[str, str], Entry]  # by cost and column
+MEANING = (
+    "The baseline’s cost of reaching the arm’s loss, over the arm’s own: above 1 the arm saves."
+)
 IN_RUN, FITTED = "in the run", "by the fit"
+READING = {
+    IN_RUN: "In the run: the arm’s last loss on the way is looked up on the baseline’s curve at "
+    "that size, for all pairs of seeds. “≥”: the baseline never came down to it, and paid all that "
+    "it had. “≤”: it was below it at its first measurement. A number below 1 is itself an upper "
+    "bound: learning rates decay to the end, and a baseline trained for less would have been there "
+    "sooner.",
+    FITTED: "By the fit: from L = E + A·C^−α, a law of final loss L by cost C, fitted to all "
+    "sizes; E, the loss that no training removes, is the same for both. “Extrapolated”: the "
+    "baseline would pay more than it ever did.",
+}
+POOR_FROM = 0.01  # of a size's mean loss off its law
+POOR = "poor fit"
+WARNING = (
+    "too far for its numbers to be used (too few tokens, rates that do not suit every size, or "
+    "seeds or clocks that differ too much)"
+)
 
 
 def speedup_section(records: Records) -> Section | None:
@@ -92,35 +114,39 @@ def speedup_section(records: Records) -> Section | None:
     )
     if table is None:
         return None
-    fits = tuple(dict.fromkeys(one.in_words for one in _laws(records).values()))
-    blocks: list[Block] = [table]
-    if fits:
-        blocks.append(Notes(texts=fits))
-    return section("comparison.speed-up", answer(table), blocks)
+    reading = dict.fromkeys(READING[column.title] for column in table.columns)
+    fits = dict.fromkeys(one.in_words for one in _laws(records).values())
+    blocks: list[Block] = [table, Notes(texts=(*reading, *fits))]
+    return section("comparison.speed-up", MEANING, blocks)
 
 
-def answer(table: Pivot) -> str:
-    """The last row of each arm, in words: by the fit, and else in the run."""
-    last: dict[str, str] = {}
+def speedup_answer(section: Section) -> str:
+    """Each arm's largest size and its projection in words: by a fit that holds, else in the run."""
+    table = section.blocks[0]
+    assert isinstance(table, Pivot)
+    found: dict[str, dict[bool, str]] = {}
     for row, cells in zip(table.rows, table.cells, strict=True):
         said: dict[str, str] = {}
         for column, cell in zip(table.columns, cells, strict=True):
-            if cell:  # the fit stands after the run
-                said[column.group.removeprefix("Speed-up in ")] = cell[0].text
+            cost = column.group.removeprefix("Speed-up in ")
+            poor = bool(cell) and cell[0].note == POOR
+            if cell and not (poor and cost in said):  # the fit stands after the run
+                said[cost] = cell[0].text + f" ({POOR})" * poor
         words = [f"{text} in {cost}" for cost, text in said.items()]
-        last[row.group] = f"{row.group} {row.title}: {narrative.enumerate_words(words)}"
-    more = "; …" * (len(last) > narrative.MANY)
-    return f"Effective speed-up: {'; '.join([*last.values()][: narrative.MANY])}{more}."
+        text = f"{narrative.enumerate_words(words)} {row.title}"
+        found.setdefault(row.group, {})[row.title == PROJECTION] = text
+    arms = [f"{group}: {', and '.join(rows.values())}" for group, rows in found.items()]
+    more = "; …" * (len(arms) > narrative.MANY)
+    return f"Effective speed-up of {'; of '.join(arms[: narrative.MANY])}{more}."
 
 
 def _rows(records: Records) -> Iterator[tuple[Heading, Cells]]:
     laws = _laws(records)
     found: dict[str, list[tuple[Heading, Cells]]] = {}
-    ladders: dict[str, Ladder] = {}
+    projected: dict[str, Cells] = {}
     for label in records.labels():
         labelled = records.labelled(label)
         reference, *arms = labelled.arms()
-        ladder = _ladder(labelled)
         for arm in arms:
             group = f"{arm} over {reference}"
             cells: Cells = {}
@@ -129,21 +155,17 @@ def _rows(records: Records) -> Iterator[tuple[Heading, Cells]]:
                 one = _in_run(cost, alike.of(arm), alike.of(reference))
                 if one is not None:
                     cells[cost.title, IN_RUN] = one
-                law = laws.get((ladder, group, cost.title))
+                law = laws.get((label, group, cost.title))
                 paid = [whole for run in alike.of(arm) if (whole := cost.whole(run)) is not None]
                 if law is not None and paid:
                     cells[cost.title, FITTED] = law.entry(fmean(paid))
+                    far = law.entry(PROJECTED * law.largest)
+                    projected.setdefault(group, {})[cost.title, FITTED] = far
             heading = Heading(title=f"at {label or 'this size'}", group=group)
             found.setdefault(group, []).append((heading, cells))
-            ladders[group] = ladder
     for group, rows in found.items():
         yield from rows
-        projected: Cells = {
-            (cost.title, FITTED): law.entry(PROJECTED * law.largest)
-            for cost in COSTS
-            if (law := laws.get((ladders[group], group, cost.title))) is not None
-        }
-        yield Heading(title=f"projected to {PROJECTED} × the largest cost", group=group), projected
+        yield Heading(title=PROJECTION, group=group), projected.get(group, {})
 
 
 def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | None:
@@ -168,7 +190,7 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
     rows = [fmean(row) for row in logs]
     columns = [fmean(column) for column in zip(*logs, strict=True)]
     ratio = math.exp(fmean(rows))
-    text = f"{style.number(ratio)} ×"
+    text = f"{_ratio(ratio)} ×"
     if bounds:
         final = compare([curve[-1][0] for curve in ours], [curve[-1][0] for curve in theirs])
         if final is not None and final.interval and final.verdict is Verdict.UNDECIDED:
@@ -185,7 +207,10 @@ def _in_run(cost: Cost, arm: Sequence[Run], baseline: Sequence[Run]) -> Entry | 
     # Seeds of both arms spread it: of the baseline as much as its columns differ, the other way.
     spread = compare(rows, [fmean(rows) - one for one in columns])
     assert spread is not None
-    return Entry(text=text, detail="mean over pairs of seeds", difference=_as_ratio(spread))
+    difference = _as_ratio(spread)
+    if difference.interval is not None:
+        text += _interval(1 + end for end in difference.interval)
+    return Entry(text=text, detail="mean over pairs of seeds", difference=difference)
 
 
 def _as_ratio(log: Difference) -> Difference:
@@ -201,26 +226,35 @@ def _ratio(value: float) -> str:
     return style.number(value)
 
 
-Ladder = tuple[str, ...]
-Sizes = tuple[tuple[float, tuple[float, ...]], ...]
+def _interval(ends: Iterable[float]) -> str:
+    return f" [{', '.join(map(_ratio, ends))}]"
+
+
+Sizes = tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Law:
-    """Laws of an arm and its baseline in one cost; `largest` is the baseline's largest cost."""
+    """Laws of an arm and its baseline in one cost, and the largest that each of them paid."""
 
     name: str
     laws: PowerLaws
     largest: float
+    paid: float
 
     def entry(self, cost: float) -> Entry:
         """The speed-up at a cost of the arm's."""
         ratio, interval = self.laws.speedup(cost), self.laws.interval_of_speedup(cost)
         text = f"{_ratio(ratio)} ×"
         if interval is not None:
-            text += f" [{', '.join(map(_ratio, interval))}]"
-        far = max(cost, ratio * cost) > self.largest * (1 + 1e-9)
-        return Entry(text=text, note="extrapolated" if far else "")
+            text += _interval(interval)
+        far = cost > self.paid * (1 + 1e-9) or ratio * cost > self.largest * (1 + 1e-9)
+        return Entry(text=text, note=POOR if self.poor else "extrapolated" if far else "")
+
+    @property
+    def poor(self) -> bool:
+        """True if the sizes lie too far off the law for its numbers to be used."""
+        return math.expm1(self.laws.misfit) > POOR_FROM
 
     @property
     def in_words(self) -> str:
@@ -234,46 +268,53 @@ class _Law:
         return (
             f"{self.name}: E {style.number(self.laws.floor)} nats, α of the arm {alphas[1]}, of "
             f"the baseline {alphas[0]}; the law misses a size’s mean loss by up to "
-            f"{style.percent(math.expm1(self.laws.misfit))}."
+            f"{style.percent(math.expm1(self.laws.misfit))}{': ' + WARNING if self.poor else ''}."
         )
 
 
-def _laws(records: Records) -> dict[tuple[Ladder, str, str], _Law]:
-    """By ladder, arm and cost, of ladders with enough sizes."""
-    found: dict[tuple[Ladder, str, str], _Law] = {}
-    ladders = dict.fromkeys(_ladder(records.labelled(label)) for label in records.labels())
-    for ladder in filter(None, ladders):
-        runs = Records(runs=tuple(run for run in records.runs if _sizes(run) == ladder))
-        reference, *arms = runs.arms()
+def _laws(records: Records) -> dict[tuple[str, str, str], _Law]:
+    """By label, arm and cost, of ladders with enough sizes."""
+    found: dict[tuple[str, str, str], _Law] = {}
+    for ladder in _ladders(records):
+        reference, *arms = ladder.arms()
         for arm in arms:
             for cost in COSTS:
-                alike = cost.comparable(runs)
+                alike = cost.comparable(ladder)
                 sides = [_final(cost, alike, name) for name in (reference, arm)]
-                if min(map(len, sides)) >= SIZES:
-                    group = f"{arm} over {reference}"
-                    found[ladder, group, cost.title] = _Law(
-                        name=f"{group}, {cost.title}",
-                        laws=_fitted(*sides),
-                        largest=max(one for one, _ in sides[0]),
-                    )
+                if min(map(len, sides)) < SIZES:
+                    continue
+                group = f"{arm} over {reference}"
+                largest, paid = (max(fmean(costs) for costs, _ in side) for side in sides)
+                law = _Law(
+                    name=f"{group}, {cost.title}",
+                    laws=_fitted(*sides),
+                    largest=largest,
+                    paid=paid,
+                )
+                found |= {(label, group, cost.title): law for label in ladder.labels()}
     return found
 
 
 _fitted = cache(fit)
 
 
-def _sizes(run: Run) -> Ladder:
-    """The sizes of the ladder that a run is of; none where it is of none."""
-    return tuple(run.header.get("sizes") or ())
-
-
-def _ladder(records: Records) -> Ladder:
-    (one, *others) = dict.fromkeys(map(_sizes, records.runs))
-    return () if others else one
+def _ladders(records: Records) -> Iterator[Records]:
+    """Runs of one text and one recipe whose baseline has enough sizes."""
+    found: dict[str, list[Run]] = {}
+    for run in records.runs:
+        train, data = (run.header.get(name) or {} for name in ("train", "data"))
+        recipe = [train.get(name) for name in RECIPE]
+        key = str([data.get("fingerprint"), run.header.get("objective"), *recipe])
+        found.setdefault(key, []).append(run)
+    for runs in found.values():
+        ladder = Records(runs=tuple(runs))
+        baseline = ladder.of(ladder.arms()[0])
+        if len({run.header.get("non_embedding_parameters") for run in baseline}) >= SIZES:
+            yield ladder
 
 
 def _final(cost: Cost, records: Records, arm: str) -> Sizes:
-    """(mean cost, final losses of the seeds) of an arm at each size."""
+    """Costs and final losses of an arm's seeds at each size."""
     found = []
     for label in records.labels():
         runs = [
@@ -284,5 +325,5 @@ def _final(cost: Cost, records: Records, arm: str) -> Sizes:
         ]
         if runs:
             costs, losses = zip(*runs, strict=True)
-            found.append((fmean(costs), losses))
+            found.append((costs, losses))
     return tuple(found)

@@ -4,11 +4,14 @@ Arms are compared by Welch's test, not paired by seed. A seed gives two architec
 of data but other initial weights. With three seeds pairing halves the degrees of freedom, which
 pays only where paired runs correlate by more than 0.58; over 313 contrasts of the committed records
 they do by 0.15 on average, by 0.11 in the loss at the training length.
+
+Seeds that all agree have no spread to judge by, so they give no interval and no p-value: only the
+error of drawn items can then decide.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from clearhead.records.intervals import LEVEL, t_quantile, t_tails
@@ -16,8 +19,8 @@ from clearhead.records.intervals import LEVEL, t_quantile, t_tails
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary over n seeds: `deviation` is the sample standard deviation, `interval` the 95 %
-    t-interval of the mean; both are None for a single seed."""
+    """Summary over n seeds: `deviation` is the sample standard deviation, None for a single seed;
+    `interval` the 95 % t-interval of the mean, None without spread."""
 
     n: int
     mean: float
@@ -40,6 +43,7 @@ class Verdict(StrEnum):
     LOWER = "lower"
     HIGHER = "higher"
     UNDECIDED = "undecided"
+    NO_SPREAD = "no spread: undecided"
     ONE_SEED = "one seed: undecided"
 
 
@@ -47,20 +51,29 @@ class Verdict(StrEnum):
 class Difference:
     """Mean of the variant less mean of the baseline, and its two-sided 95 % interval and p-value.
 
-    `interval` and `p` are None where either arm has a single seed.
+    Attributes:
+        interval, p: None where either arm has a single seed, or where nothing varies.
+        against: what the difference is tested against: 0, or a margin.
+        alike: both arms have several seeds, and nothing varies.
+        compared: the numbers compared, by which a comparison that is shown twice counts once.
     """
 
     mean: float
     interval: tuple[float, float] | None
     p: float | None
+    against: float = 0.0
+    alike: bool = False
+    compared: Hashable = None
 
     @property
     def verdict(self) -> Verdict:
-        """Decided where the interval excludes zero."""
+        """Decided where the interval excludes what it is tested against."""
         if self.interval is None:
-            return Verdict.ONE_SEED
+            return Verdict.NO_SPREAD if self.alike else Verdict.ONE_SEED
         low, high = self.interval
-        return Verdict.HIGHER if low > 0 else Verdict.LOWER if high < 0 else Verdict.UNDECIDED
+        if low > self.against:
+            return Verdict.HIGHER
+        return Verdict.LOWER if high < self.against else Verdict.UNDECIDED
 
     @property
     def decidable(self) -> float | None:
@@ -78,42 +91,59 @@ def summarize(values: Sequence[float]) -> Summary | None:
         return Summary(n=1, mean=mean, deviation=None, interval=None)
     error = component(values)
     half = t_quantile(error.degrees) * math.sqrt(error.variance)
-    deviation = math.sqrt(error.variance * n)
-    return Summary(n=n, mean=mean, deviation=deviation, interval=(mean - half, mean + half))
+    interval = (mean - half, mean + half) if half else None
+    return Summary(n=n, mean=mean, deviation=math.sqrt(error.variance * n), interval=interval)
 
 
 def component(values: Sequence[float]) -> Component:
-    """The error of the mean of two or more independent numbers."""
+    """The error of the mean of two or more independent numbers; 0 where they agree to rounding."""
     n = len(values)
+    if max(values) - min(values) <= 1e-12 * max(map(abs, values)):
+        return Component(variance=0.0, degrees=n - 1)
     mean = math.fsum(values) / n
     squares = math.fsum((value - mean) ** 2 for value in values)
     return Component(variance=squares / (n - 1) / n, degrees=n - 1)
 
 
+def alike_trials(n: int) -> Component:
+    """The error of a difference of two shares of the same n trials, all hits or misses in each arm.
+
+    Each arm has one hit and one miss more (Agresti and Caffo, 2000): none of n is not never.
+    """
+    share = 1 / (n + 2)
+    return Component(variance=2 * share * (1 - share) / (n + 2), degrees=n - 1)
+
+
 def compare(
-    variant: Sequence[float], baseline: Sequence[float], items: Sequence[Component] = ()
+    variant: Sequence[float],
+    baseline: Sequence[float],
+    items: Sequence[Component] = (),
+    *,
+    against: float = 0.0,
+    compared: Hashable = None,
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
     Args:
         items: further errors of the difference, such as that of the questions which were drawn.
             Degrees of freedom are Welch's and Satterthwaite's, of all components together.
+        against, compared: as in `Difference`.
     """
     if not variant or not baseline:
         return None
     mean = math.fsum(variant) / len(variant) - math.fsum(baseline) / len(baseline)
+    unknown = Difference(mean=mean, interval=None, p=None, against=against, compared=compared)
     if len(variant) < 2 or len(baseline) < 2:
-        return Difference(mean=mean, interval=None, p=None)
+        return unknown
     components = (component(variant), component(baseline), *items)
     variance = math.fsum(c.variance for c in components)
     if variance == 0:
-        return Difference(mean=mean, interval=(mean, mean), p=float(mean == 0))
+        return replace(unknown, alike=True)
     degrees = variance**2 / math.fsum(c.variance**2 / c.degrees for c in components)
     error = math.sqrt(variance)
     half = t_quantile(degrees) * error
-    return Difference(
-        mean=mean, interval=(mean - half, mean + half), p=t_tails(mean / error, degrees)
-    )
+    p = t_tails((mean - against) / error, degrees)
+    return replace(unknown, interval=(mean - half, mean + half), p=p)
 
 
 def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) -> float:

@@ -1,14 +1,19 @@
 """Differences in words, each judged among all comparisons of its page."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from clearhead.report import style
 from clearhead.report.statistics import LEVEL, Difference, Verdict, false_discovery_threshold
 
 
+def family(differences: Iterable[Difference]) -> dict[Hashable, float]:
+    """The p-value of each comparison that has one: once, however many tables or claims show it."""
+    return {(one.against, one.compared or one): one.p for one in differences if one.p is not None}
+
+
 def threshold_of(differences: Iterable[Difference]) -> float:
     """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""
-    return false_discovery_threshold(one.p for one in differences if one.p is not None)
+    return false_discovery_threshold(family(differences).values())
 
 
 def holds(difference: Difference, threshold: float) -> bool:
@@ -19,16 +24,16 @@ def holds(difference: Difference, threshold: float) -> bool:
 
 def account(differences: Iterable[Difference]) -> str:
     """Numbers of comparisons made, decided alone, and decided together."""
-    found = [one for one in differences if one.p is not None]
+    found = family(differences).values()
     if not found:
         return ""
-    threshold = threshold_of(found)
-    decided = sum(one.verdict is not Verdict.UNDECIDED for one in found)
-    together = sum(holds(one, threshold) for one in found)
+    decided = sum(p < LEVEL for p in found)
+    threshold = false_discovery_threshold(found)
+    together = sum(p <= threshold for p in found)
     return (
-        f"Of {len(found)} comparisons on this page {decided} are decided one by one; {together} "
-        f"of them hold where at most {style.percent(LEVEL)} of what is called may be chance "
-        "(Benjamini-Hochberg)."
+        f"Comparisons on this page: {len(found)}. Decided one by one: {decided}; together as well, "
+        f"where chance makes at most {style.percent(LEVEL)} of all verdicts (Benjamini-Hochberg): "
+        f"{together}."
     )
 
 
@@ -37,15 +42,17 @@ def verdict_in_words(difference: Difference, threshold: float) -> str:
 
     `lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons; `undecided
     (±0.7)`, with the smallest effect that could have been decided, which no spread at all does not
-    tell.
+    tell; `lower than 0.1` of what is tested against a margin.
     """
+    if difference.verdict is Verdict.NO_SPREAD:
+        return "undecided (all seeds alike)"
     if difference.decidable is None:
         return ""
-    if not difference.decidable and not difference.mean:
-        return "undecided (all seeds alike)"
     if difference.verdict is Verdict.UNDECIDED:
         return f"{difference.verdict} (±{style.number(difference.decidable, 2)})"
     words = f"{difference.verdict} by {style.number(abs(difference.mean), 2)}"
+    if difference.against:
+        words = f"{difference.verdict} than {style.number(difference.against, 2)}"
     return words if holds(difference, threshold) else f"{words}, alone"
 
 

@@ -11,9 +11,9 @@ from clearhead.records.runs import Records
 from clearhead.report import style
 from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
-from clearhead.report.page import Block, Notes, Page, Section, Statement, Title
+from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
-from clearhead.report.statistics import Summary
+from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
 
@@ -27,15 +27,41 @@ FAMILIES = {
     "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
+EDGE = "†"
 CAPTION = (
-    "A claim holds where every comparison that it makes is decided on its side, at a false "
-    "discovery rate of 5 % over the whole book, or lies within the margin that it allows; it does "
-    "not hold where one is decided against it, and lies outside that margin. Counted numbers "
-    "have no spread, and are held against their bound. After “undecided” "
-    "stands the smallest effect that these seeds could have decided; “alone” marks a difference "
-    "that is decided by itself, but not among all of the book. Published numbers are of much "
-    "larger models than ours."
+    "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
+    "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
+    "one is decided on the other side. Comparisons of the same numbers count once. Below a claim "
+    "stands its most telling comparison: the mean of its model ± the standard deviation over "
+    "seeds, against that of the baseline or of the model named; their difference with its 95 % "
+    "interval; and, where it is undecided, the smallest effect that these seeds would have shown. "
+    "Counted numbers have a bound in place of an interval. “Alone”: decided by itself, but not "
+    "among all of the book. “†”: a model whose learning rate is the lowest or the highest of those "
+    "that were tried, so that a better one may lie beyond. “Ours”: no paper makes this claim. "
+    "Published numbers are of much larger models than ours. Names are explained at the end of this "
+    "part."
 )
+# Names in claims and comparisons that a reader may not know, with what they mean.
+NAMES = {
+    "baseline, Pre-LN": "a Transformer with a norm before attention and before the MLP.",
+    "V1, V2": "differential attention as published, and its authors' later version of it.",
+    "V-SkipInit": "blocks without skip connections, as published before SAS (arXiv 2302.10322).",
+    "SAS, SAS-P": "simplified blocks: no skip connection around attention, neither values nor a "
+    "projection of its own; in SAS-P attention and the MLP stand side by side.",
+    "CoCA": "attention whose keys lie in the direction of the queries; exact, or in the form that "
+    "its authors trained.",
+    "RoPE, NTK": "rotary positions, and a scaling of them for longer texts, by the factor given.",
+    "ALiBi, FoX": "a fixed penalty on distance, and a decay that is learned.",
+    "softmax-1, null key": "a key of value zero beside all others, so that a head can attend to "
+    "nothing; its logit is fixed, or learned.",
+    "OrthoAdam": "Adam in a randomly rotated basis of the weights.",
+    "kurtosis": "how far single channels of the hidden states stand out: 3 for a bell curve.",
+    "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
+    "weights in 4 bits, one scale for each channel.",
+    "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
+    "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
+    "16 ×": "of the length of texts in training.",
+}
 COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
 Judged = tuple[Claim, list[Outcome], Judgement]
 
@@ -84,8 +110,9 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
                 yield f"\n**{text}**\n"
             case Statement(name=name, text=text, note=note):
                 yield f"- `{name}` {text} *{note}*"
-            case Notes(texts=texts):
-                yield from texts
+            case Fold(summary=title, lines=lines):
+                yield f"\n**{title}**\n"
+                yield from (f"- {line}" for line in lines)
     for _, title, chosen in _families(rows):
         yield f"\n## {title}\n\n{_counted(chosen)}"
         for claim, outcomes, verdict in chosen:
@@ -95,7 +122,7 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
                 yield f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
             for one in outcomes:
                 cells = (
-                    *(one.contrast.words, _mean(one.arm), _mean(one.than), _difference(one)),
+                    *(one.contrast.words, *_means(one), _difference(one)),
                     *(_weighed(one, threshold), one.source),
                 )
                 yield f"| {' | '.join(cells)} |"
@@ -113,14 +140,17 @@ def _summary(rows: Sequence[Judged], threshold: float) -> Iterator[Block]:
         chosen = [one for one in rows if one[2] is verdict]
         if not chosen:
             continue
-        yield Title(text=f"{verdict.capitalize()}: {len(chosen)}")
+        title = f"{verdict.capitalize()}: {len(chosen)}"
         if verdict is Judgement.UNTESTED:
-            names = ", ".join(claim.name for claim, _, _ in chosen)
-            yield Notes(texts=(f"{names}. Their experiments or reasons stand below.",))
+            lines = tuple(f"{claim.name}: {claim.says}" for claim, _, _ in chosen)
+            yield Fold(summary=f"{title}; the command of each stands below", lines=lines)
             continue
+        yield Title(text=title)
         for claim, outcomes, _ in chosen:
             note = _in_one_line(claim, outcomes, verdict, threshold)
             yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
+    meanings = tuple(f"{name}: {meaning}" for name, meaning in NAMES.items())
+    yield Fold(summary="Names and measures", lines=meanings)
 
 
 def _in_one_line(
@@ -130,15 +160,28 @@ def _in_one_line(
     telling = [one for one in outcomes if one.judgement(threshold) is verdict]
     one = min(telling or outcomes, key=_p_value)
     words = one.contrast.words
-    line = f"{words[:1].upper()}{words[1:]}: {_mean(one.arm)} against {_mean(one.than)}"
+    ours, theirs = _means(one)
+    line = f"{words[:1].upper()}{words[1:]}: {ours} against {theirs}"
+    if not one.contrast.counted and (one.difference.interval or one.difference.mean):
+        line += f", {_difference(one)}"
     if verdict is Judgement.UNDECIDED:
-        line += f"; {_weighed(one, threshold)}" if telling else "; other parts have no record"
+        line += f"; {_open(one, threshold) if telling else 'other parts have no record'}"
     return f"{line}."
 
 
+def _open(one: Outcome, threshold: float) -> str:
+    """Why a comparison is undecided, or the smallest effect that it would have shown."""
+    if reason := _reason(one):
+        return reason
+    words, seen = "alone", one.difference.decidable
+    if one.difference.verdict is Verdict.UNDECIDED and seen is not None:
+        words = f"effects from {style.number(seen, 2)} would show"
+    return f"{words}, {_margin(one)}" if one.contrast.margin else words
+
+
 def _p_value(one: Outcome) -> float:
-    """The p-value of a difference; one that a single seed leaves open comes last."""
-    return 2.0 if one.difference.p is None else one.difference.p
+    """The p-value of a difference; what no p-value decides comes last."""
+    return 2.0 if one.difference.p is None or not one.applies else one.difference.p
 
 
 def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
@@ -157,11 +200,12 @@ def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
 def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
     match column:
         case "ours":
-            return (Entry(text=_mean(one.arm)),)
+            return (Entry(text=_means(one)[0]),)
         case "compared with":
-            return (Entry(text=_mean(one.than)),)
+            return (Entry(text=_means(one)[1]),)
         case "difference":
-            return (Entry(text=_difference(one), difference=one.difference),)
+            difference = one.difference if one.tested else None
+            return (Entry(text=_difference(one), difference=difference),)
     note = _reason(one) or (_margin(one) if one.contrast.margin else "")
     return (Entry(text=str(one.judgement(threshold)), note=note),)
 
@@ -183,7 +227,8 @@ def _weighed(one: Outcome, threshold: float) -> str:
     if reason := _reason(one):
         return f"undecided: {reason}"
     words = verdict_in_words(one.difference, threshold)
-    words = words if words.startswith(verdict) else f"{verdict}: {words}"
+    if not words.startswith(verdict):
+        return f"{verdict}: {words}"
     return f"{words}, {_margin(one)}" if one.contrast.margin else words
 
 
@@ -191,13 +236,16 @@ def _reason(one: Outcome) -> str:
     """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
         return ""
-    if one.difference.interval is None:
+    if one.difference.verdict is Verdict.ONE_SEED:
         return "one seed"
-    if not one.learnt:
-        return f"both need {one.contrast.learnt:g} within the training length"
+    contrast = one.contrast
+    if not one.applies and contrast.learnt > float("-inf"):
+        where = "" if contrast.times is None else " within the training length"
+        return f"both need {contrast.learnt_of} {contrast.learnt:g}{where}".replace("  ", " ")
     if not one.applies:
-        return f"the model compared with is below {one.contrast.needs:g}"
-    return ""
+        what = f"{contrast.needs_of} of the" if contrast.needs_of else "the"
+        return f"{what} model compared with is below {contrast.needs:g}"
+    return "all seeds alike" if one.difference.alike else ""
 
 
 def _margin(one: Outcome) -> str:
@@ -208,13 +256,15 @@ def _difference(one: Outcome) -> str:
     if one.difference.interval is None:
         return style.signed(one.difference.mean)
     low, high = one.difference.interval
-    if low == high:
-        return "none" if not low else style.signed(low)
     return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
-def _mean(over: Summary) -> str:
-    return style.with_spread(over.mean, over.deviation or None)
+def _means(one: Outcome) -> list[str]:
+    """Both numbers with their spread, marked where a better learning rate may be had."""
+    return [
+        style.with_spread(over.mean, over.deviation or None) + f" {EDGE}" * at_edge
+        for over, at_edge in zip((one.arm, one.than), one.at_edge, strict=True)
+    ]
 
 
 def _counted(rows: Sequence[Judged]) -> str:

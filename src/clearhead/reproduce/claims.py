@@ -42,17 +42,20 @@ class Contrast:
         metric, at: the measures; a seed's number is the mean of all that match, over all arms of
             the pattern (so that a factorial's main effects are contrasts).
         than_at: where the model compared with is read, where it is elsewhere.
-        minus: dimensions in whose place both read once more: the number is the first less that.
+        minus: dimensions in whose place both read once more: the number is the first less that,
+            without its sign: how much it matters.
         less: patterns of an arm whose number is taken away on both sides, within a seed: the
             contrast is then one of leads.
         times: length of the text in training lengths; None is any.
-        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`.
+        claimed: "lower" or "higher"; "not lower" or "not higher", by no more than `margin`, against
+            which the difference is then tested.
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
         than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
-        learnt: least number of both at the training length; below it one of them has not learnt
-            the task, and there is no verdict.
+        learnt: least number of both, at the training length where `times` is given; below it one
+            of them has not learnt the task, and there is no verdict.
+        needs_of, learnt_of: the measures of these numbers, where they are others.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         words: the comparison as the book writes it.
     """
@@ -73,7 +76,14 @@ class Contrast:
     than_label: str = ""
     needs: float = float("-inf")
     learnt: float = float("-inf")
+    needs_of: str = ""
+    learnt_of: str = ""
     counted: bool = False
+
+    @property
+    def bound(self) -> float:
+        """The difference on whose other side the claim fails: 0, or the margin that it allows."""
+        return {"not higher": self.margin, "not lower": -self.margin}.get(self.claimed, 0.0)
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
@@ -89,7 +99,8 @@ class Contrast:
             scale = 1.0
             if self.relative and theirs:
                 scale /= fmean(by_seed(theirs))
-            if (difference := difference_of(mine, theirs, scale)) is not None:
+            difference = difference_of(mine, theirs, scale, self.bound)
+            if difference is not None:
                 arm, than = (summarize(by_seed(side, scale)) for side in (mine, theirs))
                 assert arm is not None
                 assert than is not None
@@ -99,13 +110,21 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
-                    learnt=self._learnt(sides),
+                    applies=self._has_defect(sides[1], than) and self._learnt(sides),
+                    at_edge=(_at_edge(*sides[0]), _at_edge(*sides[1])),
                 )
+
+    def _has_defect(self, side: tuple[Records, Sequence[str]], than: Summary) -> bool:
+        if not self.needs_of:
+            return than.mean >= self.needs
+        found = replace(self, metric=self.needs_of, minus={})._found(*side, self.at)
+        return bool(found) and fmean(by_seed(found)) >= self.needs
 
     def _learnt(self, sides: Iterable[tuple[Records, Sequence[str]]]) -> bool:
         if self.learnt == float("-inf"):
             return True
-        within = replace(self, times=1.0)
+        metric, times = self.learnt_of or self.metric, None if self.times is None else 1.0
+        within = replace(self, metric=metric, times=times)
         found = (within._found(*side, self.at) for side in sides)
         return all(one and fmean(by_seed(one)) >= self.learnt for one in found)
 
@@ -144,54 +163,59 @@ class Contrast:
             return first
         if not first or not second:
             return []
-        return [Measure(metric=self.metric, value=_mean(first) - _mean(second))]
+        return [Measure(metric=self.metric, value=abs(_mean(first) - _mean(second)))]
 
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
-        """Measures with a value. A step is one of training: milestones are not the final number."""
-        return [
+        """Measures with a value. A step is one of training: milestones are not the final number.
+
+        What a task measured aside has the name of another text's: it counts where it is alone.
+        """
+        found = [
             one
             for one in run.select(self.metric, **at)
             if "step" not in one.dimensions and one.value is not None
         ]
+        return [one for one in found if not one.details.get("aside")] or found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A contrast in the records of one source, a file or an experiment, under one label."""
+    """A contrast in the records of one source, a file or an experiment, under one label.
+
+    Attributes:
+        applies: False where the model compared with lacks the defect, or one of both has not
+            learnt the task: these records say nothing on the claim.
+        at_edge: of either side, whether some of its learning rates may not be the best.
+    """
 
     contrast: Contrast
     source: str
     arm: Summary
     than: Summary
     difference: Difference
-    learnt: bool = True
+    applies: bool = True
+    at_edge: tuple[bool, bool] = (False, False)
 
     @property
-    def applies(self) -> bool:
-        """False where the model compared with lacks the defect, or one has not learnt the task."""
-        return self.learnt and self.than.mean >= self.contrast.needs
+    def tested(self) -> bool:
+        """True where the p-value makes a verdict, so that it counts among those of the book."""
+        return self.applies and not self.contrast.counted and self.difference.p is not None
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
-        claimed, margin = self.contrast.claimed, self.contrast.margin
-        if self.contrast.counted and self.applies:
-            above = self.difference.mean if claimed.endswith("higher") else -self.difference.mean
-            as_claimed = above <= margin if claimed.startswith("not ") else above > 0
-            return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
-        if self.difference.interval is None or not self.applies:
+        if not self.applies:
             return Judgement.UNDECIDED
-        low, high = self.difference.interval
-        if claimed.startswith("not "):  # a margin is allowed, and decided only outside or within
-            worst, best = (high, low) if claimed == "not higher" else (-low, -high)
-            if worst <= margin:
-                return Judgement.HOLDS
-            if best <= margin:
-                return Judgement.UNDECIDED
-        if self.difference.verdict is Verdict.UNDECIDED or not holds(self.difference, threshold):
+        claimed, difference = self.contrast.claimed, self.difference
+        higher = difference.verdict is Verdict.HIGHER
+        if self.contrast.counted:
+            if difference.mean == difference.against:
+                equal_holds = claimed.startswith("not ")
+                return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
+            higher = difference.mean > difference.against
+        elif not holds(difference, threshold):
             return Judgement.UNDECIDED
-        higher = self.difference.verdict is Verdict.HIGHER
-        wanted = claimed in ("higher", "not lower")
-        return Judgement.HOLDS if higher == wanted else Judgement.DOES_NOT_HOLD
+        as_claimed = higher == (claimed in ("higher", "not lower"))
+        return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,23 +266,26 @@ def claims() -> tuple[Claim, ...]:
 
 
 def threshold_over(outcomes: Iterable[Sequence[Outcome]]) -> float:
-    """The largest p that holds among all contrasts of all claims."""
-    return threshold_of(one.difference for ones in outcomes for one in ones)
+    """The largest p that holds among all contrasts of all claims that chance can decide."""
+    return threshold_of(one.difference for ones in outcomes for one in ones if one.tested)
 
 
 def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
     """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
 
     A claim holds where all its contrasts do, and does not where one is decided the other way, at a
-    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg).
+    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg). Records in
+    which a contrast does not apply neither support a claim nor stand in its way.
     """
     outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
     threshold = threshold_over(outcomes.values())
     for claim in claims():
-        verdicts = {one.judgement(threshold) for one in outcomes[claim.name]}
+        telling = [one for one in outcomes[claim.name] if one.applies]
+        verdicts = {one.judgement(threshold) for one in telling}
         order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
-        verdict = next((one for one in order if one in verdicts), Judgement.UNTESTED)
-        measured = {one.contrast.words for one in outcomes[claim.name]}
+        none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
+        verdict = next((one for one in order if one in verdicts), none)
+        measured = {one.contrast.words for one in telling}
         if verdict is Judgement.HOLDS and len(measured) < len(claim.contrasts):
             verdict = Judgement.UNDECIDED  # some of what it says has no record
         yield claim, outcomes[claim.name], verdict
@@ -266,6 +293,11 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
 
 def _mean(measures: Sequence[Measure]) -> float:
     return fmean(one.value for one in measures if one.value is not None)
+
+
+def _at_edge(records: Records, names: Sequence[str]) -> bool:
+    runs = (one for one in records.runs if any(fnmatchcase(one.arm, name) for name in names))
+    return any(one.at_edge for one in runs)
 
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:

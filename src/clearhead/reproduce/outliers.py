@@ -59,11 +59,11 @@ def _tiny() -> tuple[Table, tuple[float, ...]]:
         set={**PLAIN, "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4},
         seeds=(0, 1, 2),
         evaluation_tokens=32_768,
-        train=TrainConfig(tokens=409_600, sequence_length=128, batch_size=8, log_every=20),
+        train=TrainConfig(tokens=2_000_000, sequence_length=128, batch_size=8, log_every=20),
         data=DataConfig(vocabulary=2048),
         **(MEASURED | {"measure_every": 0.25}),
     )
-    return Table(config=config, sweep_tokens=102_400), (3e-3, 6e-3)
+    return Table(config=config, sweep_tokens=409_600), (3e-3, 6e-3)
 
 
 def _small() -> tuple[Table, tuple[float, ...]]:

@@ -151,6 +151,7 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
                     "arm": job.arm,
                     "label": job.label,
                 }
+                line |= {"swept": job.swept} if job.swept else {}
                 line["seed"] = job.seed
                 line.pop(SEAL, None)  # of these lines by their own names
             elif study == DIAGNOSIS:

@@ -183,7 +183,8 @@ class Trial:
 
     def training(self, rate: float, seed: int) -> Job:
         """The run that counts."""
-        return self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
+        job = self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
+        return replace(job, swept=self.rates if len(self.rates) > 1 else ())
 
     def evaluations(self, seed: int) -> Iterator[Job]:
         """The questions to the model that `training` leaves."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from clearhead.errors import ClearheadError
+from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ class BatchSource(Protocol):
 
     An attribute `fingerprint` (str), where there is one, names the data; a run is not resumed on
     other data.
+
+    An attribute `begin` (int or None) is the token that stands first in every window.
 
     An attribute `objective` (str), "next-token" where there is none, says what labels mean: with
     "mlm" they stand where the token was, and the model shifts nothing; with "classification" a text
@@ -82,6 +85,16 @@ def check(batches: BatchSource, model: "PreTrainedModel", config: TrainConfig) -
             f"{type(model).__name__} takes no document_ids, so document_masks would do nothing: "
             "turn it off, or train a clearhead model"
         )
+
+
+def keep_begin(batches: BatchSource, model: "PreTrainedModel") -> None:
+    """Write the token that opens every window into the model's configuration, by which whoever
+    measures the model opens windows too; take that of an earlier training out where none does."""
+    begin = getattr(batches, "begin", None)
+    if begin is not None:
+        setattr(model.config, WINDOW_BEGIN, begin)
+    elif hasattr(batches, "begin"):
+        vars(model.config).pop(WINDOW_BEGIN, None)
 
 
 def forward_parameters(model: "PreTrainedModel") -> dict[str, Any]:

@@ -77,7 +77,7 @@ class TrainConfig(Processes, Course):  # the last base's fields come first, in h
     """Attention and positions restart where a document does; the batches must say where."""
     begin_windows: bool = False
     """Put the begin token in the place of every window's first token, a target of the window
-    before it."""
+    before it. The model's config.json keeps it: every verb then reads windows of text so."""
     only: Annotated[tuple[Pattern, ...], Range("patterns such as '*attn*'")] = ()
     """Names of the parameters to train, such as "*attn*"; all where not given."""
     freeze: Annotated[tuple[Pattern, ...], Range("patterns such as '*.layers.[0-3].*'")] = ()

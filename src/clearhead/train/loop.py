@@ -20,6 +20,7 @@ from clearhead.train import checkpoint, precision, run_dir, world
 from clearhead.train.batches import (
     BatchSource,
     check,
+    keep_begin,
     objective_of,
 )
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
@@ -101,6 +102,7 @@ def _train(
     with joined.alike():
         choose_parameters(model, config)
         check(batches, model, config)
+    keep_begin(batches, model)
     description = description or {}
     name = str(description.get("run", output.resolve().name))
     identity = run_dir.identity(model, batches, config)

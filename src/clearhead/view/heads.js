@@ -3,6 +3,7 @@
 const METRICS = {
   first_token_share: ["first-token share", "queries that look most at the first token"],
   null_mass: ["null mass", "weight on no token"],
+  prefix_mass: ["prefix mass", "weight on learned keys and values"],
   entropy: ["entropy", "nats; low is focused, high is spread"],
   negative_share: ["negative share", "part of the weight that is below 0"],
 };

@@ -109,7 +109,7 @@ class TextPanel {
       const bar = make("i");
       bar.style.width = `${(Math.abs(level) / map.steps) * 100}%`;
       bar.style.backgroundColor = css(ramp(level < 0 ? "negative" : "positive", 0.6));
-      const word = j === null ? "nothing (null key)" : visible(view.model.tokens[j]);
+      const word = j === null ? (view.model.statistics.prefix_mass ? "learned keys" : "nothing (null key)") : visible(view.model.tokens[j]);
       const button = make("button", { disabled: j === null, onclick: () => view.chooseToken(j) },
         make("span", { className: "word" }, word), make("span", { className: "bar" }, bar), make("span", { className: "number" }, shown(map.value(level))));
       return make("li", {}, button);

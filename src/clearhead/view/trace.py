@@ -44,7 +44,8 @@ class AttentionTrace:
 
     - `first_token_share`: 1/k where the first token is one of the query's k largest weights,
       otherwise 0 (`first_token_argmax_share` of a diagnosis).
-    - `null_mass`: the weight on no key; only where a sink stands beside the keys.
+    - `null_mass`, or `prefix_mass` of learned keys that have values: the weight beside the text's
+      own keys; only where there is a sink or a prefix.
     - `entropy`: of the weights and the null key's, in nats; only of maps without negative weights.
     - `negative_share`: the part of Σ|weight| that is negative; only of signed maps.
 
@@ -72,7 +73,7 @@ class AttentionTrace:
         self.causal &= not bool(tile.visible[0].triu(rows.start + 1).any())
         self.names[call.layer] = tuple(part.name for part in tile.maps)
         for part in tile.maps:
-            self._add(call.layer, part)
+            self._add(call, part)
             self._keep(call.layer, part, rows)
         if tile.lambdas is not None:
             self._note_lambdas(call.layer, tile.lambdas, before)
@@ -86,13 +87,13 @@ class AttentionTrace:
             for head, value in enumerate((total / weight.clamp_min(1e-30)).tolist())
         ]
 
-    def _add(self, layer: int, part: MapTile) -> None:
+    def _add(self, call: AttentionCall, part: MapTile) -> None:
         weights, counted, first_is_largest, entropy, null = (
             None if value is None else value[0] for value in part[1:]
         )
         assert weights is not None
         assert counted is not None
-        rows = {"first_token_share": first_is_largest, "null_mass": null, "entropy": entropy}
+        rows = {"first_token_share": first_is_largest, call.null_metric: null, "entropy": entropy}
         count = counted.sum(-1)
         new = {
             metric: torch.stack([torch.where(counted, value, 0).sum(-1), count])
@@ -102,7 +103,7 @@ class AttentionTrace:
         if entropy is None:
             negative = weights.clamp(max=0.0).sum((-1, -2)).neg()
             new["negative_share"] = torch.stack([negative, weights.abs().sum((-1, -2))])
-        sums = self._sums.setdefault((layer, part.name), {})
+        sums = self._sums.setdefault((call.layer, part.name), {})
         for metric, value in new.items():
             value = value.double().cpu()
             sums[metric] = sums[metric] + value if metric in sums else value

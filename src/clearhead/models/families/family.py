@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
-from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.configuration import ClearheadConfig, window_begin
 from clearhead.models.layers import SLIDING
 from clearhead.spec import AXES
 
@@ -122,7 +122,7 @@ class Family:
 
 def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     """The settings that have one name here and there; `target` is what they are exported to."""
-    found = {key: getattr(config, key, None) for key in _SAME}
+    found = {key: getattr(config, key, None) for key in _SAME} | window_begin(config)
     rope = found["rope_parameters"] or {}
     if target and rope.get("rope_type") == "dynamic-causal":
         raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
