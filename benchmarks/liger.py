@@ -15,6 +15,7 @@ from benchmarks.race import Ratio, ratio_of
 from clearhead import ops
 from clearhead.experiments.timing import take_turns
 from clearhead.models.loading import best_device
+from clearhead.ops.rope import cos_sin
 
 TOKENS, WIDTH, WIDE, VOCABULARY = 16_384, 1024, 2816, 50_000
 LENGTH, HEADS = 2048, 16
@@ -64,7 +65,7 @@ def _operations() -> dict[str, Sides]:
         {"rope_type": "default", "rope_theta": 1e4}, WIDTH // HEADS, at.device
     )
     table = ops.rotary_table(at, frequency)
-    cos, sin = (torch.cat([x, x], -1)[:, 0] for x in table)
+    cos, sin = (torch.cat([x, x], -1)[:, 0] for x in cos_sin(table))
     weight = _drawn(VOCABULARY, WIDTH)
     target = torch.randint(0, VOCABULARY, (TOKENS,), device=best_device())
 

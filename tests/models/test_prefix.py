@@ -197,3 +197,59 @@ def test_a_new_process_opens_both_with_the_same_bits(tmp_path):
     command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
     there = subprocess.run(command, capture_output=True, text=True, check=True)
     assert there.stdout.split() == [here]
+
+
+@torch.no_grad()
+def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
+    plain, made = _both()
+    ids = _ids(1)
+    wanted = _after(plain, ids)
+    cache = DynamicCache(config=made.config)
+    made(ids[:, :5], past_key_values=cache)
+    assert cache.get_seq_length() == 5  # the text's length alone
+    cache.batch_repeat_interleave(3)
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    steps = [
+        made(part.expand(3, -1), past_key_values=cache).logits for part in ids[:, 5:].split(1, 1)
+    ]
+    assert _apart(torch.cat(steps, 1), wanted[:, 5:].expand(3, -1, -1)) < 1e-12
+    cache.crop(-4)
+    assert (
+        _apart(made(ids[:, 7:].expand(3, -1), past_key_values=cache).logits[:1], wanted[:, 7:])
+        < 1e-12
+    )
+    for layer in made.model.layers:  # other weights: a text that begins anew has their keys
+        layer.self_attn.normalizer.key_bias.neg_()
+    other = made(ids, use_cache=False).logits
+    assert _apart(other, wanted) > 1e-3
+    cache.reset()
+    steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 1, 5], 1)]
+    assert _apart(torch.cat(steps, 1), other) < 1e-12
+
+
+def test_a_cache_filled_without_gradients_hides_none_of_the_prefix():
+    _, made = _both()
+    ids = _ids(1)
+    biases = [p for name, p in made.named_parameters() if name.endswith("_bias")]
+    found = []
+    for implementation in ("sdpa", "eager"):
+        made.set_attn_implementation(implementation)
+        cache = DynamicCache(config=made.config)
+        with torch.no_grad():
+            made(ids[:, :5], past_key_values=cache)
+            made(ids[:, 5:6], past_key_values=cache)
+        total = made(ids[:, 6:7], past_key_values=cache).logits.square().sum()
+        found.append(torch.autograd.grad(total, biases))
+    for fast, exact in zip(*found, strict=True):
+        assert (fast - exact).abs().max() < 1e-10 * exact.abs().max()
+        assert exact.abs().max() > 0
+
+
+def test_beams_go_on_as_after_the_prefix():
+    plain, made = _both()
+    ids = _ids(1, 4)
+    options: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 3, "pad_token_id": 0}
+    found = made.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    whole = torch.cat([PREFIX, ids], 1)
+    wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
+    assert torch.equal(found, wanted[:, 2:])

@@ -69,6 +69,20 @@ def test_queries_after_a_cache_see_it(queries):
     _compare(_inputs(queries=queries), 0.0, key_mask=PADDING)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("mask", [None, PADDING, ~torch.ones_like(PADDING)], ids=str)
+@torch.no_grad()
+def test_a_lone_query_without_gradients(dtype, number, mask):
+    """A row that sees no key of the text gets the prefix alone."""
+    q, k, v, *prefix = (x.to(dtype) for x in _inputs(number, queries=1))
+    got = attend(q, k, v, prefix=tuple(prefix), key_mask=mask)
+    exact = [x.double() for x in (q, k, v, *prefix)]
+    want = oracles.attend(*exact[:3], prefix=tuple(exact[3:]), key_mask=mask)
+    assert got.dtype == dtype
+    assert (got - want).abs().max() < (1e-12 if dtype == torch.float64 else 4e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_other_dtypes(dtype):
     _compare([x.detach().to(dtype).requires_grad_() for x in _inputs()], None)

@@ -155,7 +155,7 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     hooks = [
         part.register_forward_hook(lambda module, given, out, into=into: into.append(out))
         for attention in attentions
-        for part, into in ((attention.k_norm, keys), (attention.v_proj, values))
+        for part, into in ((attention.k_proj, keys), (attention.v_proj, values))
     ]
     try:
         with evaluating(model):
@@ -163,10 +163,12 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     finally:
         for hook in hooks:
             hook.remove()
-    for layer, key_BGND, value_BNC in zip(made.model.layers, keys, values, strict=True):
+    for layer, key_BNC, value_BNC in zip(made.model.layers, keys, values, strict=True):
         attention: Any = layer.self_attn
+        key_BGND = key_BNC.unflatten(-1, (attention.groups, -1)).transpose(1, 2)
         value_BGND = value_BNC.unflatten(-1, (attention.value_heads, -1)).transpose(1, 2)
         with torch.no_grad():
+            key_BGND = attention.k_norm(key_BGND)
             attention.normalizer.key_bias.copy_(key_BGND.double().mean(0))
             attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
 

@@ -5,25 +5,25 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead import ops
 from clearhead.nn.protocols import Attend
 from clearhead.ops import oracles
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.attention import attend_visible
 
 
-def _of_tensors(function: Callable[..., Tensor]) -> Attend:
-    """A function with `ops.attend`'s arguments, called as a layer does."""
-
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:
-        for name in ("lambdas", "rows"):
-            del options[name]
-        visibility: Visibility = options.pop("visibility")
-        return function(q, k, v, **visibility._asdict(), **options).to(v.dtype)
-
-    return attend
+def stock_attention(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, rows: Any, **options: Any
+) -> Tensor:
+    """`ops.attend`, called as a layer does."""
+    return attend_visible(q, k, v, **options)
 
 
-stock_attention, _eager = _of_tensors(ops.attend), _of_tensors(oracles.attend)
+def _eager(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, rows: Any, **options: Any
+) -> Tensor:
+    options |= options.pop("visibility")._asdict()
+    return oracles.attend(q, k, v, **options).to(v.dtype)
+
+
 # A kernel of `ops` may take the place of the call and of what follows it.
 stock_attention.fuses = True  # type: ignore[attr-defined]
 

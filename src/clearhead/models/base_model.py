@@ -234,10 +234,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
             key = position, attention.cache_unrotated and past > 0, places
             if key not in made:
                 keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
+                of = self._position_of(position).query_groups
+                made[key] = of(positions_BT, keys)
                 if places:
-                    first = torch.arange(places, device=keys.device)
-                    keys = torch.cat([first.expand(len(keys), -1), keys], 1)
-                made[key] = self._position_of(position).query_groups(positions_BT, keys)
+                    first = torch.arange(places, device=keys.device)[None]
+                    pairs = zip(made[key], of(positions_BT, first), strict=True)
+                    made[key] = tuple(own._replace(prefix=before.keys) for own, before in pairs)
             groups.append(made[key])
         return groups
 

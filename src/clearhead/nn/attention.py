@@ -73,6 +73,7 @@ class Attention(nn.Module):
             starting(self.q_proj, partial(fixed_normal, own=std))
         self.causal: bool = REGISTRY.find("direction", layer.direction).build()
         self.window = layer.sliding_window
+        self.places = self.normalizer.places
         self.heads, self.groups, self.value_heads = queries, groups, layer.num_value_heads
         self.width_of_head = layer.width // maps.heads(layer)
 
@@ -104,22 +105,23 @@ class Attention(nn.Module):
         own_BTC = self.v_proj(x_BTC)
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)
-        v = _heads(v_BTC, self.value_heads)
-        prefix = self.normalizer.prefix()
         if not self.cache_unrotated:
-            k, prefix = self._prepared(k, prefix, query_groups[0].keys)
-        if cache is not None:
+            k = self.scores.keys(k, query_groups[0].keys)
+        if cache is None:
+            v = _heads(v_BTC, self.value_heads)
+        else:
             k, v = self._remembered(cache, k, v_BTC, past + k.shape[2])
         lambdas = self.maps.lambdas(x_BTC)
-        # A sliding cache has dropped early keys.
-        visibility = visibility.of_keys(past + q.shape[2] - k.shape[2])
-        visibility = visibility._replace(window=self.window)
+        if dropped := past + q.shape[2] - k.shape[2]:  # early keys, by a sliding cache
+            visibility = visibility.of_keys(dropped)
+        if visibility.window != self.window:
+            visibility = visibility._replace(window=self.window)
         if self.decay is not None:
             k, columns = self.decay.columns(k, q.shape[2], visibility)
             query_groups = (columns,)
         first = query_groups[0]
         outputs = [
-            self._group(group, q, k, v, prefix, lambdas, attend, visibility)
+            self._group(group, q, k, v, (cache, past), lambdas, attend, visibility)
             for group in query_groups
         ]
         o_BHTD = outputs[0]
@@ -187,21 +189,23 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        prefix: tuple[Tensor, Tensor] | None,
+        cached: tuple[Any, int],
         lambdas: Tensor | None,
         attend: Attend,
         visibility: Visibility,
     ) -> Tensor:
         """The heads' outputs for some of the queries, [B, heads, rows, width]."""
         attend_maps = partial(attend, self, lambdas=lambdas, rows=group.rows)
-        whole = getattr(self.scores, "attend_unrotated", None)
-        lone = q.shape[2] == 1 and group.stop is None and isinstance(group.keys, Rotation)
-        if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
-            attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
-        elif self.cache_unrotated:
-            table = _ends(group.keys, self.normalizer.places, k.shape[2])
-            k, prefix = self._prepared(k, prefix, table)
-        k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
+        prefix = self._prefix(group, v, *cached) if self.places else None
+        if self.cache_unrotated:
+            whole = getattr(self.scores, "attend_unrotated", None)
+            lone = q.shape[2] == 1 and group.stop is None and isinstance(group.keys, Rotation)
+            if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
+                attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
+            else:
+                k = self.scores.keys(k, _last(group.keys, k.shape[2]))
+        if k.shape[1] != v.shape[1]:
+            k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
         if group.stop is not None:  # causally, queries are the last of their keys
             end = k.shape[2] - q.shape[2] + group.stop
             q, k, v = q[:, :, group.start : group.stop], k[:, :, :end], v[:, :, :end]
@@ -213,30 +217,37 @@ class Attention(nn.Module):
             *(self.scores.queries(q, group.queries), k, v, lambdas),
             attend=attend_maps,
             sink=self.normalizer.sink(q),
-            prefix=None if prefix is None else self._for_heads(prefix, v),
+            prefix=prefix,
             visibility=visibility,
             scale=self.layer.head_dim**-0.5,
         )
 
-    def _prepared(
-        self, k_BGSD: Tensor, prefix: tuple[Tensor, Tensor] | None, table: Any
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Keys with their positions, of which a prefix has the first of the table."""
-        if prefix is None:
-            return self.scores.keys(k_BGSD, table), None
-        key_GND, value_GND = prefix
-        places = key_GND.shape[1]
-        own_BGND = key_GND.to(k_BGSD.dtype).expand(len(k_BGSD), *key_GND.shape)
-        if isinstance(table, Rotation):
-            table = table.table()
-        k_BGSD = self.scores.keys(torch.cat([own_BGND, k_BGSD], 2), table)
-        return k_BGSD[:, :, places:], (k_BGSD[:, :, :places], value_GND)
+    def _prefix(
+        self, group: QueryGroup, v_BGSD: Tensor, cache: Any, past: int
+    ) -> tuple[Tensor, Tensor]:
+        """The prefix's keys with their positions, one for each value, and its values.
 
-    def _for_heads(self, prefix: tuple[Tensor, Tensor], v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
-        """A prefix with a key for each value, for every text."""
-        key_BGND, value_GND = prefix
-        key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
-        return key_BGND, value_GND.expand(len(v_BGSD), *value_GND.shape)
+        A cache keeps them from its first tokens on, as it keeps those tokens' own: beside their
+        slots, since its length, by which it is cut and tokens are counted, is the text's. Not one
+        of fixed room, whose steps a graph may repeat after the cache was filled anew.
+        """
+        batch, prefix, learning = v_BGSD.shape[0], None, torch.is_grad_enabled()
+        if past and not learning:
+            prefix = getattr(cache, "prefixes", {}).get(self.layer.index)
+        if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
+            own: Any = self.normalizer.prefix()
+            key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
+            rows = batch if self.cache_unrotated else 1
+            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), _whole(group.prefix))
+            key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
+            prefix = key_BGND, value_GND[None]
+            fixed = self.cache_unrotated or getattr(cache, "is_compileable", True)
+            if not (fixed or learning or torch.compiler.is_compiling()):
+                vars(cache).setdefault("prefixes", {})[self.layer.index] = prefix
+        key_BGND, value_BGNV = prefix
+        if batch == 1:
+            return prefix
+        return key_BGND.expand(batch, -1, -1, -1), value_BGNV.expand(batch, -1, -1, -1)
 
     def _remembered(self, cache: Any, k: Tensor, v_BTC: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         """All keys and values so far, or the last of them, where a window reaches no further.
@@ -262,22 +273,25 @@ class Attention(nn.Module):
                     f"{[*given[:2], keys, given[3]]}: "
                     "it is another model's or another batch's; start a new one"
                 )
-        v = v[:, :, :keys]
-        if self.value_heads != self.groups or torch.compiler.is_compiling():
+        compiled = torch.compiler.is_compiling()
+        if compiled or k.shape[2] > keys:
+            k, v = k[:, :, :keys], v[:, :, :keys]
+        if compiled or self.value_heads != self.groups:
             # A compiler learns by it that there are as many values as keys.
             v = v.unflatten(-1, (self.value_heads // self.groups, -1)).transpose(2, 3).flatten(1, 2)
-        return k[:, :, :keys], v
+        return k, v
 
 
-def _ends(table: Any, first: int, last: int) -> Any:
-    """A table, or several, of the first keys and the last: a cache has dropped those between."""
-    if isinstance(table, Rotation):
-        table = table.table()
+def _last(table: Any, keys: int) -> Any:
+    """A table, or several, of the last keys: a cache has dropped those before."""
+    table = _whole(table)
     if isinstance(table, tuple):
-        return tuple(_ends(part, first, last) for part in table)
-    if table is None or not first:
-        return table if table is None else table[..., -last:, :]
-    return torch.cat([table[..., :first, :], table[..., -last:, :]], -2)
+        return tuple(_last(part, keys) for part in table)
+    return table if table is None else table[..., -keys:, :]
+
+
+def _whole(table: Any) -> Any:
+    return table.table() if isinstance(table, Rotation) else table
 
 
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:

@@ -113,13 +113,16 @@ class NoPosition(nn.Module):
         return torch.zeros_like(x_BHTN)
 
 
-class Softmax(nn.Module):
+# What follows has no weights and is no module, whose call would cost a step of decoding more.
+# Mechanisms with weights are both, the module first.
+
+
+class Softmax:
     """No sink beside the keys: a row's weights sum to 1. The base of all normalizers."""
 
     places = 0
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
-        super().__init__()
         self.heads, self.together = heads, together
 
     def sink(self, q_BHTD: Tensor) -> float | Tensor | None:
@@ -141,19 +144,19 @@ class Softmax(nn.Module):
         return torch.sigmoid(weight_BHT.log() - logit)[..., None]
 
 
-class SingleMaps(nn.Module):
+class SingleMaps:
     """One map a head; nothing to combine. The base of all maps."""
 
     maps: ClassVar[tuple[str, ...]] = ("softmax",)
     keys_together: ClassVar[int] = 1
 
     def __init__(self, layer: LayerSpec) -> None:
-        super().__init__()
+        pass
 
     def lambdas(self, x_BTC: Tensor) -> Tensor | None:
         return None
 
-    def forward(
+    def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, lambdas: Any, *, attend: Any, **options: Any
     ) -> Tensor:
         return attend(q, k, v, **options)
@@ -171,15 +174,15 @@ class SingleMaps(nn.Module):
         return row_sum_BHT1
 
 
-class NoShaping(nn.Module):
+class NoShaping:
     """A. The base of all shapings."""
 
     zero_queries = False
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__()
+        pass
 
-    def forward(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
+    def __call__(self, x_BTC: Tensor, o_BTC: Tensor, centring: CentringTerm) -> Tensor:
         return o_BTC
 
     def effective_weights(
@@ -188,13 +191,13 @@ class NoShaping(nn.Module):
         return weights_BHRS
 
 
-class NoEpilogue(nn.Module):
-    """The heads' outputs as they are. The base of all epilogues."""
+class NoEpilogue:
+    """The heads' outputs as they are."""
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__()
+        pass
 
-    def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def __call__(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:
         return o_BTC
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from clearhead.nn.attention import Attention
 from clearhead.nn.gains import Trainable, gain
-from clearhead.nn.norms import Identity
+from clearhead.nn.norms import identity
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import Declaration, LayerSpec
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
         self.mlp_gain = gain(scale, layer.mlp_gain)
         self.mlp_skip = REGISTRY.find("mlp_skip", layer.mlp_skip).build()
         self.mlp_skip_gain = gain(Trainable, layer.mlp_skip_gain)
-        self.dropout = nn.Dropout(layer.dropout) if layer.dropout else Identity()
+        self.dropout = nn.Dropout(layer.dropout) if layer.dropout else identity
 
     def forward(self, x_BTC: Tensor, **context: Any) -> Tensor:
         return self.order.run(self, x_BTC, context)

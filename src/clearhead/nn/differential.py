@@ -14,7 +14,7 @@ from clearhead.spec import Declaration, LayerSpec
 HEAD_NORMS = ("affine", "plain", "none")
 
 
-class Differential(SingleMaps):
+class Differential(nn.Module, SingleMaps):
     """λ, the per-head norm and the constant gain (arXiv 2410.05258, eqs. 2 and 3).
 
     λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, one for the layer's heads, in float32: rounding
@@ -28,7 +28,7 @@ class Differential(SingleMaps):
     keys_together = 2
 
     def __init__(self, layer: LayerSpec) -> None:
-        super().__init__(layer)
+        super().__init__()
         fixed = layer.lambda_init
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer.index) if fixed is None else fixed
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (

@@ -10,7 +10,7 @@ from clearhead.nn.bases import SingleMaps, Weights, attention_flops, with_double
 from clearhead.spec import Declaration, LayerSpec
 
 
-class DifferentialV2(SingleMaps):
+class DifferentialV2(nn.Module, SingleMaps):
     """λ = σ(x W_λ) for each token and head, from attention's input; no norm, no λ_init.
 
     At initialisation λ is about 1/2: x is normed and W_λ is N(0, 0.02²).
@@ -19,7 +19,7 @@ class DifferentialV2(SingleMaps):
     maps = ("map 1", "map 2")
 
     def __init__(self, layer: LayerSpec) -> None:
-        super().__init__(layer)
+        super().__init__()
         self.lambda_proj = nn.Linear(layer.hidden_size, layer.num_attention_heads, bias=False)
 
     def lambdas(self, x_BTC: Tensor) -> Tensor:

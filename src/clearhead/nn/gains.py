@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.norms import Identity
+from clearhead.nn.norms import identity
 from clearhead.spec import Declaration, LayerSpec
 
 # Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
@@ -85,9 +85,9 @@ class Feedback(Trainable):
         self.loss.copy_(torch.tensor([seen + 1, mean, variance]))
 
 
-def gain(kind: Callable[[float], nn.Module], start: float | None) -> nn.Module:
+def gain(kind: Callable[[float], nn.Module], start: float | None) -> Callable[[Tensor], Tensor]:
     """The gain of a branch; no number and no work where it has none."""
-    return Identity() if start is None else kind(start)
+    return identity if start is None else kind(start)
 
 
 def _refuses(layer: LayerSpec) -> str | None:

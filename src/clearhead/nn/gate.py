@@ -5,18 +5,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.bases import NoEpilogue, Weights, with_doubled_output
+from clearhead.nn.bases import Weights, with_doubled_output
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Gate(NoEpilogue):
+class Gate(nn.Module):
     """o ∘ σ(x W_G), one number for each token and channel (arXiv 2505.06708, G1, elementwise).
 
     A head may so answer nothing without a sink. W_G starts as any matrix, the gates near ½.
     """
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__(layer, heads)
+        super().__init__()
         self.gate_proj = nn.Linear(layer.hidden_size, layer.width, bias=False)
 
     def forward(self, o_BTC: Tensor, x_BTC: Tensor, own: Callable[[], Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.nn.bases import Weights
-from clearhead.nn.norms import Identity
+from clearhead.nn.norms import identity
 from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.spec import Declaration, LayerSpec
 
@@ -64,7 +64,7 @@ DECLARATIONS = (
         "none",
         "the MLP's output matrix reads its channels as they are",
         "arXiv 1706.03762",
-        lambda width: Identity(),
+        lambda width: identity,
         adopt=_turned,
     ),
     Declaration(

@@ -7,7 +7,7 @@ from clearhead.nn.bases import Softmax, with_own_parameters
 from clearhead.spec import Declaration, LayerSpec
 
 
-class KeyValue(Softmax):
+class KeyValue(nn.Module, Softmax):
     """Softmax over N learned keys k′ beside the others, whose values v′ are learned too.
 
     They take the positions 0 to N − 1 and the text begins at N, so that with a token's own keys and
@@ -16,7 +16,8 @@ class KeyValue(Softmax):
     """
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
-        super().__init__(layer, heads, together)
+        nn.Module.__init__(self)
+        Softmax.__init__(self, layer, heads, together)
         self.places = number = layer.prefix_length
         self.key_bias = nn.Parameter(torch.empty(layer.num_key_value_heads, number, layer.head_dim))
         self.value_bias = nn.Parameter(torch.empty(layer.num_value_heads, number, layer.head_dim))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,10 +34,15 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.gated:
-            wide = self.function(self.gate_proj(x_BTC)) * self.up_proj(x_BTC)
+            wide = _times(self.function(self.gate_proj(x_BTC)), self.up_proj(x_BTC))
         else:
             wide = self.function(self.up_proj(x_BTC))
         return self.down_proj(self.rotation(wide))
+
+
+def _times(x: Tensor, y: Tensor) -> Tensor:
+    """x · y, in the memory of x where no gradient needs it: fresh memory costs a CPU most of it."""
+    return x * y if torch.is_grad_enabled() else x.mul_(y)
 
 
 def _gelu(x: Tensor) -> Tensor:

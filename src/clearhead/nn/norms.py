@@ -1,7 +1,5 @@
 """Normalisation layers: of the stream, and of queries and keys; and the identity in their place."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,16 +8,9 @@ from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 
-class Identity(nn.Identity):
-    """Its input. Without hooks a call costs no more than a function's.
-
-    A decoder's step on a CPU is short enough for that to count (docs/performance.md).
-    """
-
-    def __call__(self, x: Any) -> Any:
-        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
-            return super().__call__(x)
-        return x
+def identity(x: Tensor) -> Tensor:
+    """Its input. A module's call would cost a step of decoding more (docs/performance.md)."""
+    return x
 
 
 class RMSNorm(nn.Module):
@@ -101,7 +92,7 @@ DECLARATIONS = (
         "none",
         "queries and keys as projected",
         "arXiv 1706.03762",
-        lambda layer, width: Identity(),
+        lambda layer, width: identity,
     ),
     Declaration(
         "qk_norm",

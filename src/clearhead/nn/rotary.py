@@ -1,7 +1,6 @@
 """Rotary positions, with every scaling of their frequencies; and xPos."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +52,7 @@ class Rotary(NoPosition):
             return tuple(self._by_bucket(queries_BT, keys_BS))
         return (self._group(queries_BT, keys_BS),)
 
-    @staticmethod
-    def prepare(x_BHTD: Tensor, table: Any) -> Tensor:
-        return ops.rotate(x_BHTD, table)
+    prepare = staticmethod(ops.rotate)
 
     def _theta(self, length: Tensor) -> Tensor:
         rope, width = self.layer.rope_parameters, self.layer.head_dim

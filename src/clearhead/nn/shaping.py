@@ -11,7 +11,7 @@ from clearhead.nn.protocols import CentringTerm
 from clearhead.spec import Declaration, LayerSpec
 
 
-class SkipInit(NoShaping):
+class SkipInit(nn.Module, NoShaping):
     """α I + β A, a trained α and β for each head, from 1 and 0; W_Q starts at 0.
 
     With β = 0 no gradient reaches W_Q and W_K in the first step (arXiv 2302.10322).
@@ -20,7 +20,7 @@ class SkipInit(NoShaping):
     zero_queries = True
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__(layer, heads)
+        super().__init__()
         self.alpha = nn.Parameter(torch.empty(heads))
         self.beta = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
@@ -85,7 +85,7 @@ class Annealed(SkipInit):
     identity: Tensor
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        NoShaping.__init__(self, layer, heads)
+        nn.Module.__init__(self)
         self.register_buffer("identity", torch.empty(1))
         self.reset_parameters()
 

@@ -10,7 +10,7 @@ from clearhead.spec import Declaration, LayerSpec
 NOTHING = -40.0
 
 
-class Softmax1(Softmax):
+class Softmax1(nn.Module, Softmax):
     """A fixed sink of logit 0: exp(s) / (1 + Σ exp(s)). The base of learned sinks and key biases.
 
     With `annealed_start` its logit is lowered by an offset of −40 (1 − t)², t the part of the
@@ -22,7 +22,8 @@ class Softmax1(Softmax):
     offset: Tensor | None
 
     def __init__(self, layer: LayerSpec, heads: int, together: int) -> None:
-        super().__init__(layer, heads, together)
+        nn.Module.__init__(self)
+        Softmax.__init__(self, layer, heads, together)
         self.register_buffer("offset", torch.empty(1) if layer.annealed_start else None)
         Softmax1.reset_parameters(self)
 

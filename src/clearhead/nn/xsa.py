@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.bases import NoEpilogue
 from clearhead.spec import Declaration, LayerSpec
 
 
@@ -21,7 +20,7 @@ def without_own(o: Tensor, v: Tensor, strength: Tensor | float = 1.0) -> Tensor:
     return (wide - strength * share * v).to(o.dtype)
 
 
-class ExclusiveSelfAttention(NoEpilogue):
+class ExclusiveSelfAttention(nn.Module):
     """`without_own` of each head's output and its own token's value; no parameters.
 
     Heads that share a value each lose their component along it; a head of differential attention
@@ -35,7 +34,7 @@ class ExclusiveSelfAttention(NoEpilogue):
     strength: Tensor | None
 
     def __init__(self, layer: LayerSpec, heads: int) -> None:
-        super().__init__(layer, heads)
+        super().__init__()
         self.heads = heads
         self.register_buffer("strength", torch.empty(1) if layer.annealed_start else None)
         self.reset_parameters()

@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
-from clearhead.ops.requests import Saved
+from clearhead.ops.requests import PREFIXED, Saved
 from clearhead.ops.visibility import Visibility
 
 
@@ -59,16 +59,45 @@ def attend(
         ClearheadError: on shapes, dtypes or devices that do not fit, or kernels that do not serve.
     """
     visibility = Visibility(causal, window, key_mask, segments)
+    options: dict[str, Any] = {"sink": sink, "prefix": prefix, "scale": scale, "kernel": kernel}
+    return attend_visible(q_BHTD, k_BGSD, v_BGSV, visibility=visibility, **options)
+
+
+def attend_visible(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    *,
+    visibility: Visibility,
+    sink: float | Tensor | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
+    scale: float | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """`attend`, its masks given as one value."""
     check(q_BHTD, k_BGSD, v_BGSV, sink, visibility)
-    _check_prefix(prefix, k_BGSD, v_BGSV)
     queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
-    if first := visibility.earliest(queries, keys):
+    if visibility.window is not None and (first := visibility.earliest(queries, keys)):
         k_BGSD, v_BGSV = k_BGSD[:, :, first:], v_BGSV[:, :, first:]
         visibility, keys = visibility.of_keys(first), keys - first
     visibility = visibility.settled(queries, keys)
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     value = None
     if prefix is not None:
+        _check_prefix(prefix, k_BGSD, v_BGSV)
+        given = q_BHTD, k_BGSD, v_BGSV
+        name = ""
+        if sink is None and not torch.is_grad_enabled():
+            name = select_kernel(*given, visibility, kernel, PREFIXED)
+        if name:
+            with without_autocast(q_BHTD):
+                run = KERNELS[name].run
+                return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
+        if _opens_whole_text(queries, keys, sink, visibility):
+            number = prefix[0].shape[2]
+            q, k, v, visibility = _after_tokens(*given, prefix, visibility)
+            options: dict[str, Any] = {"sink": sink, "scale": scale, "kernel": kernel}
+            return attend_visible(q, k, v, visibility=visibility, **options)[:, :, number:]
         sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
@@ -76,6 +105,31 @@ def attend(
     if not torch.is_grad_enabled():
         return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
     return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
+
+
+def _opens_whole_text(
+    queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
+) -> bool:
+    """True where a prefix may be tokens before the text, which its kernel reads as it reads those.
+
+    Compiled tiles take it in without another pass.
+    """
+    by_query = isinstance(sink, Tensor) and sink.ndim == 3
+    hides = visibility.window is not None or visibility.segments is not None
+    return 1 < queries == keys and not (hides or by_query or torch.compiler.is_compiling())
+
+
+def _after_tokens(
+    q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor], visibility: Visibility
+) -> tuple[Tensor, Tensor, Tensor, Visibility]:
+    """Queries, keys and values with the prefix as N tokens before them, whose queries are 0."""
+    number = prefix[0].shape[2]
+    key_mask = visibility.key_mask
+    if key_mask is not None:
+        key_mask = torch.nn.functional.pad(key_mask, (number, 0), value=True)
+    q = torch.nn.functional.pad(q, (0, 0, number, 0))
+    k, v = (torch.cat([own.to(x.dtype), x], 2) for own, x in zip(prefix, (k, v), strict=True))
+    return q, k, v, visibility._replace(key_mask=key_mask)
 
 
 def at_zero_queries(sink: float | Tensor | None) -> float | Tensor | None:
@@ -94,9 +148,13 @@ def _joined(
     kernel: str,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, with the sink."""
-    # Autocast would round the float32 scores that the tiles are careful to keep.
-    with without_autocast(q):
-        o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
+    forward = KERNELS[kernel].run.forward
+    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        # It would round the float32 scores that the tiles are careful to keep.
+        with without_autocast(q):
+            o, lse = forward(q, k, v, scale=scale, visibility=visibility)
+    else:
+        o, lse = forward(q, k, v, scale=scale, visibility=visibility)
     return (o, lse) if sink is None else sinks.join(o, lse, sink, value)
 
 
@@ -179,13 +237,11 @@ def check(
         raise ClearheadError(f"segments must be [{batch}, {keys}]; found {tuple(segments.shape)}")
 
 
-def _check_prefix(prefix: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> None:
-    if prefix is None:
-        return
+def _check_prefix(prefix: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
     keys, values = prefix
-    number = keys.shape[2] if keys.ndim == 4 else 0
-    wanted = [(*x.shape[:2], number, x.shape[3]) for x in (k, v)]
-    if number < 1 or [keys.shape, values.shape] != wanted:
+    (batch, groups, _, width), number = k.shape, keys.shape[2] if keys.ndim == 4 else 0
+    wanted = (batch, groups, number, width), (batch, groups, number, v.shape[3])
+    if number < 1 or (keys.shape, values.shape) != wanted:
         raise ClearheadError(
             "a prefix is keys [B,G,N,D] and values [B,G,N,V], N of 1 or more, beside k "
             f"{tuple(k.shape)} and v {tuple(v.shape)}; found {tuple(keys.shape)} and "

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.ops.rope import rotate
+from clearhead.ops.rope import cos_sin, rotate
 
 Form = Literal["exact", "strict", "slack"]
 RotaryTable = tuple[Tensor, Tensor]
@@ -35,14 +35,14 @@ def coca_queries(q_BHTD: Tensor, table: RotaryTable, form: Form) -> Tensor:
     else:
         first, second = q.chunk(2, -1)
         amplitude = first.square() + second.square()
-    cos, sin = table
+    cos, sin = cos_sin(table)
     return torch.cat([amplitude * cos, amplitude * sin], -1).to(q_BHTD.dtype)
 
 
 def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
     """k̃, [B, G, S, D] in the dtype of t, from x W_T before the relu, [B, G, S, D/2]."""
     t = t_BGSE.to(torch.promote_types(t_BGSE.dtype, torch.float32)).relu()
-    cos, sin = table
+    cos, sin = cos_sin(table)
     if form == "slack":
         cos, sin = cos - sin, cos + sin
     return torch.cat([t * cos, t * sin], -1).to(t_BGSE.dtype)

@@ -11,7 +11,8 @@ from clearhead.ops.layouts import alike
 from clearhead.ops.requests import HALF, SHORT, Request, Saved
 from clearhead.ops.visibility import Visibility
 
-_aten = torch.ops.aten
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 # Up to about so many keys the backward kernel takes longer in bfloat16 than in float32.
 _FEW = 256
@@ -37,13 +38,14 @@ def forward(
 
     A row that sees no key has output 0 and log-sum-exp 0, the kernel's own convention.
     """
+    width, mask = v_BGSV.shape[3], visibility.key_mask
     q_BHTD, k_BGSD, v_BGSD = alike(q_BHTD, k_BGSD, v_BGSV)
-    o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+    o, lse = _flash(
         *(q_BHTD, k_BGSD, v_BGSD, 0.0, visibility.causal),
-        attn_mask=_padding_bias(q_BHTD, visibility.key_mask),
+        attn_mask=None if mask is None else _padding_bias(q_BHTD, mask),
         scale=scale,
     )
-    return o[..., : v_BGSV.shape[3]], lse
+    return o if o.shape[3] == width else o[..., :width], lse
 
 
 def backward(
@@ -57,18 +59,17 @@ def backward(
         return dq.to(q_BHTD.dtype), dk.to(k_BGSD.dtype), dv.to(v_BGSV.dtype)
     width = v_BGSV.shape[3]
     q_BHTD, k_BGSD, grad_BHTD, v_BGSD, o_BHTD = alike(q_BHTD, k_BGSD, grad_BHTV, v_BGSV, o_BHTV)
-    dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    mask = visibility.key_mask
+    dq, dk, dv = _flash_backward(
         *(grad_BHTD, q_BHTD, k_BGSD, v_BGSD, o_BHTD, lse_BHT, 0.0, visibility.causal),
-        attn_mask=_padding_bias(q_BHTD, visibility.key_mask),
+        attn_mask=None if mask is None else _padding_bias(q_BHTD, mask),
         scale=scale,
     )
     return dq, dk, dv[..., :width]
 
 
-def _padding_bias(q_BHTD: Tensor, key_mask: Tensor | None) -> Tensor | None:
+def _padding_bias(q_BHTD: Tensor, key_mask: Tensor) -> Tensor:
     """0 for a visible key, −inf for padding: [B, 1, 1, S], broadcast by the kernel, never T × T."""
-    if key_mask is None:
-        return None
     dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
     zero = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
     return zero.masked_fill(~key_mask, -torch.inf)[:, None, None, :]

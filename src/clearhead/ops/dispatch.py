@@ -28,7 +28,7 @@ from clearhead.ops import (
     tiles,
 )
 from clearhead.ops.packed import Operator
-from clearhead.ops.requests import DIFFERENTIAL, PLAIN, SHORT, UNROTATED, Request
+from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         device: on which it runs; None for every one. serves: in words, for the documentation.
-        run: has `forward` and `backward`; for DIFFERENTIAL, `difference`.
+        run: has `forward` and `backward`; for DIFFERENTIAL, `difference`; for PREFIXED, `prefixed`.
         refuses: the reason why it does not serve a request.
         kinds: of requests that it knows.
     """
@@ -95,6 +95,9 @@ KERNELS: Mapping[str, Kernel] = {
     "unrotated-products": Kernel(
         "cpu", "CoCA at T = 1, padding", lone, lone.refuses_unrotated, (UNROTATED,)
     ),
+    "prefix-products": Kernel(
+        "cpu", "a prefix at T = 1, padding", lone, lone.refuses_unrotated, (PREFIXED,)
+    ),
     "differential-fused": Kernel(
         "cuda",
         "differential attention V1 at once, where it is named",
@@ -128,7 +131,7 @@ def select_kernel(
     """The name of the kernel in `KERNELS` that computes this.
 
     Of a kind that is not PLAIN it may be "": then V1's maps go one by one, CoCA's keys are rotated
-    first, and what comes of them is plain.
+    first, a prefix is joined to what the other keys give, and what comes of them is plain.
 
     Args:
         kernel: names of kernels, in order, with commas between; by default what the environment
@@ -149,21 +152,21 @@ def arguments_of(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, kind: str = PLAIN
 ) -> tuple[object, ...]:
     """The arguments of `request`, each of which torch.compile takes for a constant."""
-    queries, keys = q_BHTD.shape[2], k_BGSD.shape[2]
+    (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
+    device, compiled = q_BHTD.device, torch.compiler.is_compiling()
     # Conditions, not comparisons: a compiler takes their outcomes for constants, and is not asked
     # about lengths that it need not know.
     lone = True if queries == 1 else False  # noqa: SIM210
     square = not lone and (True if queries == keys else False)  # noqa: SIM210
-    short = torch.compiler.is_compiling() and (True if keys <= SHORT else False)  # noqa: SIM210
+    short = compiled and (True if keys <= SHORT else False)  # noqa: SIM210
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSV))
     return (
-        *(q_BHTD.device.type, q_BHTD.device.index, q_BHTD.dtype),
-        *(index(q_BHTD.shape[3]), index(v_BGSV.shape[3])),
-        index(q_BHTD.shape[1] // k_BGSD.shape[1]),
+        *(device.type, device.index, q_BHTD.dtype),
+        *(index(depth), index(v_BGSV.shape[3]), index(heads // groups)),
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, torch.compiler.is_compiling(), kind),
+        *(learning, compiled, kind),
     )
 
 
@@ -309,5 +312,6 @@ _REQUESTS: Mapping[str, dict[str, Any]] = {
     "decoding, padded cache": _LONE | {"key_mask": True},
     "decoding, V1": _LONE | {"kind": DIFFERENTIAL},
     "decoding, CoCA": _LONE | {"kind": UNROTATED},
+    "decoding, a prefix": _LONE | {"kind": PREFIXED},
     "more than 256 wide": {"depth": 320, "width": 320},
 }

@@ -30,13 +30,14 @@ def rotate_blocks(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """x H / √block along the last dimension, block by block, for H = left ⊗ right; its own inverse.
 
     A block as a matrix [len(left), len(right)] is multiplied from both sides: 2 (16 + 32)
-    operations a channel at 512, where the whole matrix takes 1,024. The scale goes into the right
-    matrix, which saves a pass over x.
+    operations a channel at 512, where the whole matrix takes 1,024.
     """
-    rows, columns = len(left), len(right)
-    turned = torch.mm(x.reshape(-1, columns), right * (rows * columns) ** -0.5)
-    turned = turned.view(-1, rows, columns)
-    return torch.bmm(left.expand(turned.shape[0], rows, rows), turned).view(x.shape)
+    rows, columns = left.shape[0], right.shape[0]
+    turned = torch.mm(x.reshape(-1, columns), right).view(-1, rows, columns)
+    left = left.expand(turned.shape[0], rows, rows)
+    scale = (rows * columns) ** -0.5
+    # 0 times the first argument, which is not read, and a scale within the product.
+    return torch.baddbmm(turned.detach(), left, turned, beta=0, alpha=scale).view(x.shape)
 
 
 def rotate_channels(x: Tensor) -> Tensor:

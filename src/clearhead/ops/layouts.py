@@ -30,6 +30,11 @@ def alike(*tensors: Tensor, multiple: int = 1) -> list[Tensor]:
         multiple: the width is rounded up to a multiple of it, and rows begin at one: kernels that
             ask for it load so many numbers at once.
     """
+    ready = multiple == 1
+    for x in tensors:
+        ready = ready and x.shape[-1] == tensors[0].shape[-1] and x.stride(-1) == 1
+    if ready:
+        return list(tensors)
     width = max(x.shape[-1] for x in tensors)
     width += -width % multiple
     return [_ready(x, width, multiple) for x in tensors]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import sinks, tiles
+from clearhead.ops.precision import widened
 from clearhead.ops.requests import HALF, Request
-from clearhead.ops.rope import Rotation
+from clearhead.ops.rope import Rotation, cos_sin
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
@@ -24,7 +25,7 @@ def refuses(request: Request) -> str | None:
 
 
 def refuses_unrotated(request: Request) -> str | None:
-    """The reason why `forward` does not compute the request over unrotated keys."""
+    """The reason why `forward` does not compute the request over unrotated keys, nor `prefixed`."""
     if request.learning:
         return "it has no gradient"
     return refuses_differential(request)
@@ -48,7 +49,7 @@ def forward(
     else:
         # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
         t = k_BGSD.to(torch.promote_types(k_BGSD.dtype, torch.float32)).relu()
-        cos, sin = (part[..., -t.shape[2] :, :] for part in rotation.table())
+        cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))
         first, second = q_BH1D.chunk(2, -1)
         score_BGRS = _scores(first, t * cos, scale, None)
         score_BGRS = score_BGRS + _scores(second, t.mul_(sin), scale, visibility.key_mask)
@@ -56,6 +57,28 @@ def forward(
     weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
     o_BGRV = torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV)
     return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
+
+
+def prefixed(
+    q_BH1D: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    prefix: tuple[Tensor, Tensor],
+    *,
+    scale: float,
+    visibility: Visibility,
+) -> Tensor:
+    """o [B, H, 1, V] over a prefix too, keys [B, G, N, D] and values [B, G, N, V]: more columns."""
+    (batch, heads, _, _), (_, groups, number, _) = q_BH1D.shape, prefix[0].shape
+    q = _rows(q_BH1D, groups, scale).flatten(0, 1)  # texts and groups are one dimension from here
+    own_k, own_v, k, v = (x.flatten(0, 1) for x in (*prefix, k_BGSD, v_BGSV))
+    score = torch.bmm(q, k.to(q.dtype).mT)
+    if visibility.key_mask is not None:
+        hidden = ~visibility.key_mask[:, None, None]
+        score.view(batch, groups, -1, hidden.shape[-1]).masked_fill_(hidden, -torch.inf)
+    weight = torch.cat([torch.bmm(q, own_k.to(q.dtype).mT), score], -1).softmax(-1).to(v.dtype)
+    o = torch.baddbmm(torch.bmm(weight[..., :number], own_v), weight[..., number:], v)
+    return o.view(batch, heads, 1, -1)
 
 
 def refuses_differential(request: Request) -> str | None:
@@ -105,12 +128,17 @@ def difference(
 
 def _scores(q_BH1D: Tensor, k_BGSD: Tensor, scale: float, key_mask: Tensor | None) -> Tensor:
     """[B, G, H/G, S], float32 whatever the inputs."""
-    exact = torch.promote_types(q_BH1D.dtype, torch.float32)
-    q_BGRD = (q_BH1D.to(exact) * scale).reshape(len(q_BH1D), k_BGSD.shape[1], -1, k_BGSD.shape[3])
-    score_BGRS = torch.matmul(q_BGRD, k_BGSD.to(exact).mT)
+    q_BGRD = _rows(q_BH1D, k_BGSD.shape[1], scale)
+    score_BGRS = torch.matmul(q_BGRD, k_BGSD.to(q_BGRD.dtype).mT)
     if key_mask is None:
         return score_BGRS
     return torch.where(key_mask[:, None, None], score_BGRS, -torch.inf)
+
+
+def _rows(q_BH1D: Tensor, groups: int, scale: float) -> Tensor:
+    """The queries of a group as rows, times the scale: [B, G, H/G, D], float32 at least."""
+    batch, _, _, width = q_BH1D.shape
+    return (widened(q_BH1D) * scale).reshape(batch, groups, -1, width)
 
 
 def _log_sum_exp(score_BGRS: Tensor) -> Tensor:

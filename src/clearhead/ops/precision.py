@@ -5,12 +5,20 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+_NOTHING = nullcontext()
+_EXACT = (torch.float32, torch.float64)
+
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Hold off autocast on the device of x; the meta device has none."""
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
-        return nullcontext()
+        return _NOTHING
     return torch.autocast(x.device.type, enabled=False)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32; float64 stays."""
+    return x if x.dtype in _EXACT else x.float()
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -20,6 +28,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         x: [..., N], any float dtype; the arithmetic is float32 (float64 for float64).
         weight: [N], a scalar shared by all channels, or None.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if weight is not None and weight.shape == x.shape[-1:] and weight.dtype == x.dtype:
+        return torch.rms_norm(x, weight.shape, weight, eps).to(x.dtype)  # in one call
+    wide = widened(x)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide if weight is None else wide * weight).to(x.dtype)

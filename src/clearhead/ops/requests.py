@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
-# Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation.
-PLAIN, DIFFERENTIAL, UNROTATED = "plain", "differential", "unrotated"
+# Kinds of request: the dot product; V1's two maps at once; CoCA's keys before their rotation; a
+# prefix beside the keys.
+PLAIN, DIFFERENTIAL, UNROTATED, PREFIXED = "plain", "differential", "unrotated", "prefixed"
 # Compiled tiles beat PyTorch's CPU flash kernel up to here (docs/performance.md); beyond, unrolled
 # tiles also take long to compile.
 SHORT = 1024
@@ -36,7 +37,7 @@ class Request(NamedTuple):
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
         learning: gradients are wanted. compiled: under torch.compile.
-        kind: PLAIN, DIFFERENTIAL or UNROTATED.
+        kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
     """
 
     device: str

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.ops.precision import widened
+
 # Tokens after which a wave's score under xPos has faded by one more factor ζ.
 FADING = 512
 # Per kind: the keys that it must have, and those that it may have, beside rope_type and rope_theta.
@@ -44,7 +46,7 @@ class Rotation:
         self._indices: Tensor | None = None
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """cos, sin, as of `rotary_table`."""
+        """As of `rotary_table`."""
         if self._table is None:
             self._table = rotary_table(self.positions_BS, self.frequency, self.factor)
         return self._table
@@ -59,15 +61,28 @@ class Rotation:
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """cos, sin of position · frequency, float32 [B, 1, T, width/2] (arXiv 2104.09864).
+    """What `rotate` multiplies with, float32 [B, 1, T, width] twice (arXiv 2104.09864).
+
+    cos of position · frequency for both halves of a head's channels; −sin for the first half and
+    sin for the second.
 
     frequency: [width/2], or [B, width/2] for frequencies of each row's own.
     attention_factor: multiplies both, and so the scores by its square (YaRN).
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
     angle = positions_BT[:, None, :, None].float() * frequency
-    cos, sin = angle.cos(), angle.sin()
-    return (cos, sin) if attention_factor == 1 else (cos * attention_factor, sin * attention_factor)
+    return _table(angle, attention_factor)
+
+
+def _table(angle: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+def cos_sin(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """cos, sin for each pair of channels, [B, 1, T, width/2], of a rotary table."""
+    width = table[0].shape[-1] // 2
+    return table[0][..., width:], table[1][..., width:]
 
 
 def rotate(x_BHTD: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -75,9 +90,11 @@ def rotate(x_BHTD: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
     The arithmetic is float32 (float64 for float64); the result has the dtype of x.
     """
-    cos, sin = table
-    first, second = x_BHTD.to(torch.promote_types(x_BHTD.dtype, torch.float32)).chunk(2, -1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    cos, signed_sin = table
+    wide = widened(x_BHTD)
+    first, second = wide.chunk(2, -1)
+    # In place, as fresh memory costs a CPU more than the arithmetic.
+    turned = torch.cat([second, first], -1).mul_(signed_sin).addcmul_(wide, cos)
     return turned.to(x_BHTD.dtype)
 
 
@@ -171,7 +188,6 @@ def xpos_tables(
 
     def table(positions: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         at = positions[:, None, :, None].float()
-        angle, scale = at * frequency, zeta ** (sign * (at - centre) / FADING)
-        return angle.cos() * scale, angle.sin() * scale
+        return _table(at * frequency, zeta ** (sign * (at - centre) / FADING))
 
     return table(queries_BT, 1), table(keys_BS, -1)

@@ -44,10 +44,9 @@ class Visibility(NamedTuple):
         bites = self.window is not None and (is_exporting() or self.window < keys)
         # A condition: under torch.compile a comparison of lengths need be no constant.
         several = True if queries > 1 or bites else False  # noqa: SIM210
-        return self._replace(
-            causal=self.causal and several,  # a lone query is the last
-            window=self.window if bites else None,
-        )
+        causal = self.causal and several  # a lone query is the last
+        window = self.window if bites else None
+        return Visibility(causal, window, self.key_mask, self.segments)
 
     def earliest(self, queries: int, keys: int) -> int:
         """The first key that any query may see: those before it may be left out."""

@@ -1,0 +1,72 @@
+"""Models by their names on the hub, from a cache that was filled before: no network."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from clearhead.data import tokenizer as tokenizers
+
+from .conftest import saved_llama
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, text: Path) -> Path:
+    """A cache of the hub with the model owner/tiny, laid out as huggingface_hub does."""
+    repository = tmp_path / "hub/models--owner--tiny"
+    lines = (path.read_text("utf-8") for path in text.iterdir())
+    saved_llama(repository / "snapshots" / COMMIT, tokenizers.train(lines, 300))
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMIT, "utf-8")
+    return repository.parent
+
+
+def _clearhead(hub: Path, *words: object) -> "subprocess.CompletedProcess[str]":
+    """A new process, as huggingface_hub reads these variables once, in a folder without models."""
+    return subprocess.run(
+        [sys.executable, "-m", "clearhead", *map(str, words)],
+        cwd=hub,
+        env={**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):
+    options = ["--data.data", text, "--data.validation", "0.1", "--train.tokens", "64"]
+    options += ["--train.sequence-length", "16", "--train.batch-size", "2"]
+    options += ["--train.precision", "fp32", "--data.cache", tmp_path / "tokens"]
+    run = tmp_path / "run"
+    done = _clearhead(hub, "train", "--from", "owner/tiny", *options, "--output", run)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    assert record["description"]["from"]["name"] == "owner/tiny"
+    weights = load_file(run / "final/model.safetensors")
+    start = load_file(hub / "models--owner--tiny/snapshots" / COMMIT / "model.safetensors")
+    assert weights.keys() == start.keys()
+    assert 0 < max(float((weights[key] - start[key]).abs().max()) for key in start) < 0.1
+    # A name that the cache has not: one line, and no run.
+    refused = _clearhead(hub, "train", "--from", "owner/none", *options, "--output", run / "none")
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+    assert "'owner/none'" in refused.stderr
+    assert not (run / "none").exists()
+
+
+def test_a_name_on_the_hub_is_converted(hub, tmp_path):
+    made = tmp_path / "made"
+    done = _clearhead(hub, "convert", "owner/tiny", made, "--to", "differential-v2")
+    assert done.returncode == 0, done.stderr
+    assert "LlamaForCausalLM → ClearheadForCausalLM, with equal logits" in done.stdout
+    theirs = AutoModelForCausalLM.from_pretrained(hub / "models--owner--tiny/snapshots" / COMMIT)
+    ours, ids = AutoModelForCausalLM.from_pretrained(made), torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(ours(ids).logits, theirs(ids).logits, atol=1e-4)
