@@ -19,7 +19,7 @@ from clearhead.models import preset
 from .conftest import call, changed
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
-NULLS = ("softmax1", "sink", "key-bias", "key-value")  # with a key beside those of tokens
+NULLS = ("softmax1", "sink", "key-bias")  # with a key that adds nothing
 
 
 _call = partial(call, "compare")
@@ -78,6 +78,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
         ):
             assert found[key]["value"] is not None, (name, key)
         assert (("null_mass", "softmax") in found) == (name in NULLS)
+        assert (("prefix_mass", "softmax") in found) == (name == "key-value")
     assert {x["map"] for x in lines if x["kind"] == "attention"} == {
         "softmax",
         "map 1",

@@ -91,7 +91,9 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
     assert asked + cost in out
     own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
-    assert f"sas/residual: A small gain of the MLP branch is best. [{own}]" in out
+    assert (
+        f"sas/residual: A small gain of the MLP branch is better than a gain of 1. [{own}]" in out
+    )
     assert len(out) == len(EXPERIMENTS) + len(claims())
 
 
