@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli import main
 from clearhead.records.loading import load
 from clearhead.report import page_of
 from clearhead.report.page import Fold, Statement
 from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged, threshold_over
+
+from ..cli.conftest import call
 
 ROOT = Path(__file__).parents[2]
 # The records that hold runs; sweeps of rates decide nothing.
@@ -21,12 +22,6 @@ RECORDS = tuple(
     for path in sorted((ROOT / "results").glob("*.jsonl"))
     if not any(word in path.stem for word in ("bench", "gpu", "rates", "sweeps"))
 )
-
-
-def _call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", *words])
-    return stop.value.code
 
 
 def _records(folder: Path, losses: dict[str, list[float]], label: str = "6 layers"):
@@ -273,7 +268,7 @@ def _has(pattern: str, arms: set[str]) -> bool:
 
 def test_the_committed_book_is_that_of_the_committed_records(tmp_path):
     made = tmp_path / "claims.md"
-    assert _call("--judge", *map(str, RECORDS), "--output", str(made)) == 0
+    assert call("reproduce", "--judge", *RECORDS, "--output", made) == 0
     committed = (ROOT / "docs" / "claims.md").read_text()
     assert committed.endswith(made.read_text()), "see the command in docs/claims.md"
 
@@ -310,27 +305,6 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
     assert f"| loss of SAS-P, 6 layers | {cells}" in lines
     lines = [*book.markdown({"r": _records(tmp_path, {"transformer": [2.5], "sas": [2.4]})})]
     assert any("2.40 against 2.50, −0.100; one seed.*" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "give a claim, a family, an experiment or all"),
-        (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
-        (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
-        (("diff/table22",), "did you mean diff/table2"),
-        (("sas", "--judge", "x.jsonl"), "judge reads records of all claims"),
-    ],
-)
-def test_requests_that_nothing_decides_are_refused(words, said, capsys):
-    assert _call(*words) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path, capsys):
-    assert _call("sas/glue", "--dry-run", "--output", str(tmp_path / "x")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[2] for line in lines if "compare" in line} == {"bert", "bert-sas-p"}
 
 
 @pytest.mark.parametrize(("rate", "edge"), [(1.5e-3, True), (3e-3, False), (6e-3, True)])
@@ -375,14 +349,6 @@ def test_a_lead_is_compared_across_labels(tmp_path):
     assert outcome.arm.mean == pytest.approx(-0.1)
     assert outcome.than.mean == pytest.approx(-0.5)
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
-
-
-def test_a_claim_asks_for_its_own_arms_only(tmp_path, capsys):
-    assert _call("sas/residual", "--dry-run", "--output", str(tmp_path / "x")) == 0
-    out = capsys.readouterr().out
-    assert {line.split()[2] for line in out.splitlines() if line.startswith("clearhead")} == {"sas"}
-    assert "mlp_gain=1.0" in out
-    assert "mlp_gain=0.3" not in out
 
 
 def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):

@@ -148,13 +148,9 @@ def _joined(
     kernel: str,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, with the sink."""
-    forward = KERNELS[kernel].run.forward
-    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
-        # It would round the float32 scores that the tiles are careful to keep.
-        with without_autocast(q):
-            o, lse = forward(q, k, v, scale=scale, visibility=visibility)
-    else:
-        o, lse = forward(q, k, v, scale=scale, visibility=visibility)
+    # Autocast would round the float32 scores that the tiles are careful to keep.
+    with without_autocast(q):
+        o, lse = KERNELS[kernel].run.forward(q, k, v, scale=scale, visibility=visibility)
     return (o, lse) if sink is None else sinks.join(o, lse, sink, value)
 
 

@@ -61,7 +61,7 @@ class Rotation:
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """What `rotate` multiplies with, float32 [B, 1, T, width] twice (arXiv 2104.09864).
+    """The two factors of `rotate`, float32 [B, 1, T, width] each (arXiv 2104.09864).
 
     cos of position · frequency for both halves of a head's channels; −sin for the first half and
     sin for the second.

@@ -240,8 +240,9 @@ def _reason(one: Outcome) -> str:
         return "one seed"
     contrast = one.contrast
     if not one.applies and contrast.learnt > float("-inf"):
+        what = f"{contrast.learnt_of} " if contrast.learnt_of else ""
         where = "" if contrast.times is None else " within the training length"
-        return f"both need {contrast.learnt_of} {contrast.learnt:g}{where}".replace("  ", " ")
+        return f"both need {what}{contrast.learnt:g}{where}"
     if not one.applies:
         what = f"{contrast.needs_of} of the" if contrast.needs_of else "the"
         return f"{what} model compared with is below {contrast.needs:g}"
