@@ -13,6 +13,7 @@ from clearhead.cli.reproduce import _print
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.jobs import Job
+from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run
 from clearhead.reproduce import stages
@@ -39,14 +40,18 @@ class Lab:
     swept: list[tuple[str, float]] = field(default_factory=list)
     """Every (arm, rate) of a sweep that was started."""
     said: list[str] = field(default_factory=list)
+    work: Work = field(default_factory=lambda: Work("job"))
 
     def trial(self, arm: str, *rates: float) -> Trial:
         return replace(TABLE.trial("transformer", *rates), called=arm, output=self.folder)
 
     def reproduce(self, *trials: Trial) -> int:
         """The number of failed jobs."""
-        say = self.said.append
-        return stages.reproduce(trials, self.folder, jobs=9, start=self._start, say=say)[1]
+        say, self.work = self.said.append, Work("job")
+        _, failed = stages.reproduce(
+            trials, self.folder, jobs=9, start=self._start, say=say, work=self.work
+        )
+        return failed
 
     def runs(self) -> dict[str, Run]:
         return {run.arm: run for run in load(self.folder / "records.jsonl").runs}
@@ -128,6 +133,7 @@ def test_the_next_rates_of_several_arms_are_one_stage(lab):
         "rates beyond an edge: 1 jobs",
         "runs and evaluations: 3 jobs",
     ]
+    assert lab.work.place.startswith("job 15 of 15")
 
 
 def test_a_rate_that_diverges_beyond_the_best_ends_the_sweep_and_is_an_edge(lab):
