@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from clearhead import ClearheadForCausalLM
 from clearhead.eval import TASKS
+from clearhead.records.provenance import KEYS
 from clearhead.report import load
 
-from .conftest import call, cells_of, changed, lines_of, refusal
+from .conftest import call, cells_of, changed, lines_of, refusal, saved
 
 
 @pytest.fixture
@@ -145,6 +146,21 @@ def test_a_cell_whose_lines_were_cut_short_is_measured_again(words, tmp_path):
         (run,) = load(tmp_path / "records.jsonl").runs
         assert len(run.cells) == 1
         assert run.value("accuracy", task="passkey", **run.cells[0]["at"]) is not None
+
+
+def test_a_header_names_command_source_training_and_model(words, tokenizer, tmp_path):
+    """What committed records need, of a run's model and of one that was not trained here."""
+    untrained = saved(tmp_path / "untrained", tokenizer)
+    words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "240")
+    assert call(*words[:2], str(untrained), *words[2:]) == 0
+    headers = [line for line in lines_of(tmp_path) if line["kind"] == "run"]
+    for header, cell in zip(headers, cells_of(tmp_path), strict=True):
+        origin = {key: header[key] for key in KEYS if key in header}
+        assert origin == {key: cell["made"][key] for key in KEYS if key in cell["made"]}
+        assert {"command", "versions", "device", "date"} <= set(origin)
+    assert [header["train"]["tokens"] for header in headers] == [512, 0]
+    assert [header["model"]["from"] for header in headers] == [words[1], str(untrained)]
+    assert [header["model"]["hidden_size"] for header in headers] == [24, 24]
 
 
 def test_a_cell_says_how_it_was_made(words, tmp_path):

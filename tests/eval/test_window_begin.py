@@ -17,6 +17,7 @@ from clearhead.diagnose.extrapolation import extrapolate
 from clearhead.eval import perplexity
 from clearhead.eval.ar_hits import HitsTask
 from clearhead.eval.distance import distance
+from clearhead.eval.harness import harness_model
 from clearhead.eval.sliding import sliding
 from clearhead.measure.documents import Document
 from clearhead.models.configuration import WINDOW_BEGIN
@@ -174,5 +175,75 @@ def test_a_conversion_keeps_the_begin_token(models, tmp_path):
 def test_a_begin_token_that_is_none_is_refused(wrong, models, texts):
     model = copy.deepcopy(models[0])
     setattr(model.config, WINDOW_BEGIN, wrong)
-    with pytest.raises(ClearheadError, match=r"window_begin_token_id is '3'|the model knows 0 to"):
+    with pytest.raises(ClearheadError, match=rf"window_begin_token_id is {wrong!r} .* knows 0 to"):
         _by_perplexity(model, texts)
+
+
+def _harness(model, corpus):
+    pytest.importorskip("lm_eval")
+    return harness_model(model, corpus.tokenizer, 64, lambda count: None)
+
+
+@pytest.fixture
+def pair(make_subject, corpus):
+    """A model with 64 positions, and the same weights after training behind the begin token."""
+    begun = make_subject().model
+    plain = copy.deepcopy(begun)
+    setattr(begun.config, WINDOW_BEGIN, corpus.tokenizer.bos_token_id)
+    return plain, begun
+
+
+def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pair, corpus):
+    """As by whole forward passes of the plain model, the begin token put in by hand."""
+    plain, begun = pair
+    begin, text = corpus.tokenizer.bos_token_id, "The ship left the harbour."
+    asked = [(text, " Nobody saw it"), (text * 20, " again!"), ("", " A letter")]
+    found = _harness(begun, corpus)
+    scores = found.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
+    for (context, answer), (score, _) in zip(asked, scores, strict=True):
+        ids = corpus.tokenizer(context + answer, add_special_tokens=False).input_ids
+        count = len(ids) - len(corpus.tokenizer(context, add_special_tokens=False).input_ids)
+        ids = torch.tensor([[begin, *ids[-min(len(ids), 64) :]]])
+        with torch.no_grad():
+            likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
+        expected = likely.gather(1, ids[0, -count:, None]).sum()
+        assert score == pytest.approx(float(expected), rel=1e-4)
+    assert found.cut == 1
+
+
+def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
+    """`opened` in every window, and no prompt counts as cut."""
+    plain, begun = pair
+    (request,) = [SimpleNamespace(args=("The ship left the harbour. " * 20,), task_name="t")]
+    found = _harness(begun, corpus)
+    (score,) = found.loglikelihood_rolling([request])
+    ids = corpus.tokenizer(request.args[0], add_special_tokens=False).input_ids
+    expected, done = 0.0, 0
+    while done < len(ids):
+        rest = min(64, len(ids) - done)
+        start = max(0, done + rest - 64)
+        read = [corpus.tokenizer.bos_token_id, *ids[start : done + rest]]
+        with torch.no_grad():
+            likely = plain(torch.tensor([read[:-1]])).logits.log_softmax(-1)[0, -rest:]
+        expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
+        done += rest
+    assert score == pytest.approx(expected, rel=1e-4)
+    assert found.cut == 0
+
+
+def test_prompts_that_lm_eval_has_continued_open_with_the_begin_token_behind_the_padding(
+    pair, corpus
+):
+    plain, begun = pair
+    begin = corpus.tokenizer.bos_token_id
+    texts = ["A letter came.", "The ship left the harbour.", "It", "Nobody saw it. " * 9]
+    texts[2] = corpus.tokenizer.bos_token + texts[2]
+    for room in (None, 20):
+        made = _harness(begun, corpus).tok_batch_encode(texts, left_truncate_len=room)
+        for text, ids, mask in zip(texts, *made, strict=True):
+            own = corpus.tokenizer(text, add_special_tokens=False).input_ids
+            own = own[1:] if own[0] == begin else own
+            kept = own if room is None else own[-(room - 1) :]
+            assert ids[mask == 1].tolist() == [begin, *kept]
+    same = _harness(plain, corpus).tok_batch_encode(texts[:2])[0]
+    assert begin not in same

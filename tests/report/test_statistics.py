@@ -1,7 +1,10 @@
 """Mean, spread, intervals and verdicts against numbers worked out by hand, and by scipy."""
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import scipy.stats
 
@@ -12,6 +15,7 @@ from clearhead.report.statistics import (
     Verdict,
     alike_trials,
     compare,
+    compare_ratio,
     component,
     false_discovery_threshold,
     summarize,
@@ -19,6 +23,9 @@ from clearhead.report.statistics import (
     t_tails,
 )
 from clearhead.report.verdicts import account, family, threshold_of
+
+# Ratios, and the spread of either arm's seeds as a share of its mean.
+RATIOS = [(3.0, 0.02, 0.1), (1.0, 0.1, 0.1), (0.1, 0.3, 0.05), (-0.5, 0.1, 0.15)]
 
 
 def test_summary_of_three_seeds() -> None:
@@ -172,3 +179,68 @@ def test_benjamini_hochberg_by_hand() -> None:
     assert [p <= threshold for p in p_values] == [p <= 0.05 for p in adjusted]
     assert false_discovery_threshold([0.04, 0.6]) < 0.04
     assert false_discovery_threshold([]) < 0
+
+
+def test_a_p_value_that_equals_its_limit_holds() -> None:
+    """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
+    for n in range(1, 100):
+        assert false_discovery_threshold([0.05] * n) == 0.05
+        limits = [float(Fraction("0.05") * rank / n) for rank in range(1, n + 1)]
+        assert false_discovery_threshold([*limits[:-1], 0.9]) == (limits[-2] if n > 1 else -1)
+        adjusted = scipy.stats.false_discovery_control(limits)
+        assert adjusted == pytest.approx([0.05] * n)
+    alone = Difference(mean=1.0, interval=(0.0, 2.0), p=0.05)
+    assert "Decided one by one: 1; together" in account([alone])
+
+
+@pytest.mark.parametrize(("ratio", "spread_over", "spread_under"), RATIOS)
+def test_an_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(
+    ratio: float, spread_over: float, spread_under: float
+) -> None:
+    """Drawn 300 times, five seeds an arm. The baseline's mean taken as exact, three times
+    it would be held in six of ten."""
+    draw = np.random.default_rng(0)
+    held, naive = [], []
+    for _ in range(300):
+        over = ratio * (1 + spread_over * draw.standard_normal(5))
+        under = 1 + spread_under * draw.standard_normal(5)
+        found = compare_ratio(list(over), list(under), against=ratio - 1)
+        exact = compare(list(over / under.mean()), list(under / under.mean()), against=ratio - 1)
+        assert found is not None
+        assert exact is not None
+        held.append(found.interval[0] <= ratio - 1 <= found.interval[1])
+        naive.append(exact.p > 0.05)
+        assert held[-1] == (found.p > 0.05)
+    assert 0.93 <= np.mean(held) <= 0.985
+    assert (np.mean(naive) < 0.65) == (ratio == 3)
+
+
+def test_a_ratio_is_fiellers() -> None:
+    """Against a baseline without spread, the t-interval of the mean; its p-value is Welch's."""
+    variant, baseline = [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]
+    found = compare_ratio(variant, baseline)
+    assert found is not None
+    assert found.mean == -0.5
+    half = scipy.stats.t.ppf(0.975, 2) / 3**0.5 / 4
+    assert found.interval == pytest.approx((-0.5 - half, -0.5 + half))
+    baseline = [4.0, 6.0, 8.0]
+    for against in (0.0, -0.5, 0.2):
+        found = compare_ratio(variant, baseline, against=against)
+        assert found is not None
+        scaled = [(1 + against) * one for one in baseline]
+        expected = scipy.stats.ttest_ind(variant, scaled, equal_var=False).pvalue
+        assert found.p == pytest.approx(expected)
+    one_seed = compare_ratio([1.0], baseline)
+    assert one_seed is not None
+    assert (one_seed.mean, one_seed.verdict) == (pytest.approx(1 / 6 - 1), Verdict.ONE_SEED)
+    alike = compare_ratio([2.0, 2.0], [4.0, 4.0])
+    assert alike is not None
+    assert alike.verdict is Verdict.NO_SPREAD
+
+
+def test_a_ratio_to_a_mean_that_may_be_zero_has_no_bounds() -> None:
+    found = compare_ratio([1.0, 1.1, 0.9], [0.1, 3.0, 1.0])
+    assert found is not None
+    assert found.interval == (-math.inf, math.inf)
+    assert (found.verdict, found.p, found.decidable) == (Verdict.UNDECIDED, 1.0, None)
+    assert compare_ratio([1.0, 1.1], [0.0, 0.0]) is None

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped, choose
 from clearhead.terminal import complain, say
 
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{words[0]} runs in one process: start it without torchrun, which serves "
                 f"{' and '.join(TOGETHER)}"
             )
+        keep_freed_memory()
         code = importlib.import_module(module).run(words[1:])
     except ClearheadError as error:
         if error.printed_elsewhere:

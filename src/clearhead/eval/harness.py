@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from clearhead.errors import ClearheadError, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
@@ -21,7 +23,7 @@ from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.models.inspection import evaluating
+from clearhead.models.inspection import begin_of_windows, evaluating, opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 
@@ -155,11 +157,15 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
 def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced) -> Any:
     """A model as lm-eval takes it, its log-softmax in float32.
 
+    The begin token of a model that was trained with one first in every window stands before each
+    prompt, and in place of the first token of what is cut: windows of a text, prompts too long.
+
     Args:
         batch_tokens: tokens in a batch, padding included.
         advanced: called with the number of rows of each batch.
     """
     huggingface = require("lm_eval.models.huggingface", EXTRA)
+    begin = begin_of_windows(model)
 
     class Reporting(huggingface.HFLM):  # type: ignore[misc, name-defined]
         """Calls `advanced` instead of drawing bars of its own.
@@ -172,9 +178,23 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
 
         def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
             reset_dynamic_rope(self.model)
-            found = super()._model_call(inps, *args, **kwargs)
+            found = super()._model_call(opened(self.model, inps), *args, **kwargs)
             advanced(len(inps))
             return found
+
+        def tok_batch_encode(
+            self, *args: Any, left_truncate_len: int | None = None, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            """Token ids and mask of prompts to continue, [B, T], padded on the left."""
+            made = super().tok_batch_encode(*args, left_truncate_len=left_truncate_len, **kwargs)
+            if begin is None:
+                return made
+            ids_BT, mask_BT = (F.pad(one, (1, 0))[:, -(left_truncate_len or 0) :] for one in made)
+            row_B, first_B = torch.arange(len(ids_BT)), (mask_BT == 0).sum(1)
+            before_B = torch.where(ids_BT[row_B, first_B] == begin, first_B, first_B - 1)
+            ids_BT[row_B, before_B.clamp_min(0)] = begin
+            mask_BT[row_B, before_B.clamp_min(0)] = 1
+            return ids_BT, mask_BT
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
             reset_dynamic_rope(self.model)
@@ -183,6 +203,11 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             return found
 
         def _loglikelihood_tokens(self, requests: Any, *_args: Any, **kwargs: Any) -> Any:
+            if begin is not None:
+                requests = [
+                    (text, [begin] * (text is not None and context[0] != begin) + context, answer)
+                    for text, context, answer in requests  # windows of a text have no text here
+                ]
             sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
             self.cut += sum(size > self.max_length for size in sizes)
             self._batch_by(max(sizes, default=1))

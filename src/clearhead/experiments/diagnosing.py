@@ -21,7 +21,6 @@ from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import resolved
 from clearhead.records.runs import DIAGNOSIS, Line
-from clearhead.train.run_dir import describe
 
 LENGTH = 512
 RECORDS = "diagnosis.jsonl"
@@ -73,11 +72,10 @@ def _portion(
         batch_tokens=config.batch_tokens,
         seed=config.seeds[0],
     )
-    made = describe(model, name, {})
-    del made["description"]
     header = {
         "study": DIAGNOSIS,
-        **made,
+        "run": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "architecture": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
         "windows": task.number(subject),

@@ -80,7 +80,7 @@ def _portion(
         changed = model if factor is None else with_scaled_rope(model, kind, factor)
         subjects.append(({"scaling": kind, "factor": factor}, replace(subject, model=changed)))
     return Portion(
-        header=run,
+        header={**run, "model": {"from": name, **model.config.to_diff_dict()}},
         subjects=subjects,
         tasks=tasks,
         seeds=config.seeds,
@@ -171,6 +171,6 @@ def _header(config: Any, model: str) -> Line:
         "size": "",
         "seed": made.get("seed", 0),
         "label": config.label,
-        "train": made.get("config", {}),
+        "train": made.get("config", {"tokens": 0}),
         "evaluation": settings,
     }

@@ -14,7 +14,6 @@ from clearhead.measure.sweep import sweep
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
-from clearhead.records.provenance import provenance
 from clearhead.records.runs import QUANTIZATION, Line
 
 ALL = "all"
@@ -102,5 +101,4 @@ def _header(
         "choices": None if config.choices is None else config.choices.name,
         "questions": 0 if asked is None else len(asked.documents),
         "chance": None if asked is None else asked.chance,
-        **provenance(model.device),
     }

@@ -48,7 +48,7 @@ class Portion(Generic[S]):
     """One model's part of a sweep.
 
     Attributes:
-        header: the run's line, with "run" its name and "study".
+        header: the run's line, with "run" its name and "study"; `sweep` adds provenance and text.
         subjects: the model's variants, such as its rope scalings, each with its dimensions.
         tasks: by name.
         seeds: of what tasks draw.
@@ -103,10 +103,11 @@ def _swept(portion: Portion[S], records: Path | None, watcher: Watcher) -> list[
     run, study = str(portion.header["run"]), portion.header.get("study", COMPARISON)
     known = _known(records, run, study)
     cells = _planned(portion)
-    header = _read({"kind": "run", **portion.header, **_text(portion.subjects[0][1])})
+    first = portion.subjects[0][1]
+    origin = provenance(first.model.device)
+    header = _read({"kind": "run", **portion.header, **origin, **_text(first)})
     watcher.started(header, len(cells), sum(one.key in known for one in cells))
     kept = _Kept(records, header)
-    origin = provenance(portion.subjects[0][1].model.device)
     lines = [header]
     for index, one in enumerate(cells):
         if index and one.subject is not cells[index - 1].subject:

@@ -112,20 +112,32 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
         raise ClearheadError("no windows to measure on: give at least one")
 
 
-def opened(model: Any, ids: Tensor) -> Tensor:
-    """Tokens, int64 [..., T], as the model's training opened windows: as they are, or with the
-    begin token in the place of each first one (`TrainConfig.begin_windows`).
+def begin_of_windows(model: Any) -> int | None:
+    """The token that opened every window of the model's training (`TrainConfig.begin_windows`).
 
     Raises:
-        ClearheadError: a begin token in the model's configuration that is no whole number.
+        ClearheadError: one in the model's configuration that is no token of the model.
     """
     begin = getattr(model.config, WINDOW_BEGIN, None)
+    known = model.get_input_embeddings().num_embeddings
+    if begin is not None and not (type(begin) is int and 0 <= begin < known):
+        raise ClearheadError(
+            f"{WINDOW_BEGIN} is {begin!r} in the model's config.json, and the model knows 0 to "
+            f"{known - 1}: give the begin token's id"
+        )
+    return begin
+
+
+def opened(model: Any, ids: Tensor) -> Tensor:
+    """Tokens, int64 [..., T], as the model's training opened windows: as they are, or with the
+    begin token in the place of each first one.
+
+    Raises:
+        ClearheadError: as `begin_of_windows`.
+    """
+    begin = begin_of_windows(model)
     if begin is None:
         return ids
-    if type(begin) is not int:
-        raise ClearheadError(
-            f"{WINDOW_BEGIN} is {begin!r} in the model's config.json: give the begin token's id"
-        )
     ids = ids.clone()
     ids[..., 0] = begin
     return ids

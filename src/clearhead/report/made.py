@@ -60,7 +60,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
             if "dtype" in one
         ],
         "seeds": [str(run.seed)],
-        "tokens a model": [] if run.budget is None else [f"{run.budget:,.0f}"],
+        "tokens a model": [f"{run.budget:,.0f}"] if run.budget else [],
         "data": [f"{name}: {short(value)}" for name, value in (header.get("data") or {}).items()],
         "date": [str(header.get("date") or "")[:10]],
     }

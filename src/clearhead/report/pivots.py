@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
@@ -14,6 +15,7 @@ from clearhead.report.statistics import (
     Verdict,
     alike_trials,
     compare,
+    compare_ratio,
     component,
     summarize,
 )
@@ -219,22 +221,30 @@ def entry(
 
 
 def difference_of(
-    mine: Found, theirs: Found, scale: float = 1.0, against: float = 0.0
+    mine: Found,
+    theirs: Found,
+    scale: float = 1.0,
+    against: float = 0.0,
+    *,
+    relative: bool = False,
 ) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
-    where an arm has no number."""
+    where an arm has no number.
+
+    Args:
+        relative: as a share of the mean of `theirs`, whatever the scale.
+    """
     if not mine or not theirs:
         return None
-    return compare(
-        by_seed(mine, scale),
-        by_seed(theirs, scale),
-        _item_error(mine, theirs, scale),
-        against=against,
-        compared=frozenset(
-            frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
-            for side in (mine, theirs)
-        ),
+    compared = frozenset(
+        frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
+        for side in (mine, theirs)
     )
+    sides = by_seed(mine, scale), by_seed(theirs, scale)
+    items = partial(_item_error, mine, theirs, scale)
+    if relative:
+        return compare_ratio(*sides, items, against=against, compared=compared)
+    return compare(*sides, items(1.0), against=against, compared=compared)
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
@@ -254,11 +264,12 @@ def _error_of_one(measure: Measure, scale: float) -> str:
     return ""
 
 
-def _item_error(mine: Found, theirs: Found, scale: float) -> tuple[Component, ...]:
+def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
 
     Items are drawn a cell at a time, so the variances of its depths' means are added. An item's
-    number is its mean over seeds less the reference's: what both find hard is no error.
+    number is its mean over seeds less `ratio` times the reference's: what both find hard is no
+    error.
     """
     strata: list[Component] = []
     trials = True
@@ -277,7 +288,7 @@ def _item_error(mine: Found, theirs: Found, scale: float) -> tuple[Component, ..
             means.append([fmean(one) for one in zip(*items, strict=True)])
         if len(means[0]) != len(means[1]):
             return ()
-        strata.append(component([a - b for a, b in zip(*means, strict=True)]))
+        strata.append(component([a - ratio * b for a, b in zip(*means, strict=True)]))
     variance = sum(one.variance for one in strata) / len(strata) ** 2
     degrees = sum(one.degrees for one in strata)
     error = Component(variance=variance, degrees=degrees)

@@ -10,7 +10,7 @@ error of drawn items can then decide.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -49,10 +49,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Mean of the variant less mean of the baseline, and its two-sided 95 % interval and p-value.
+    """Mean of the variant less mean of the baseline, or their ratio less 1, and its two-sided 95 %
+    interval and p-value.
 
     Attributes:
-        interval, p: None where either arm has a single seed, or where nothing varies.
+        interval, p: None where either arm has a single seed, or where nothing varies. A ratio to a
+            mean that may be zero has no bounds.
         against: what the difference is tested against: 0, or a margin.
         alike: both arms have several seeds, and nothing varies.
         compared: the numbers compared, by which a comparison that is shown twice counts once.
@@ -77,8 +79,11 @@ class Difference:
 
     @property
     def decidable(self) -> float | None:
-        """The smallest effect that seeds of this spread could have decided: half the interval."""
-        return None if self.interval is None else (self.interval[1] - self.interval[0]) / 2
+        """The smallest effect that seeds of this spread could have decided: half the interval; None
+        of one without bounds."""
+        if self.interval is None or math.inf in self.interval:
+            return None
+        return (self.interval[1] - self.interval[0]) / 2
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -135,22 +140,96 @@ def compare(
     unknown = Difference(mean=mean, interval=None, p=None, against=against, compared=compared)
     if len(variant) < 2 or len(baseline) < 2:
         return unknown
-    components = (component(variant), component(baseline), *items)
-    variance = math.fsum(c.variance for c in components)
-    if variance == 0:
+    total = _together(component(variant), component(baseline), *items)
+    if total is None:
         return replace(unknown, alike=True)
-    degrees = variance**2 / math.fsum(c.variance**2 / c.degrees for c in components)
-    error = math.sqrt(variance)
-    half = t_quantile(degrees) * error
-    p = t_tails((mean - against) / error, degrees)
-    return replace(unknown, interval=(mean - half, mean + half), p=p)
+    half = t_quantile(total.degrees) * math.sqrt(total.variance)
+    return replace(unknown, interval=(mean - half, mean + half), p=_tails(mean - against, total))
+
+
+def compare_ratio(
+    variant: Sequence[float],
+    baseline: Sequence[float],
+    items: Callable[[float], Sequence[Component]] = lambda ratio: (),
+    *,
+    against: float = 0.0,
+    compared: Hashable = None,
+) -> Difference | None:
+    """Compare two arms by the ratio of their means, less 1 (Fieller, 1954).
+
+    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline, the
+    interval holds every ratio that this test does not reject: both include the error of the
+    baseline's mean. None where that mean is zero.
+
+    Args:
+        items: further errors of the variant less a ratio of the baseline; otherwise as `compare`.
+    """
+    if not variant or not baseline or not math.fsum(baseline):
+        return None
+    over, under = (math.fsum(side) / len(side) for side in (variant, baseline))
+    ratio = over / under
+    unknown = Difference(mean=ratio - 1, interval=None, p=None, against=against, compared=compared)
+    if len(variant) < 2 or len(baseline) < 2:
+        return unknown
+    mine, theirs = component(variant), component(baseline)
+
+    def error(one: float) -> Component | None:
+        return _together(mine, replace(theirs, variance=one**2 * theirs.variance), *items(one))
+
+    def rejected(one: float) -> bool:
+        return _tails(over - one * under, error(one)) <= LEVEL
+
+    total = error(ratio)
+    if total is None:
+        return replace(unknown, alike=True)
+    if theirs.variance and _tails(under, theirs) > LEVEL:
+        return replace(unknown, interval=(-math.inf, math.inf), p=1.0)
+    step = math.sqrt(total.variance) / abs(under)
+    low, high = (_last(rejected, ratio, side) - 1 for side in (-step, step))
+    p = _tails(over - (1 + against) * under, error(1 + against))
+    return replace(unknown, interval=(low, high), p=p)
+
+
+def _together(*components: Component) -> Component | None:
+    """The error of a sum of independent parts, its degrees of freedom by Satterthwaite; None where
+    nothing varies."""
+    variance = math.fsum(one.variance for one in components)
+    if variance == 0:
+        return None
+    degrees = variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
+    return Component(variance=variance, degrees=degrees)
+
+
+def _tails(mean: float, error: Component | None) -> float:
+    """The p-value of a mean against zero."""
+    if error is None:
+        return float(mean == 0)
+    return t_tails(mean / math.sqrt(error.variance), error.degrees)
+
+
+def _last(rejected: Callable[[float], bool], start: float, step: float) -> float:
+    """The last value from `start` on, in the direction of `step`, that is not rejected."""
+    far = start + step
+    for _ in range(200):
+        if rejected(far):
+            break
+        step *= 2
+        far = start + step
+    else:
+        return math.copysign(math.inf, step)
+    for _ in range(60):
+        middle = (start + far) / 2
+        start, far = (start, middle) if rejected(middle) else (middle, far)
+    return start
 
 
 def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) -> float:
     """Benjamini and Hochberg's threshold: differences with p up to it hold at that rate together.
 
-    Negative where none does.
+    It is the largest p that is at most its limit, so that a comparison's p may equal it. Negative
+    where none is.
     """
     ordered = sorted(p_values)
-    limits = [rate * rank / len(ordered) for rank in range(1, len(ordered) + 1)]
+    # A p that equals its limit counts, however the limit is rounded.
+    limits = [rate * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
     return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)

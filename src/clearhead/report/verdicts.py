@@ -27,7 +27,7 @@ def account(differences: Iterable[Difference]) -> str:
     found = family(differences).values()
     if not found:
         return ""
-    decided = sum(p < LEVEL for p in found)
+    decided = sum(p <= LEVEL for p in found)
     threshold = false_discovery_threshold(found)
     together = sum(p <= threshold for p in found)
     return (

@@ -244,9 +244,13 @@ def _reason(one: Outcome) -> str:
         where = "" if contrast.times is None else " within the training length"
         return f"both need {what}{contrast.learnt:g}{where}"
     if not one.applies:
-        what = f"{contrast.needs_of} of the" if contrast.needs_of else "the"
-        return f"{what} model compared with is below {contrast.needs:g}"
-    return "all seeds alike" if one.difference.alike else ""
+        who = "the lead compared with" if contrast.less else "the model compared with"
+        what = contrast.needs_of or ("that" if contrast.needs_in else "")
+        what += f" of {contrast.needs_in[0] if contrast.needs_in else who}" if what else who
+        return f"{what} is below {contrast.needs:g}"
+    if one.difference.alike:
+        return "all seeds alike"
+    return "" if one.difference.decidable else "the number compared with may be zero"
 
 
 def _margin(one: Outcome) -> str:
@@ -254,7 +258,7 @@ def _margin(one: Outcome) -> str:
 
 
 def _difference(one: Outcome) -> str:
-    if one.difference.interval is None:
+    if one.difference.interval is None or one.difference.decidable is None:
         return style.signed(one.difference.mean)
     low, high = one.difference.interval
     return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"

@@ -23,6 +23,9 @@ ALL = "*"  # arms
 EVERYTHING = "all"  # claims
 
 
+Side = tuple[Records, Sequence[str]]  # records, and patterns of an arm in them
+
+
 class Judgement(StrEnum):
     """Verdict of the records on a claim."""
 
@@ -53,6 +56,7 @@ class Contrast:
         label: pattern of the labels of the records to read.
         than_label: pattern of the label under which the other side is read, where it is another.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
+        needs_in: patterns of the arm of that number, where it is another than `than`.
         learnt: least number of both, at the training length where `times` is given; below it one
             of them has not learnt the task, and there is no verdict.
         needs_of, learnt_of: the measures of these numbers, where they are others.
@@ -75,6 +79,7 @@ class Contrast:
     label: str = "*"
     than_label: str = ""
     needs: float = float("-inf")
+    needs_in: tuple[str, ...] = ()
     learnt: float = float("-inf")
     needs_of: str = ""
     learnt_of: str = ""
@@ -96,11 +101,9 @@ class Contrast:
             sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
             mine = self._side(*sides[0], self.at)
             theirs = self._side(*sides[1], {**self.at, **self.than_at})
-            scale = 1.0
-            if self.relative and theirs:
-                scale /= fmean(by_seed(theirs))
-            difference = difference_of(mine, theirs, scale, self.bound)
+            difference = difference_of(mine, theirs, against=self.bound, relative=self.relative)
             if difference is not None:
+                scale = 1 / fmean(by_seed(theirs)) if self.relative else 1.0
                 arm, than = (summarize(by_seed(side, scale)) for side in (mine, theirs))
                 assert arm is not None
                 assert than is not None
@@ -110,23 +113,25 @@ class Contrast:
                     arm=arm,
                     than=than,
                     difference=difference,
-                    applies=self._has_defect(sides[1], than) and self._learnt(sides),
+                    applies=self._applies(sides),
                     at_edge=(_at_edge(*sides[0]), _at_edge(*sides[1])),
                 )
 
-    def _has_defect(self, side: tuple[Records, Sequence[str]], than: Summary) -> bool:
-        if not self.needs_of:
-            return than.mean >= self.needs
-        found = replace(self, metric=self.needs_of, minus={})._found(*side, self.at)
-        return bool(found) and fmean(by_seed(found)) >= self.needs
+    def _applies(self, sides: Sequence[Side]) -> bool:
+        """True if there is a defect to repair, and both have learnt the task."""
+        records, than = sides[1]
+        within = None if self.times is None else 1.0
+        return self._reach(
+            self.needs, self.needs_of, [(records, self.needs_in or than)], self.times
+        ) and self._reach(self.learnt, self.learnt_of, sides, within)
 
-    def _learnt(self, sides: Iterable[tuple[Records, Sequence[str]]]) -> bool:
-        if self.learnt == float("-inf"):
+    def _reach(self, least: float, metric: str, sides: Iterable[Side], times: float | None) -> bool:
+        """True if each of these sides has a number, and its mean is at least so much."""
+        if least == float("-inf"):
             return True
-        metric, times = self.learnt_of or self.metric, None if self.times is None else 1.0
-        within = replace(self, metric=metric, times=times)
-        found = (within._found(*side, self.at) for side in sides)
-        return all(one and fmean(by_seed(one)) >= self.learnt for one in found)
+        read = replace(self, metric=metric or self.metric, minus={}, times=times)
+        found = (read._side(*side, self.at) for side in sides)
+        return all(one and fmean(by_seed(one)) >= least for one in found)
 
     def _side(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
         found = self._found(records, names, at)
@@ -244,7 +249,11 @@ class Claim:
     @property
     def arms(self) -> set[str]:
         """Patterns of the arms that its experiment runs for it."""
-        named = {one for each in self.contrasts for one in (*each.arm, *each.than, *each.less)}
+        named = {
+            one
+            for each in self.contrasts
+            for one in (*each.arm, *each.than, *each.less, *each.needs_in)
+        }
         return {name.partition(" on ")[0] for name in named} or {ALL}
 
     def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
@@ -302,8 +311,9 @@ def _at_edge(records: Records, names: Sequence[str]) -> bool:
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
-        given: dict[str, Any] = {"at": {}, "less": [], **row}
-        given |= {key: _names(given[key]) for key in ("arm", "than", "less")}
+        given: dict[str, Any] = {"at": {}, **row}
+        named = ("arm", "than", "less", "needs_in")
+        given |= {key: _names(given[key]) for key in named if key in given}
         yield Contrast(**given)
 
 

@@ -1,0 +1,72 @@
+"""What keeps a claim from a verdict: a baseline without the defect, a ratio to nearly nothing."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from clearhead.records.loading import parse
+from clearhead.records.runs import Records
+from clearhead.reproduce import book
+from clearhead.reproduce.claims import Judgement, Outcome, claims
+
+W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
+OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
+RIVALS = ("transformer · muon", "transformer · epilogue gate", "transformer · qk_norm rmsnorm")
+
+
+def _records(arms: Mapping[str, Mapping[str, Sequence[float]]]) -> Records:
+    """The perplexity that each scheme adds to 20, by arm and seed."""
+    lines = []
+    for arm, schemes in arms.items():
+        for seed in range(3):
+            run = {"run": f"{arm}/{seed}"}
+            head = {"arm": arm, "preset": arm, "seed": seed, "label": "outliers"}
+            lines.append({"kind": "run", **run, **head})
+            line = {"kind": "measure", **run, "metric": "perplexity"}
+            lines.append({**line, "value": 20.0})
+            lines += [{**line, "scheme": s, "value": 20 + v[seed]} for s, v in schemes.items()]
+    return parse(lines)
+
+
+def _outcomes(name: str, records: Records) -> list[Outcome]:
+    (claim,) = (one for one in claims() if one.name == name)
+    found = claim.outcomes({"r": records})
+    assert len(found) == len(claim.contrasts)
+    return found
+
+
+@pytest.mark.parametrize(("cost", "verdict"), [(0.1, Judgement.UNDECIDED), (5.0, Judgement.HOLDS)])
+def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, verdict):
+    """However well the seeds agree. A rival may cost little: it is the baseline that counts."""
+    none = [0.011, 0.012, 0.013]
+    costs = [cost, cost + 0.001, cost + 0.002]
+    cured = {W8: [0.021, 0.022, 0.023]}
+    records = _records(
+        {"transformer": {W8: costs, ROTATED: cured[W8]}, OURS: {W8: none}, BOTH: {W8: none}}
+        | dict.fromkeys(RIVALS, cured)
+    )
+    for name in ("softmax1/table3", "softmax1/rivals"):
+        for one in _outcomes(name, records):
+            assert one.difference.p < 0.01
+            assert one.judgement(threshold=0.05) is verdict
+    text = "".join(book.markdown({"r": records}))
+    said = "undecided: that of transformer is below 0.5"
+    assert (text.count(said) == 4) == (verdict is Judgement.UNDECIDED)
+
+
+def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
+    lines = []
+    for arm, speeds in {"differential": [5.0, 5.1, 4.9], "transformer": [0.1, 9.0, 2.0]}.items():
+        for seed, value in enumerate(speeds):
+            run = {"run": f"{arm}/{seed}"}
+            head = {"arm": arm, "preset": arm, "seed": seed, "label": "speed"}
+            lines.append({"kind": "run", **run, **head})
+            speed = {"metric": "tokens_per_second", "value": value}
+            lines.append({"kind": "measure", **run, **speed})
+    records = parse(lines)
+    (claim,) = (one for one in claims() if one.name == "diff/speed")
+    (outcome,) = claim.outcomes({"r": records})
+    assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
+    text = "".join(book.markdown({"r": records}))
+    assert " | undecided: the number compared with may be zero | r, speed |" in text
+    assert "inf" not in text[text.index("## In short") : text.index("Names and measures")]
