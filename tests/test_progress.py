@@ -60,6 +60,8 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
     work.start(6)
     work.start(2)
     assert work.place == "run 1 of 6"
+    work.extend(2)
+    assert work.place == "run 1 of 8"
 
 
 def test_a_sweep_counts_its_cells_and_those_of_before(capsys):

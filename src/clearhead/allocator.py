@@ -10,9 +10,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 def keep_freed_memory() -> None:
     """Let glibc's allocator keep what is freed, so that the next step finds it mapped.
 
-    By default it returns tensors of 32 MB and more to the system at once, and every step pays for
-    clearing the same pages anew. The process then holds its peak to its end. Settings of the
-    user's own, MALLOC_MMAP_MAX_ or MALLOC_TRIM_THRESHOLD_, are left alone; so is another C library.
+    By default tensors of 32 MiB and more go back to the system when freed, as does the free end of
+    the heap, and every step pays for clearing pages anew. A process then holds its peak to its end.
+    Settings of the user's own, MALLOC_MMAP_MAX_ or MALLOC_TRIM_THRESHOLD_, are left alone; so is
+    another C library.
     """
     if {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"} & set(os.environ):
         return

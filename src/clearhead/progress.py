@@ -44,6 +44,10 @@ class Work:
         if self._total is None:
             self._total, self._started = total, self._clock()
 
+    def extend(self, more: int) -> None:
+        """Add units that turned out to be needed."""
+        self._total = (self._total or 0) + more
+
     def skip(self) -> None:
         """Count a unit that is done already."""
         self._done += 1

@@ -23,8 +23,9 @@ from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import claims
+from clearhead.reproduce.learning_rates import written
 from clearhead.reproduce.recipes import RUNS
-from clearhead.reproduce.trials import TRAINED, Table, Trial, written
+from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
 from .conftest import call
@@ -45,6 +46,8 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     name, scale, tmp_path, capsys
 ):
     trials = _trials(name, scale, tmp_path)
+    if scale in ("smoke", "paper"):  # a few steps always end at an edge; recipes have their rates
+        assert not any(one.is_swept for one in trials)
     chosen = {one.key: written(one.rates[-1]) for one in trials if one.rates}
     (tmp_path / "rates.json").write_text(json.dumps(chosen))
     words = ["--scale", scale, "--output", str(tmp_path), "--dry-run"]
@@ -52,7 +55,7 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
     lines = capsys.readouterr().out.splitlines()
     printed = [shlex.split(line) for line in lines if not line.startswith("#")]
     jobs = [*{job.name: job for one in trials for job in one.preparations()}.values()]
-    jobs += [job for one in trials for job in one.sweep().values()]
+    jobs += [one.attempt(rate) for one in trials for rate in one.losses()]
     for one in trials:
         for seed in one.config.seeds:
             jobs += one.jobs(one.rates[-1] if one.rates else None, seed)
@@ -89,8 +92,10 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     out = capsys.readouterr().out.splitlines()
     asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
     cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
+    cost += ", sweeps may add up to 42 runs"
     assert asked + cost in out
     own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
+    own += ", sweeps may add up to 6 runs"
     assert (
         f"sas/residual: A small gain of the MLP branch is better than a gain of 1. [{own}]" in out
     )
@@ -176,7 +181,10 @@ def test_smoke_converts_trains_and_asks_from_a_model_that_it_trains_first(tmp_pa
 
 @pytest.fixture
 def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An experiment of two arms, two rates and one seed: three steps a run."""
+    """An experiment of two arms, two rates and one seed: three steps a run.
+
+    The lower rate is better than 1, and than the next beyond it, 1e-4.
+    """
 
     config = CompareConfig(
         presets=("transformer",),
@@ -193,7 +201,7 @@ def toy(text: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
     trials = (
         Table(config=config).trial("transformer", 1e-2),
         Table(config=config, sweep_tokens=96, questions={"text": asked}).trial(
-            "sas", 1e-3, 1e-2, mlp_gain=0.5
+            "sas", 1e-2, 1.0, mlp_gain=0.5
         ),
     )
     toy = SimpleNamespace(name="toy", scales=("tiny",), trials=lambda scale: iter(trials))
@@ -215,14 +223,14 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert _call(*words) == 1
     told = capsys.readouterr().err
-    log = tmp_path / "out/logs/sweeps/toy-blocks/sas+mlp_gain=0.5-1e-3.log"
-    assert f"sweeps/toy-blocks/sas+mlp_gain=0.5-1e-3: failed with -9:  (all of it: {log})" in (told)
+    log = tmp_path / "out/logs/sweeps/toy-blocks/sas+mlp_gain=0.5-1e-2.log"
+    assert f"sweeps/toy-blocks/sas+mlp_gain=0.5-1e-2: failed with -9:  (all of it: {log})" in (told)
     assert "toy blocks/sas · mlp_gain 0.5: left out" in told
     assert len(started) == 2 + 1  # the sweep, the other arm's run
     assert load(tmp_path / "out/records.jsonl").arms() == ["transformer"]
 
     assert _call(*words) == 0
-    assert len(started) == 3 + 1 + 2  # the killed one, the arm's run, its evaluation
+    assert len(started) == 3 + 2 + 2  # the killed one, that beyond, the arm's run, its evaluation
     table = capsys.readouterr().out
     assert "sas · mlp_gain 0.5" in table
     assert "transformer" in table
@@ -230,8 +238,8 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     for path in (tmp_path / "out/sweeps").glob("*/*/records.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             if line["kind"] == "measure" and line["metric"] == "loss":
-                losses["1e-" + path.parent.name.rpartition("-")[2]] = line["value"]
-    assert len(losses) == 2
+                losses[path.parent.name.removeprefix("sas+mlp_gain=0.5-")] = line["value"]
+    assert {*losses} == {"1e-4", "1e-2", "1e0"}
     best = min(losses, key=losses.get)
     assert json.loads((tmp_path / "out/rates.json").read_text()) == {
         "toy blocks/transformer": "1e-2",
@@ -241,7 +249,9 @@ def test_a_killed_command_is_told_and_made_up_for(toy, tmp_path, capsys, monkeyp
     assert records.labels() == ["toy blocks"]
     assert records.arms() == ["transformer", "sas · mlp_gain 0.5"]
     (sas,) = records.of("sas · mlp_gain 0.5")
-    assert sas.header["train"]["learning_rate"] == float(best)
+    assert sas.header["train"]["learning_rate"] == float(best) == 1e-2
+    assert sas.header["swept"] == [1e-4, 1e-2, 1.0]
+    assert not sas.at_edge
     assert [cell["task"] for cell in sas.cells] == ["perplexity"]
     assert (tmp_path / "out/report.html").exists()
 

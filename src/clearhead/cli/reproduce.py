@@ -247,7 +247,7 @@ def _print(trials: "Sequence[Trial]", output: Path) -> None:
     rates = stages.rates(trials, output)
     known = {
         "models to start from": stages.preparations(trials),
-        "rates": stages.sweeps(trials),
+        "rates": stages.sweeps(trials, stages.settled(output)),
         "runs and evaluations": stages.runs(trials, rates),
     }
     for name, jobs in known.items():

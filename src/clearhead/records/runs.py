@@ -128,11 +128,11 @@ class Run:
 
     @property
     def at_edge(self) -> bool:
-        """True if its learning rate is the lowest or the highest of those that were tried for it:
-        a better one may lie beyond."""
+        """True if its learning rate does not lie between two that were tried for it, diverged ones
+        included: a better one may lie beyond."""
         swept = self.header.get("swept") or ()
         rate = (self.header.get("train") or {}).get("learning_rate")
-        return bool(swept) and rate in (min(swept), max(swept))
+        return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
     @property
     def budget(self) -> float | None:

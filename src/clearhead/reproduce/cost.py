@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from clearhead.models import preset
 from clearhead.models.planning import plan
+from clearhead.reproduce.learning_rates import BEYOND
 from clearhead.reproduce.trials import Trial
 
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
@@ -19,14 +20,17 @@ class Cost:
 
     Attributes:
         flops: 6 × parameters × tokens; attention comes on top, at these lengths a few per cent.
+        beyond: runs that sweeps add at most, where a best rate is the lowest or the highest.
     """
 
     runs: int
     tokens: int
     flops: float
+    beyond: int
 
     def in_words(self, scale: str) -> str:
-        """30 runs, 45 M tokens, about 1.2 h of training on two cores; or "no training"."""
+        """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs;
+        or "no training"."""
         if not self.runs:
             return "no training"
         hours = self.flops / SPEEDS[scale] / 3600
@@ -36,15 +40,17 @@ class Cost:
         tokens = (
             f"{self.tokens / 1e6:,.3g} M" if self.tokens < 1e10 else f"{self.tokens / 1e9:,.0f} G"
         )
-        return f"{self.runs} runs, {tokens} tokens, about {time} of training on {PLACES[scale]}"
+        more = f", sweeps may add up to {self.beyond} runs" if self.beyond else ""
+        known = f"{self.runs} runs, {tokens} tokens, about {time} of training on {PLACES[scale]}"
+        return known + more
 
 
 def cost(trials: Sequence[Trial]) -> Cost:
     """Count the runs, sweeps of rates included."""
-    runs = tokens = 0
+    runs = tokens = beyond = 0
     flops, sizes = 0.0, dict[str, int]()
     for trial in trials:
-        config, sweep = trial.config, trial.sweep()
+        config, sweep = trial.config, len(trial.rates) if trial.is_swept else 0
         parameters = sizes.get(config.label)
         if (
             parameters is None and (parameters := trial.table.parameters) is None
@@ -53,8 +59,9 @@ def cost(trials: Sequence[Trial]) -> Cost:
             parameters = plan(preset(trial.arm.preset, config.size, **shape)).parameters
         sizes[config.label] = parameters
         trained = len(config.seeds) if trial.rates else 0
-        read = trained * config.train.tokens + len(sweep) * trial.table.sweep_tokens
-        runs += trained + len(sweep)
+        read = trained * config.train.tokens + sweep * trial.table.sweep_tokens
+        runs += trained + sweep
+        beyond += BEYOND if trial.is_swept else 0
         tokens += read
         flops += 6.0 * parameters * read
-    return Cost(runs=runs, tokens=tokens, flops=flops)
+    return Cost(runs=runs, tokens=tokens, flops=flops, beyond=beyond)

@@ -1,7 +1,7 @@
 """The stages of an experiment: models to start from, sweeps of rates, runs of all seeds at the
 best, evaluations."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
-from clearhead.reproduce.trials import Trial, written
+from clearhead.reproduce.learning_rates import written
+from clearhead.reproduce.trials import Trial
 
 RATES = "rates.json"
 BY_LAYER = ("similarity", "effective_rank")
@@ -30,16 +31,23 @@ def preparations(trials: Iterable[Trial]) -> list[Job]:
     return [*{job.name: job for one in trials for job in one.preparations()}.values()]
 
 
-def sweeps(trials: Iterable[Trial]) -> list[Job]:
-    """Every arm with each of its rates, where it has several."""
-    return [job for one in trials for job in one.sweep().values()]
+def sweeps(trials: Iterable[Trial], settled: Collection[str] = ()) -> list[Job]:
+    """Every arm with each of its rates, where it has several: those known so far, and of settled
+    arms only its own and those that were tried."""
+    return [
+        one.attempt(rate)
+        for one in trials
+        for rate in (one.tried() if one.key in settled else one.losses())
+    ]
 
 
 def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
     """{table/arm: rate}: those of rates.json, and the best of every other complete sweep."""
     found = settled(output)
     for one in trials:
-        if one.key not in found and (best := one.best()) is not None:
+        if one.key in found or None in one.losses().values():
+            continue
+        if (best := one.best()) is not None:
             found[one.key] = best
     return found
 
@@ -77,11 +85,14 @@ def reproduce(
 ) -> tuple[Path, int]:
     """Run every stage; what is finished is not run again, and what fails is left out.
 
+    Sweeps whose best rate is the lowest or the highest go on beyond it, those of all arms at once.
+
     Args:
         work: shows how many jobs of all stages are done.
 
     Returns:
-        The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed.
+        The records of all runs and evaluations, OUTPUT/records.jsonl, and how many jobs failed
+        that the same call tries again.
 
     Raises:
         ClearheadError: for texts that cannot be had, and where nothing was finished.
@@ -92,34 +103,55 @@ def reproduce(
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
     work = work or Work("job")
-    failed = list[Job]()
 
-    def stage(name: str, listed: list[Job]) -> None:
+    def stage(name: str, listed: list[Job]) -> list[Job]:
         say(f"{name}: {len(listed)} jobs")
         logs = output / "logs"
-        failed.extend(
-            run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
-        )
+        return run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
 
     with hold_folder(output):
         known = settled(output)
-        prepared = preparations(trials)
-        swept = sweeps(one for one in trials if one.key not in known)
+        unsettled = [one for one in trials if one.key not in known]
+        prepared, swept = preparations(trials), sweeps(unsettled)
         later = sum(
             len(one.config.seeds) * (bool(one.rates) + len(one.table.questions)) for one in trials
         )
         work.start(len(prepared) + len(swept) + later)
-        if prepared:
-            stage("models to start from", prepared)
-        stage("rates", swept)
-        chosen = rates(trials, output)
-        write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
-        for one in trials:
-            if one.rates and one.key not in chosen:
-                say(f"{one.key}: left out, since its sweep gave no rate")
+        failed = stage("models to start from", prepared) if prepared else []
+        without = stage("rates", swept)
+        while more := _unlisted(sweeps(unsettled), swept):
+            swept += more
+            work.extend(len(more))
+            without += stage("rates beyond an edge", more)
+        chosen = _settle(trials, output, say)
+        failed += [job for job in without if f"{job.label}/{job.arm}" not in chosen]
         each = runs(trials, chosen)
-        stage("runs and evaluations", each)
+        failed += stage("runs and evaluations", each)
         return collect(each, output / RECORDS), len(failed)
+
+
+def _unlisted(jobs: Iterable[Job], listed: Iterable[Job]) -> list[Job]:
+    """The jobs that no stage has listed."""
+    names = {job.name for job in listed}
+    return [job for job in jobs if job.name not in names]
+
+
+def _settle(trials: Iterable[Trial], output: Path, say: Callable[[str], None]) -> dict[str, float]:
+    """Choose every rate that can be chosen, and keep them in rates.json.
+
+    An arm whose run beyond an edge did not finish has the best of the others.
+    """
+    chosen = rates(trials, output)
+    for one in trials:
+        if not one.rates or one.key in chosen:
+            continue
+        if (best := one.best()) is None:
+            say(f"{one.key}: left out, since its sweep gave no rate")
+        else:
+            say(f"{one.key}: goes on at {written(best)}, since the run beyond it did not finish")
+            chosen[one.key] = best
+    write_json(output / RATES, {key: written(rate) for key, rate in chosen.items()})
+    return chosen
 
 
 def collect(jobs: Iterable[Job], target: Path) -> Path:

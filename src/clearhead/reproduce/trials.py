@@ -1,6 +1,5 @@
 """A trial: one arm of an experiment as configurations, and the jobs that they make."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.diagnosing import FRESH
@@ -21,7 +19,7 @@ from clearhead.experiments.sweep_configs import (
     QuantizeConfig,
     SweepConfig,
 )
-from clearhead.records.loading import load
+from clearhead.reproduce.learning_rates import BEYOND, best, beyond, loss, written
 
 if TYPE_CHECKING:
     from clearhead.experiments.arms import Arm
@@ -57,7 +55,8 @@ class Table:
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
         A change takes the place of what the table sets for every arm. Of several rates that with
-        the lowest loss on training text which its run left out is chosen.
+        the lowest loss on training text which its run left out is chosen. While that is the lowest
+        or the highest, the next beyond it is tried too, `BEYOND` at most.
         """
         vary = {key: (value,) for key, value in changes.items()}
         kept = {key: value for key, value in self.config.set.items() if key not in changes}
@@ -150,30 +149,43 @@ class Trial:
             label=self.config.label,
         )
 
-    def sweep(self) -> dict[float, Job]:
-        """{rate: the run that tries it}, with a seed and a text of its own; empty where there is
-        one rate."""
-        if len(self.rates) <= 1:
+    @property
+    def is_swept(self) -> bool:
+        """True where a sweep chooses among several rates."""
+        return len(self.rates) > 1
+
+    def losses(self) -> dict[float, float | None]:
+        """{rate: loss} of the sweep, from its records; None where not known yet, empty where there
+        is one rate. Its own rates come first, then those beyond an edge."""
+        if not self.is_swept:
             return {}
-        train = replace(self.config.train, tokens=self.table.sweep_tokens)
-        short = replace(self.config, measure_every=0, train=train, held_out="training")
-        return {
-            rate: self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
-            for rate in self.rates
-        }
+        losses = {rate: self._loss(rate) for rate in self.rates}
+        for _ in range(BEYOND):
+            if (rate := beyond(losses)) is not None:
+                losses[rate] = self._loss(rate)
+        return losses
+
+    def tried(self) -> dict[float, float | None]:
+        """The losses without one beyond an edge that is not known yet."""
+        losses = self.losses().items()
+        return {rate: one for rate, one in losses if one is not None or rate in self.rates}
 
     def best(self) -> float | None:
-        """The rate of the lowest loss of its sweep; None until all are known, where all diverged,
-        and of an arm that is not trained."""
-        if not self.rates:
-            return None
-        if len(self.rates) == 1:
-            return self.rates[0]
-        losses = {rate: loss(job.records) for rate, job in self.sweep().items()}
-        known = {rate: value for rate, value in losses.items() if value is not None}
-        if len(known) < len(losses) or math.isinf(min(known.values())):
-            return None
-        return min(known, key=lambda rate: known[rate])
+        """The rate of the lowest loss of those tried; None until all its own are known, where all
+        diverged, and of an arm that is not trained."""
+        return best(self.tried()) if self.is_swept else next(iter(self.rates), None)
+
+    def attempt(self, rate: float) -> Job:
+        """The run that tries a rate, with a seed and a text of its own."""
+        train = replace(self.config.train, tokens=self.table.sweep_tokens)
+        short = replace(self.config, measure_every=0, train=train, held_out="training")
+        return self._run(self._attempted(rate), short, rate, SWEEP_SEED)
+
+    def _attempted(self, rate: float) -> str:
+        return f"sweeps/{self._place}-{written(rate)}"
+
+    def _loss(self, rate: float) -> float | None:
+        return loss(self.output / self._attempted(rate) / RECORDS)
 
     def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model."""
@@ -184,7 +196,7 @@ class Trial:
     def training(self, rate: float, seed: int) -> Job:
         """The run that counts."""
         job = self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
-        return replace(job, swept=self.rates if len(self.rates) > 1 else ())
+        return replace(job, swept=tuple(sorted(self.tried())))
 
     def evaluations(self, seed: int) -> Iterator[Job]:
         """The questions to the model that `training` leaves."""
@@ -262,28 +274,3 @@ class Trial:
 def as_folder(words: str) -> str:
     """Words as a file's name."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
-
-
-def written(rate: float) -> str:
-    """A rate as folders and rates.json have it: 1.6e-2."""
-    digits, exponent = f"{rate:e}".split("e")
-    return f"{float(digits):g}e{int(exponent)}"
-
-
-def loss(records: Path) -> float | None:
-    """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged; None where there is no such file.
-
-    Raises:
-        ClearheadError: where the run has no such loss.
-    """
-    if not records.exists():
-        return None
-    (run,) = load(records).runs
-    if run.header.get("diverged"):
-        return math.inf
-    for metric in ("loss", "masked loss"):
-        line = run.measure(metric, length=run.sequence_length)
-        if line is not None:
-            return math.inf if line.value is None else line.value
-    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
