@@ -81,7 +81,7 @@ class Difference:
     def decidable(self) -> float | None:
         """The smallest effect that seeds of this spread could have decided: half the interval; None
         of one without bounds."""
-        if self.interval is None or math.inf in self.interval:
+        if self.interval is None or not all(map(math.isfinite, self.interval)):
             return None
         return (self.interval[1] - self.interval[0]) / 2
 
