@@ -250,6 +250,15 @@ def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
     assert {*lab.runs()} == {"arm", "other"}
 
 
+@pytest.mark.parametrize("rate", ["1e-3x", None])
+def test_rates_that_are_no_numbers_are_refused(rate, lab):
+    lab = lab(best={"arm": 1e-3})
+    lab.folder.mkdir()
+    (lab.folder / "rates.json").write_text(json.dumps({"toy/arm": rate}))
+    with pytest.raises(ClearheadError, match=r"rates\.json is damaged, for .*: delete it to"):
+        lab.reproduce(lab.trial("arm", 1e-3, 2e-3))
+
+
 def test_an_arm_with_one_rate_is_not_swept(lab):
     lab = lab(best={"arm": 1e-5})
     lab.reproduce(lab.trial("arm", 1e-3))

@@ -123,10 +123,10 @@ def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
 
 def _has_model(job: Job, logs: Path) -> bool:
     """True if the model that it reads is there, by the settings asked for."""
-    if job.after is None:
-        return True
-    model = job.after.model
-    return model is not None and model.is_dir() and is_finished(job.after, logs)
+    before = job.after
+    return before is None or bool(
+        is_finished(before, logs) and before.model and before.model.is_dir()
+    )
 
 
 class _Running:

@@ -128,9 +128,8 @@ class _Kept:
     says other settings: of known cells it would name a command and a commit that measured none."""
 
     def __init__(self, path: Path | None, header: Line) -> None:
-        self._path, self._header = path, header
+        self._path, self._header, self._due = path, header, [header]
         self._current: set[str] | None = None
-        self._headed = False
 
     @property
     def advice(self) -> str:
@@ -149,14 +148,10 @@ class _Kept:
             cells = [one for run in before for one in run.cells]
             self._current = {str(one.get("cell", _key_of_old(one))) for one in cells}
             if _settings(self._header) not in [_settings(run.header) for run in before]:
-                self._append()
+                append(self._path, self._due.pop())
         if key not in self._current:
-            self._append(*lines)
-
-    def _append(self, *lines: Line) -> None:
-        assert self._path is not None
-        append(self._path, *([] if self._headed else [self._header]), *lines)
-        self._headed = True
+            append(self._path, *self._due, *lines)
+            self._due.clear()
 
 
 def _settings(header: Line) -> Line:

@@ -223,13 +223,13 @@ def _last(rejected: Callable[[float], bool], start: float, step: float) -> float
     return start
 
 
-def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) -> float:
-    """Benjamini and Hochberg's threshold: differences with p up to it hold at that rate together.
+def false_discovery_threshold(p_values: Iterable[float]) -> float:
+    """Benjamini and Hochberg's threshold: differences with p up to it hold together at `LEVEL`.
 
     It is the largest p that is at most its limit, so that a comparison's p may equal it. Negative
     where none is.
     """
     ordered = sorted(p_values)
     # A p that equals its limit counts, however the limit is rounded.
-    limits = [rate * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
+    limits = [LEVEL * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
     return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)

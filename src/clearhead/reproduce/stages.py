@@ -54,11 +54,12 @@ def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
 
 def settled(output: Path) -> dict[str, float]:
     """{table/arm: rate} of rates.json; these arms are not swept again."""
-    path = output / RATES
-    chosen: dict[str, str] = {}
-    if path.exists():
-        chosen = read_json(path, "delete it to choose the rates from the sweeps again")
-    return {key: float(rate) for key, rate in chosen.items()}
+    path, advice = output / RATES, "delete it to choose the rates from the sweeps again"
+    chosen = read_json(path, advice) if path.exists() else {}
+    try:
+        return {key: float(rate) for key, rate in chosen.items()}
+    except (TypeError, ValueError) as error:
+        raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
 
 
 def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:

@@ -153,10 +153,10 @@ class Trial:
         is one rate. Its own rates come first, then those beyond an edge."""
         if not self.is_swept:
             return {}
-        losses = {rate: self._loss(rate) for rate in self.rates}
+        losses = {rate: loss(self.attempt(rate).records) for rate in self.rates}
         for _ in range(BEYOND):
             if (rate := beyond(losses)) is not None:
-                losses[rate] = self._loss(rate)
+                losses[rate] = loss(self.attempt(rate).records)
         return losses
 
     def tried(self) -> dict[float, float | None]:
@@ -173,13 +173,7 @@ class Trial:
         """The run that tries a rate, with a seed and a text of its own."""
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train, held_out="training")
-        return self._run(self._attempted(rate), short, rate, SWEEP_SEED)
-
-    def _attempted(self, rate: float) -> str:
-        return f"sweeps/{self._place}-{written(rate)}"
-
-    def _loss(self, rate: float) -> float | None:
-        return loss(self.output / self._attempted(rate) / RECORDS)
+        return self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
 
     def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model."""
