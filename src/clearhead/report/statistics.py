@@ -157,9 +157,9 @@ def compare_ratio(
 ) -> Difference | None:
     """Compare two arms by the ratio of their means, less 1 (Fieller, 1954).
 
-    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline, the
-    interval holds every ratio that this test does not reject: both include the error of the
-    baseline's mean. None where that mean is zero.
+    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline. The
+    interval holds every value of `against` that this test does not reject. Both include the error
+    of the baseline's mean. None where that mean is zero.
 
     Args:
         items: further errors of the variant less a ratio of the baseline; otherwise as `compare`.

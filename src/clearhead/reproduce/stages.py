@@ -32,8 +32,8 @@ def preparations(trials: Iterable[Trial]) -> list[Job]:
 
 
 def sweeps(trials: Iterable[Trial], settled: Collection[str] = ()) -> list[Job]:
-    """Every arm with each of its rates, where it has several: those known so far, and of settled
-    arms only its own and those that were tried."""
+    """A run for each rate of every arm that has several: its own, and those beyond an edge that are
+    known so far; of settled arms without those that were never tried."""
     return [
         one.attempt(rate)
         for one in trials
