@@ -21,6 +21,7 @@ CONFIGURATION = {
     "learning-rate": ("preset", "size", "data", "learning_rate", "steps", "tokens"),
 }
 FILES = sorted(RESULTS.glob("*.jsonl"))
+README = RESULTS.joinpath("README.md").read_text("utf-8")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -47,6 +48,13 @@ def _faults(lines: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_header_names_commit_command_and_configuration(path: Path) -> None:
     assert not _faults(_read(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_readme_says_what_a_record_is(path: Path) -> None:
+    """The first cell of a row names it; the others say what it holds, and by which command."""
+    rows = re.findall(r"^\| (.*?) \| .+ \| .+ \|$", README, re.MULTILINE)
+    assert any(f"`{path.name}`" in names for names in rows)
 
 
 # Of other formats: times of kernels, and a sweep that no run's file holds.

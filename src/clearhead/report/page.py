@@ -281,7 +281,9 @@ def render(page: Page) -> str:
         "attention": [{"figure": one.id, **one.attention} for one in panels if one.attention],
         "dark": style.LIGHT_TO_DARK,
     }
-    scripts = [_script(get_plotlyjs()), _script(_part("page.js"))]
+    scripts = [_script(_part("page.js"))]
+    if figures:
+        scripts.insert(0, _script(get_plotlyjs()))  # 5 MB
     environment = Environment(
         loader=PackageLoader("clearhead.report", "."),
         autoescape=True,

@@ -1,10 +1,11 @@
 """The book of results: every claim with its published numbers, ours, and the verdict.
 
-A summary comes first, a line a claim; then each claim with all its comparisons.
+A summary comes first, a line a claim; then, folded, each claim with all its comparisons.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from clearhead.records.runs import Records
@@ -77,7 +78,13 @@ def page(sources: Mapping[str, Records]) -> Page:
         caption=CAPTION,
         blocks=tuple(_summary(rows, threshold)),
     )
-    records = Records(runs=tuple(run for files in sources.values() for run in files.runs))
+    records = Records(
+        runs=tuple(
+            replace(run, label=", ".join(filter(None, (f"record {name}", run.label))))
+            for name, files in sources.items()
+            for run in files.runs
+        )
+    )
     return Page(
         title="The claims of four papers, and what our records say",
         kicker="clearhead · book of results",
@@ -91,6 +98,7 @@ def page(sources: Mapping[str, Records]) -> Page:
                     title=title,
                     answer=_counted(chosen),
                     blocks=tuple(block for one in chosen for block in _shown(one, threshold)),
+                    folded=True,
                 )
                 for family, title, chosen in _families(rows)
             ),

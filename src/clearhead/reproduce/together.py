@@ -51,7 +51,7 @@ def composition(scale: str) -> Iterator[Trial]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
     table = _table(scale)
     confirming = replace(table.config, seeds=CONFIRMED_ON, label="composition")
-    for preset in ("transformer", "clearhead"):
+    for preset in ("transformer", "clearhead"):  # the intervention
         yield replace(table, config=confirming).trial(preset, *RATES[scale])
 
 

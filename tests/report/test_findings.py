@@ -1,0 +1,215 @@
+"""docs/findings.md: the numbers in its tables are those of the committed records."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from clearhead.records.loading import load
+from clearhead.records.runs import Records
+from clearhead.report.costs import add_costs
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT.joinpath("docs/findings.md").read_text("utf-8")
+FIRST, REST = {"tokens": "first"}, {"tokens": "rest"}
+OPENING = {"at": "documents", "map": "softmax"}
+LOSS = {"metric": "loss", "length": 128, "task": None}
+OUTLIERS = {
+    "AdamW": "transformer",
+    "OrthoAdam, a rotation a parameter": "transformer · orthoadam",
+    "OrthoAdam, a rotation a size": "transformer · orthoadam · rotation_share size",
+    "softmax-1": "transformer · normalizer softmax1",
+    "softmax-1 and OrthoAdam": "transformer · normalizer softmax1 · orthoadam",
+    "Muon": "transformer · muon",
+    "a gate (7 % more parameters)": "transformer · epilogue gate",
+    "normed queries and keys": "transformer · qk_norm rmsnorm",
+}
+DEEP = {
+    f"{block}, {name}": arm + changes
+    for block, arm in (("Pre-LN", "transformer"), ("SAS-P", "sas-p"))
+    for name, changes in (
+        ("AdamW", ""),
+        ("OrthoAdam by parameter", " · orthoadam"),
+        ("OrthoAdam by size", " · orthoadam · rotation_share size"),
+    )
+}
+ELIMINATION = {
+    "`transformer`": "",
+    "no positions": " · position none",
+    "learned positions": " · position learned",
+    "biases": " · bias true",
+    "LayerNorm": " · norm layernorm",
+    "RMSNorm of one gain": " · norm rmsnorm-single",
+    "ReLU MLP": " · mlp relu",
+    "norms of queries and keys": " · qk_norm rmsnorm",
+    "softmax-1": " · normalizer softmax1",
+    "weight decay 0.5": " · weight_decay 0.5",
+    "OrthoAdam": " · orthoadam",
+}
+DEPTH = {
+    f"`{name}`": f"{name}, 24 layers" for name in ("transformer", "skipless", "sas", "sas-p")
+} | {"`skipless`, 2023": "skipless, 2023, 24 layers"}
+VARIANTS = {
+    "`transformer` (Pre-LN)": "transformer",
+    **{f"`{name}`": name for name in ("parallel", "sas", "sas-p", "sas-p-nonorm")},
+    "`skipless` (V-SkipInit as released, shaped)": "skipless",
+    "`skipless`, α I + β A (2023)": "skipless, 2023",
+    "`sas`, trained values W = I + ΔW": "sas, trained values, β 1",
+    "`sas`, W = I + 0.2 ΔW": "sas, trained values, β 0.2",
+    "`sas`, β_FF 0.05 (the rule gives 0.17)": "sas, β_FF 0.05",
+}
+BLOCKS = {
+    "loss": LOSS,
+    "kurtosis, first token": {"metric": "kurtosis", **FIRST},
+    "the rest": {"metric": "kurtosis", **REST},
+}
+LENGTHS = (128, 256, 512, 1024, 2048)
+
+
+def _lengths(**asked: Any) -> dict[str, dict[str, Any]]:
+    return {f"{length:,}": {**asked, "length": length} for length in LENGTHS}
+
+
+PASSKEY = {"task": "passkey", "scaling": "none"}
+# How a table begins → its record and label, the arms of its rows, the numbers of its columns.
+TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = {
+    "| | loss, nats | kurtosis beyond": (
+        "outliers",
+        "outliers",
+        OUTLIERS,
+        {
+            "loss, nats": LOSS,
+            "kurtosis beyond the first token": {"metric": "kurtosis", **REST},
+            "in the optimizer's basis": {"metric": "kurtosis_rotated", **REST},
+            "added perplexity, `w8a8-coarse`": {
+                "metric": "added_perplexity",
+                "scheme": "w8a8-coarse",
+            },
+            "the same, `w4-channel`": {"metric": "added_perplexity", "scheme": "w4-channel"},
+        },
+    ),
+    "| | rate | loss, nats |": (
+        "outliers-deep",
+        "deep outliers",
+        DEEP,
+        {
+            "loss, nats": LOSS,
+            "kurtosis, first token": {"metric": "kurtosis", **FIRST},
+            "kurtosis, others": {"metric": "kurtosis", **REST},
+        },
+    ),
+    "| mean ± sd over seeds; in brackets": (
+        "elimination",
+        "elimination",
+        {name: f"transformer{change}" for name, change in ELIMINATION.items()},
+        {
+            "largest weight on the first token, %": {
+                "metric": "first_token_argmax_share",
+                **OPENING,
+            },
+            "weight on it, %": {"metric": "first_token_mass", **OPENING},
+            "loss, nats": LOSS,
+            "kurtosis, first token": {"metric": "kurtosis", "at": "documents", **FIRST},
+        },
+    ),
+    "| mean ± sd over seeds | largest weight": (
+        "sink",
+        "backcopy",
+        {},
+        {
+            "largest weight on the first token, %": {
+                "metric": "first_token_argmax_share",
+                **OPENING,
+            },
+            "weight on it, %": {"metric": "first_token_mass", **OPENING},
+            "weight on no key, %": {"metric": "null_mass", **OPENING, "position": None},
+            "loss, nats": LOSS,
+        },
+    ),
+    "| 6 layers | rate |": (
+        "blocks",
+        "6 layers",
+        VARIANTS,
+        BLOCKS | {"loss, mean ± sd": LOSS},
+    ),
+    "| 24 layers | rate |": ("blocks", "24 layers", DEPTH, BLOCKS),
+    "| share of keys named in full": ("passkey", "", {}, _lengths(metric="accuracy", **PASSKEY)),
+    "| share of the keys' tokens right": (
+        "passkey",
+        "",
+        {},
+        _lengths(metric="forced_tokens", **PASSKEY),
+    ),
+    "| perplexity, no scaling | 128 | 256 | 512 | 1,024 | 2,048 |\n| --- | --- | --- | --- | --- "
+    "| --- |\n| `transformer` |": (
+        "passkey",
+        "",
+        {},
+        _lengths(metric="perplexity", task="perplexity", scaling="none"),
+    ),
+    "| perplexity, no scaling | 128 | 256 | 512 | 1,024 | 2,048 |\n| --- | --- | --- | --- | --- "
+    "| --- |\n| `transformer` (RoPE)": (
+        "long-context",
+        "",
+        {"`transformer` (RoPE)": "transformer", "`coca` (exact)": "coca"},
+        _lengths(metric="perplexity", task="perplexity", scaling="none"),
+    ),
+}
+
+
+def _cells(start: str) -> Iterator[tuple[str, str, str]]:
+    """Row, column and text of every cell of the table that begins so."""
+    found = re.findall(rf"^{re.escape(start)}.*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
+    assert len(found) == 1, start
+    head, _, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines()
+    )
+    for row in rows:
+        yield from ((row[0], name, text) for name, text in zip(head[1:], row[1:], strict=True))
+
+
+def _by_seed(records: Records, arm: str, asked: dict[str, Any]) -> list[float]:
+    """A number a seed: the final one, and its mean where it has several."""
+    numbers = []
+    for run in records.of(arm):
+        add_costs(run)
+        values = [
+            one.value
+            for one in run.select(**{"step": None, "layer": None, "head": None, **asked})
+            if one.value is not None
+        ]
+        if values:
+            numbers.append(fmean(values))
+    return numbers
+
+
+def _near(shown: str, value: float) -> bool:
+    """Rounded to the digits shown, either way at a half."""
+    digits = len(shown.partition(".")[2])
+    return abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
+
+
+@pytest.mark.parametrize("start", TABLES, ids=lambda start: " ".join(start.split())[:40])
+def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
+    name, label, arms, columns = TABLES[start]
+    records = load(ROOT / "results" / f"{name}.jsonl").labelled(label)
+    checked, faults = 0, []
+    for row, column, text in _cells(start):
+        found = re.match(r"\**([\d.,]*\d)(?: ± ([\d.]*\d))?", text)
+        if column not in columns or not found or (arms and row not in arms):
+            continue
+        arm = arms.get(row, row.strip("`"))
+        numbers = _by_seed(records, arm, columns[column])
+        if not numbers and arm not in records.arms():
+            continue
+        scale = 100 if column.endswith("%") else 1
+        mean, spread = found.groups()
+        wrong = not _near(mean, scale * fmean(numbers))
+        if wrong or (spread and not _near(spread, scale * stdev(numbers))):
+            faults.append(f"{row}, {column}: {text}, not {[scale * one for one in numbers]}")
+        checked += 1
+    assert not faults
+    assert checked >= 10
