@@ -87,7 +87,7 @@ def _tiny() -> Table:
         label="retrofit",
     )
     questions = _questions(tokens=4096)
-    # A sweep of fewer, 16,384, chose rates that were too high for 250,000 (docs/repair-evidence.md).
+    # A sweep of 16,384 chose rates too high for 250,000 (docs/repair-evidence.md).
     return Table(config=config, sweep_tokens=62_500, questions=questions, parameters=PARAMETERS)
 
 
