@@ -7,7 +7,7 @@ import pytest
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce import book
-from clearhead.reproduce.claims import Judgement, Outcome, claims
+from clearhead.reproduce.claims import Contrast, Judgement, Outcome, claims
 
 W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
@@ -70,3 +70,17 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     text = "".join(book.markdown({"r": records}))
     assert " | undecided: the number compared with may be zero | r, speed |" in text
     assert "inf" not in text[text.index("## In short") : text.index("Names and measures")]
+
+
+@pytest.mark.parametrize("edge", [False, True])
+def test_a_lead_is_marked_where_the_rate_of_what_it_is_taken_from_is_at_an_edge(edge):
+    rates = {"sas-p": 2e-3, "transformer": 2e-3, "differential": 4e-3 if edge else 2e-3}
+    lines = []
+    for arm, rate in rates.items():
+        head = {"arm": arm, "preset": arm, "seed": 0, "train": {"learning_rate": rate}}
+        lines.append({"kind": "run", "run": arm, **head, "swept": [1e-3, 2e-3, 4e-3]})
+        lines.append({"kind": "measure", "run": arm, "metric": "loss", "value": 2.0})
+    sides = {"arm": ("sas-p",), "than": ("transformer",), "less": ("differential",)}
+    contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
+    (outcome,) = contrast.judge("r", parse(lines))
+    assert outcome.at_edge == (edge, edge)
