@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 import clearhead.reproduce
+from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce import EXPERIMENTS, Experiment
+from clearhead.reproduce.claims import choose_studies, claims
 
 FOLDER = Path(clearhead.reproduce.__file__).parent
 
@@ -21,3 +23,21 @@ def test_an_experiment_is_one_short_function_that_marks_its_intervention(study: 
     lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
     assert len(lines) < 60
     assert any("intervention" in line.lower() for line in lines)
+
+
+def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
+    named = [(claim, place) for claim in claims() for place in (claim.name, *claim.also)]
+    assert len(named) == len({place for _, place in named}) > len(claims())
+    for claim, place in named:
+        assert place.startswith(f"{claim.family}/")
+        assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
+
+
+def test_the_logits_of_table_5_are_asked_for():
+    """Training measures hidden states alone."""
+    (claim,) = (one for one in claims() if one.name == "diff/table5")
+    assert "logit_top_1" in {one.metric for one in claim.contrasts}
+    for scale in ("tiny", "small", "paper"):
+        for trial in EXPERIMENTS[claim.study].trials(scale):
+            questions = trial.table.questions.values()
+            assert any(isinstance(one, DiagnoseConfig) for one in questions)

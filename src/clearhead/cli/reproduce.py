@@ -136,7 +136,8 @@ def _list(scale: str) -> None:
         return f"at {at} {cost(chosen).in_words(at)}"
 
     for claim in claims():
-        write(f"{claim.name}: {claim.says} [{claim.study}, {bill(claim.study, claim.arms)}]")
+        names = ", ".join((claim.name, *claim.also))
+        write(f"{names}: {claim.says} [{claim.study}, {bill(claim.study, claim.arms)}]")
     for one in EXPERIMENTS.values():
         write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; {bill(one.name)}")
 

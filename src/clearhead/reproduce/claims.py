@@ -234,6 +234,7 @@ class Claim:
 
     Attributes:
         name: FAMILY/PLACE, such as diff/table2.
+        also: names of other tables and figures that show the same.
         says: the claim in one sentence.
         published: its numbers in the paper; empty for a claim of ours.
         study: the experiment that trains and measures its models.
@@ -245,6 +246,7 @@ class Claim:
     study: str
     published: str = ""
     why: str = ""
+    also: tuple[str, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
 
     @property
@@ -275,7 +277,12 @@ class Claim:
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the book."""
     return tuple(
-        Claim(contrasts=tuple(_contrasts(row.pop("contrast", []))), **row) for row in rows("claims")
+        Claim(
+            contrasts=tuple(_contrasts(row.pop("contrast", []))),
+            also=tuple(row.pop("also", [])),
+            **row,
+        )
+        for row in rows("claims")
     )
 
 
@@ -332,14 +339,19 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     wanted: dict[str, set[str]] = {}
     families = {claim.family for claim in claims()}
-    known = [*EXPERIMENTS, *sorted(families), *(claim.name for claim in claims()), EVERYTHING]
+    places = [place for claim in claims() for place in (claim.name, *claim.also)]
+    known = [*EXPERIMENTS, *sorted(families), *places, EVERYTHING]
     for name in names:
         choose("experiment or claim", name, known)
         if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
             wanted[name] = {ALL}
             continue
-        chosen = [claim for claim in claims() if name in (claim.name, claim.family, EVERYTHING)]
+        chosen = [
+            claim
+            for claim in claims()
+            if name in (claim.name, *claim.also, claim.family, EVERYTHING)
+        ]
         for claim in chosen:
             wanted.setdefault(claim.study, set()).update(claim.arms)
     return [

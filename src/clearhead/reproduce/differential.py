@@ -17,7 +17,7 @@ from clearhead.eval.options import (
     ShotsOptions,
 )
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.sweep_configs import EvaluateConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateConfig, QuantizeConfig
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import COSMOPEDIA, TRAINED, Question, Table, Trial
 from clearhead.train import TrainConfig
@@ -104,7 +104,9 @@ def _retrieval(scale: str) -> Mapping[str, Question]:
     )
     schemes = tuple(f"logits{bits}-tensor" for bits in (8, 6, 4))
     bits = QuantizeConfig(models=(TRAINED,), scheme=schemes, length=LENGTHS[scale], tokens=16_384)
-    return {"retrieval": asked, "bits": bits}
+    # Table 5 has the largest logits too, which training does not measure.
+    logits = DiagnoseConfig(models=(TRAINED,), length=LENGTHS[scale], extrapolate=1)
+    return {"retrieval": asked, "bits": bits, "logits": logits}
 
 
 def _abilities(length: int) -> Mapping[str, Question]:
