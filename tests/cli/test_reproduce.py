@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shlex
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
             jobs += one.jobs(one.rates[-1] if one.rates else None, seed)
     assert {*map(tuple, printed)} == {tuple(shlex.split(str(job))) for job in jobs}
     assert len(printed) == len(jobs) == len({job.records for job in jobs})  # none in another's way
-    models = {job.model for job in jobs}
+    models = {job.after and job.after.model for job in jobs}
     silent = {one.name for one in trials if not one.table.questions}
     for job in jobs:
         assert pickle.loads(pickle.dumps(job.config)) == job.config
@@ -270,6 +271,33 @@ def test_a_rate_that_is_settled_is_not_swept_and_nothing_finished_is_said(toy, t
     assert f"nothing was finished: {out}/logs says why" in told
     log = (out / "logs" / f"{name}.log").read_text()
     assert "Traceback" not in log
+
+
+def test_a_run_of_another_rate_is_refused_and_does_not_count(toy, tmp_path, capsys):
+    """Neither its records nor those of the questions to its model, whose commands are the same."""
+    out, key = tmp_path / "out", "toy blocks/sas · mlp_gain 0.5"
+    words = ["toy", "--output", str(out)]
+    out.mkdir()
+    (out / "rates.json").write_text(json.dumps({key: "1e-2"}))
+    assert _call(*words) == 0
+    assert load(out / "records.jsonl").arms() == ["transformer", "sas · mlp_gain 0.5"]
+    capsys.readouterr()
+
+    (out / "rates.json").write_text(json.dumps({key: "2e-2"}))
+    assert _call(*words) == 1
+    told = capsys.readouterr().err
+    assert "train.learning_rate was 0.01 and is now 0.02" in told
+    assert "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text: left out" in told
+    assert load(out / "records.jsonl").arms() == ["transformer"]
+
+    shutil.rmtree(out / "runs/toy-blocks/sas+mlp_gain=0.5-seed0")
+    assert _call(*words) == 0
+    (run,) = load(out / "records.jsonl").of("sas · mlp_gain 0.5")
+    assert run.header["train"]["learning_rate"] == 0.02
+    asked = out / "evaluations/toy-blocks/sas+mlp_gain=0.5-seed0/text.jsonl"
+    cells = [line for line in map(json.loads, asked.read_text().splitlines()) if "made" in line]
+    assert len({cell["made"]["weights"] for cell in cells}) == 2  # of one model and of the other
+    assert run.cells == [{**cells[-1], "run": run.id}]
 
 
 # By the papers' names; where a paper contradicts its own name, see docs/recipes.md.

@@ -236,13 +236,13 @@ def test_prompts_that_lm_eval_has_continued_open_with_the_begin_token_behind_the
 ):
     plain, begun = pair
     begin = corpus.tokenizer.bos_token_id
-    texts = ["A letter came.", "The ship left the harbour.", "It", "Nobody saw it. " * 9]
+    texts = ["A letter came.", "The ship left the harbour.", "It", "Nobody saw it. " * 9, ""]
     texts[2] = corpus.tokenizer.bos_token + texts[2]
     for room in (None, 20):
         made = _harness(begun, corpus).tok_batch_encode(texts, left_truncate_len=room)
         for text, ids, mask in zip(texts, *made, strict=True):
             own = corpus.tokenizer(text, add_special_tokens=False).input_ids
-            own = own[1:] if own[0] == begin else own
+            own = own[own[:1] == [begin] :]
             kept = own if room is None else own[-(room - 1) :]
             assert ids[mask == 1].tolist() == [begin, *kept]
     same = _harness(plain, corpus).tok_batch_encode(texts[:2])[0]

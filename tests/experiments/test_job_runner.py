@@ -80,28 +80,34 @@ def test_failures_do_not_stop_the_others_and_are_tried_again(tmp_path):
     assert (tmp_path / "ran").read_text() == "x\ny\ny\n"  # or without its records
 
 
+def _model(tmp_path: Path, name: str, script: str, after: Job | None = None) -> Job:
+    """A job with a folder of its own, which writes its name to tmp_path/done."""
+    folder = tmp_path / name
+    return Script(
+        name=name,
+        config=f"mkdir -p {folder} && {script} && echo {name} >> {tmp_path}/done && "
+        f"touch {folder}/records.jsonl",
+        records=folder / "records.jsonl",
+        arm="",
+        label="",
+        model=folder / "final",
+        after=after,
+    )
+
+
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs):
     done = tmp_path / "done"
-
-    def command(name: str, script: str, model: str = "") -> Job:
-        return Script(
-            name=name,
-            config=f"mkdir -p {tmp_path}/{name} && {script} && echo {name} >> {done} && "
-            f"touch {tmp_path}/{name}/records.jsonl",
-            records=tmp_path / name / "records.jsonl",
-            model=tmp_path / model if model else None,
-            arm="",
-            label="",
-        )
-
+    a = _model(tmp_path, "a", f"sleep 0.5; mkdir -p {tmp_path}/a/final")
+    b = _model(tmp_path, "b", f"mkdir -p {tmp_path}/b/final; sleep 1.5")  # there, not yet whole
+    c = _model(tmp_path, "c", "exit 3")
     commands = [
-        command("a", f"sleep 0.5; mkdir -p {tmp_path}/a/final"),
-        command("of-a", f"test -d {tmp_path}/a/final", "a/final"),
-        command("b", f"mkdir -p {tmp_path}/b/final; sleep 1.5"),  # there, but not yet whole
-        command("of-b", f"grep -qx b {done}", "b/final"),
-        command("c", "exit 3"),
-        command("of-c", "true", "c/final"),
+        a,
+        _model(tmp_path, "of-a", f"test -d {tmp_path}/a/final", after=a),
+        b,
+        _model(tmp_path, "of-b", f"grep -qx b {done}", after=b),
+        c,
+        _model(tmp_path, "of-c", "true", after=c),
     ]
     said: list[str] = []
     failed = run(commands, logs=tmp_path / "logs", jobs=jobs, say=said.append)
@@ -193,25 +199,32 @@ def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path):
 
 
 def test_a_run_waits_for_the_conversion_it_starts_from_and_its_questions_for_the_run(tmp_path):
-    done = tmp_path / "done"
-
-    def command(name: str, script: str, model: str) -> Job:
-        return Script(
-            name=name,
-            config=f"{script} && echo {name} >> {done}",
-            records=tmp_path / name / "records.jsonl",
-            model=tmp_path / model if model else None,
-            arm="",
-            label="",
-        )
-
-    commands = [
-        command("question", f"test -d {tmp_path}/run/final", "run/final"),
-        command("run", f"mkdir -p {tmp_path}/run/final; sleep 0.5", "converted"),
-        command("converted", f"mkdir -p {tmp_path}/converted; sleep 0.5", ""),
-    ]
+    converted = _model(tmp_path, "converted", f"mkdir -p {tmp_path}/converted/final; sleep 0.5")
+    trained = _model(tmp_path, "run", f"mkdir -p {tmp_path}/run/final; sleep 0.5", converted)
+    question = _model(tmp_path, "question", f"test -d {tmp_path}/run/final", trained)
+    commands = [question, trained, converted]
     assert run(commands, logs=tmp_path / "logs", jobs=3, say=str) == []
-    assert done.read_text().split() == ["converted", "run", "question"]
+    assert (tmp_path / "done").read_text().split() == ["converted", "run", "question"]
+
+
+def test_questions_to_a_model_that_is_made_anew_are_asked_again(tmp_path):
+    """Their commands name its folder, and are the same as before."""
+    done, said = tmp_path / "done", list[str]()
+
+    def trained(script: str) -> list[str]:
+        model = _model(tmp_path, "run", f"mkdir -p {tmp_path}/run/final && {script}")
+        commands = [model, _model(tmp_path, "question", "true", model)]
+        done.write_text("")
+        run(commands, logs=tmp_path / "logs", jobs=2, say=said.append)
+        return done.read_text().split()
+
+    assert trained("true") == ["run", "question"]
+    assert trained("true") == []
+    assert trained("sleep 0") == ["run", "question"]  # with other settings
+    (tmp_path / "run/records.jsonl").unlink()
+    assert trained("sleep 0") == ["run", "question"]
+    assert trained("exit 3") == []  # and the model of before is not the one asked for
+    assert said[-1] == "question: left out, for want of its model"
 
 
 def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp_path):

@@ -36,6 +36,15 @@ DEEP = {
         ("OrthoAdam by size", " · orthoadam · rotation_share size"),
     )
 }
+ABLATIONS = {
+    "baseline, 16 heads": "transformer",
+    "baseline, 8 heads": "transformer · num_attention_heads 8",
+    "V1": "differential",
+    "V1 without the norm of each head": "differential · head_norm none",
+    "V1, λ starts at 0.5 in all layers": "differential · lambda_init 0.5",
+    "V1, λ starts at 0.8 in all layers": "differential · lambda_init 0.8",
+    "V1, 4 pairs twice as wide": "differential · num_attention_heads 8",
+}
 ELIMINATION = {
     "`transformer`": "",
     "no positions": " · position none",
@@ -91,7 +100,7 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "the same, `w4-channel`": {"metric": "added_perplexity", "scheme": "w4-channel"},
         },
     ),
-    "| | rate | loss, nats |": (
+    "| | rate | loss, nats | kurtosis, first token": (
         "outliers-deep",
         "deep outliers",
         DEEP,
@@ -99,6 +108,15 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "loss, nats": LOSS,
             "kurtosis, first token": {"metric": "kurtosis", **FIRST},
             "kurtosis, others": {"metric": "kurtosis", **REST},
+        },
+    ),
+    "| | rate | loss, nats | minus V1's": (
+        "differential-ablations",
+        "differential ablations",
+        ABLATIONS,
+        {
+            "loss, nats": LOSS,
+            "kurtosis beyond the first token": {"metric": "kurtosis", **REST},
         },
     ),
     "| mean ± sd over seeds; in brackets": (

@@ -7,7 +7,7 @@ import pytest
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce import book
-from clearhead.reproduce.claims import Judgement, Outcome, claims
+from clearhead.reproduce.claims import Contrast, Judgement, Outcome, claims
 
 W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
 OURS, BOTH = "transformer · orthoadam", "transformer · normalizer softmax1 · orthoadam"
@@ -86,3 +86,17 @@ def test_of_several_maps_the_one_that_multiplies_the_values_is_compared():
     (claim,) = (one for one in claims() if one.name == "together/preset")
     (found,) = claim.outcomes({"r": parse(lines)})
     assert (found.arm.mean, found.than.mean) == (0.008, 0.031)
+
+
+@pytest.mark.parametrize("edge", [False, True])
+def test_a_lead_is_marked_where_the_rate_of_what_it_is_taken_from_is_at_an_edge(edge):
+    rates = {"sas-p": 2e-3, "transformer": 2e-3, "differential": 4e-3 if edge else 2e-3}
+    lines = []
+    for arm, rate in rates.items():
+        head = {"arm": arm, "preset": arm, "seed": 0, "train": {"learning_rate": rate}}
+        lines.append({"kind": "run", "run": arm, **head, "swept": [1e-3, 2e-3, 4e-3]})
+        lines.append({"kind": "measure", "run": arm, "metric": "loss", "value": 2.0})
+    sides = {"arm": ("sas-p",), "than": ("transformer",), "less": ("differential",)}
+    contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
+    (outcome,) = contrast.judge("r", parse(lines))
+    assert outcome.at_edge == (edge, edge)

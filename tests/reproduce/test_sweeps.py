@@ -66,7 +66,12 @@ class Lab:
                 log.write_text("no space left")
                 return SimpleNamespace(exitcode=1, kill=lambda: None)
         diverged = "at step 3" if rate >= self.diverging else None
-        train = {"learning_rate": rate, "sequence_length": 8}
+        asked = {"learning_rate": rate, "tokens": job.config.train.tokens}
+        train = {"sequence_length": 8, **asked}
+        if job.records.exists():  # refused, as by compare
+            before = load(job.records).runs[0].header["train"]
+            log.write_text(f"{before} was asked for")
+            return SimpleNamespace(exitcode=int(before != train), kill=lambda: None)
         lines = [{"kind": "run", "run": "one", "preset": "transformer", "seed": 0}]
         lines[0] |= {"train": train, "diverged": diverged}
         if not diverged:
@@ -216,6 +221,42 @@ def test_rates_that_a_folder_of_before_settled_are_kept(lab, capsys):
     lab.reproduce(trial)
     assert lab.swept == []
     assert _chosen(lab.runs()["arm"]) == (1e-3, [1e-3, 2e-3], True)
+
+
+def test_a_run_of_another_rate_than_the_settled_one_does_not_count(lab):
+    lab = lab(best={"arm": 5e-4, "other": 2e-3})
+    trials = lab.trial("arm", 1e-3, 2e-3), lab.trial("other", 2e-3)
+    (lab.folder).mkdir()
+    (lab.folder / "rates.json").write_text('{"toy/arm": "1e-3"}')
+    assert lab.reproduce(*trials) == 0
+    assert {*lab.runs()} == {"arm", "other"}
+    (lab.folder / "rates.json").unlink()
+    assert lab.reproduce(*trials) == 1
+    assert stages.settled(lab.folder)["toy/arm"] == 5e-4
+    assert any(line.startswith("runs/toy/arm-seed0: failed with 1") for line in lab.said)
+    assert {*lab.runs()} == {"other"}
+
+
+def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
+    lab = lab(best={"arm": 1e-3, "other": 2e-3}, stopping=(2e-3,))
+    trial, other = lab.trial("arm", 4e-4, 1e-3, 3e-3), lab.trial("other", 2e-3)
+    with pytest.raises(ClearheadError, match="stopped"):
+        lab.reproduce(trial, lab.trial("other", 2e-3, 4e-3))
+    longer = replace(trial, table=replace(trial.table, sweep_tokens=8192))
+    assert lab.reproduce(longer, other) == 3  # every rate of the sweep
+    assert "toy/arm: left out, since its sweep gave no rate" in lab.said
+    assert {*lab.runs()} == {"other"}
+    assert lab.reproduce(trial, other) == 0
+    assert {*lab.runs()} == {"arm", "other"}
+
+
+@pytest.mark.parametrize("rate", ["1e-3x", None])
+def test_rates_that_are_no_numbers_are_refused(rate, lab):
+    lab = lab(best={"arm": 1e-3})
+    lab.folder.mkdir()
+    (lab.folder / "rates.json").write_text(json.dumps({"toy/arm": rate}))
+    with pytest.raises(ClearheadError, match=r"rates\.json is damaged, for .*: delete it to"):
+        lab.reproduce(lab.trial("arm", 1e-3, 2e-3))
 
 
 def test_an_arm_with_one_rate_is_not_swept(lab):

@@ -190,10 +190,10 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             if begin is None:
                 return made
             ids_BT, mask_BT = (F.pad(one, (1, 0))[:, -(left_truncate_len or 0) :] for one in made)
-            row_B, first_B = torch.arange(len(ids_BT)), (mask_BT == 0).sum(1)
-            before_B = torch.where(ids_BT[row_B, first_B] == begin, first_B, first_B - 1)
-            ids_BT[row_B, before_B.clamp_min(0)] = begin
-            mask_BT[row_B, before_B.clamp_min(0)] = 1
+            opens_B = ((ids_BT == begin) & (mask_BT.cumsum(1) == 1)).any(1)
+            place_B = (mask_BT == 0).sum(1) - 1 + opens_B.long()
+            place = torch.arange(len(ids_BT)), place_B.clamp_min(0)
+            ids_BT[place], mask_BT[place] = begin, 1
             return ids_BT, mask_BT
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:

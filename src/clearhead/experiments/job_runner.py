@@ -53,10 +53,9 @@ def run(
 ) -> list[Job]:
     """Run what is not finished, at most `jobs` at a time, and return those that failed.
 
-    Jobs start in order, except that a job waits for the training that writes its model. If that
-    training leaves no model, the job is left out. Each job has a log of its own. A failed job is
-    reported in a line, and the others go on. A training that diverged has not failed: that is a
-    result.
+    Jobs start in order, except that a job waits for the one that leaves its model. If that fails,
+    or leaves no model, the job is left out. Each job has a log of its own. A failed job is reported
+    in a line, and the others go on. A training that diverged has not failed: that is a result.
 
     Args:
         work: shows how many jobs of this call, or of several, are done.
@@ -66,7 +65,7 @@ def run(
         Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
             kills them.
     """
-    waiting = [job for job in tasks if not _is_finished(job, logs)]
+    waiting = [job for job in tasks if not is_finished(job, logs)]
     work = Work("job") if work is None else work
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
@@ -81,7 +80,7 @@ def run(
                     if job is None:
                         break
                     waiting.remove(job)
-                    if job.model is None or job.model.is_dir():
+                    if _has_model(job, logs):
                         used = [one.device for one in running]
                         device = min(devices, key=used.count, default=None)
                         running.append(_Running(job, logs, start, device))
@@ -117,13 +116,17 @@ def run(
 
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
-    """The first job whose model no waiting or running job has still to write."""
-    writers = [one.records.parent for one in (*waiting, *running)]
-    for job in waiting:
-        model = job.model
-        if model is None or not any(model.is_relative_to(folder) for folder in writers):
-            return job
-    return None
+    """The first job whose model no waiting or running job has still to leave."""
+    names = {one.name for one in (*waiting, *running)}
+    return next((job for job in waiting if not job.after or job.after.name not in names), None)
+
+
+def _has_model(job: Job, logs: Path) -> bool:
+    """True if the model that it reads is there, by the settings asked for."""
+    before = job.after
+    return before is None or bool(
+        is_finished(before, logs) and before.model and before.model.is_dir()
+    )
 
 
 class _Running:
@@ -149,10 +152,16 @@ def _mark(job: Job, logs: Path) -> Path:
     return logs / f"{job.name}.done"
 
 
-def _is_finished(job: Job, logs: Path) -> bool:
-    """True if this job finished, with these settings, and its records are there."""
+def is_finished(job: Job, logs: Path) -> bool:
+    """True if this job finished, with these settings, and its records are there; and before it, in
+    the same way, the job that left its model."""
     mark = _mark(job, logs)
-    return mark.exists() and mark.read_text("utf-8") == f"{job}\n" and job.records.exists()
+    if not (mark.exists() and mark.read_text("utf-8") == f"{job}\n" and job.records.exists()):
+        return False
+    return job.after is None or (
+        is_finished(job.after, logs)
+        and _mark(job.after, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
+    )
 
 
 def _diverged(records: Path) -> bool:

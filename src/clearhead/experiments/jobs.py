@@ -43,7 +43,9 @@ class Job:
     label: str
     seed: int = 0
     model: Path | None = None
-    """Folder of the model that it reads, if another job writes it."""
+    """Folder of the model that it leaves, if it leaves one."""
+    after: "Job | None" = None
+    """The job that leaves the model that it reads, if there is one."""
     swept: tuple[float, ...] = ()
     """Learning rates from which that of a training was chosen, where there were several."""
 

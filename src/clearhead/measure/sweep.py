@@ -19,7 +19,7 @@ from clearhead.records import jsonl
 from clearhead.records.cells import whole
 from clearhead.records.loading import append, load
 from clearhead.records.lock import hold_file
-from clearhead.records.provenance import provenance
+from clearhead.records.provenance import KEYS, provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
 from clearhead.train.memory import PeakMemory
 
@@ -124,10 +124,11 @@ def _swept(portion: Portion[S], records: Path | None, watcher: Watcher) -> list[
 
 
 class _Kept:
-    """The file of a sweep, whose header is written before its first cell."""
+    """The file of a sweep. Its header is written before the first cell that is new, or where it
+    says other settings: of known cells it would name a command and a commit that measured none."""
 
     def __init__(self, path: Path | None, header: Line) -> None:
-        self._path, self._header = path, header
+        self._path, self._header, self._due = path, header, [header]
         self._current: set[str] | None = None
 
     @property
@@ -142,16 +143,20 @@ class _Kept:
         if self._path is None:
             return
         if self._current is None:
-            append(self._path, self._header)
-            cells = (
-                one
-                for run in load(self._path).runs
-                if run.id == self._header["run"]
-                for one in run.cells
-            )
+            runs = load(self._path).runs if self._path.exists() else ()
+            before = [run for run in runs if run.id == self._header["run"]]
+            cells = [one for run in before for one in run.cells]
             self._current = {str(one.get("cell", _key_of_old(one))) for one in cells}
+            if _settings(self._header) not in [_settings(run.header) for run in before]:
+                append(self._path, self._due.pop())
         if key not in self._current:
-            append(self._path, *lines)
+            append(self._path, *self._due, *lines)
+            self._due.clear()
+
+
+def _settings(header: Line) -> Line:
+    """A header without when, where and by what it was made."""
+    return {key: value for key, value in header.items() if key not in KEYS}
 
 
 def _planned(portion: Portion[S]) -> list[_Planned[S]]:

@@ -178,6 +178,10 @@ class Records:
         """The runs of one arm, by seed."""
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
 
+    def at_edge(self, arm: str) -> bool:
+        """True if a run of the arm is: a better learning rate may lie beyond those tried for it."""
+        return any(run.at_edge for run in self.of(arm))
+
     def values(self, arm: str, metric: str, **dimensions: Any) -> dict[int, float]:
         """{seed: value} of a measure, without the runs that lack it or could not give it."""
         found = {run.seed: run.value(metric, **dimensions) for run in self.of(arm)}

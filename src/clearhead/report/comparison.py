@@ -25,7 +25,7 @@ Columns = Iterator[tuple[Heading, Quantity]]
 _FIRST_TOKEN = "First token’s attention"
 
 
-def page(records: Records, title: str = "") -> Page:
+def page(records: Records, title: str) -> Page:
     """The page of trained or evaluated models, with the sections that the records can fill."""
     trained = not narrative.only_evaluated(records)
     speedup = speedup_section(records)
@@ -37,7 +37,7 @@ def page(records: Records, title: str = "") -> Page:
         return [sentence for sentence in said if sentence]
 
     built = Page(
-        title=title or narrative.title_of(records),
+        title=title,
         kicker="clearhead report",
         records=records,
         judge=judge,

@@ -44,10 +44,10 @@ def declared() -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def page(records: Records, title: str = "") -> Page:
+def page(records: Records, title: str) -> Page:
     """The page of one model, or of several side by side."""
     built = Page(
-        title=title or narrative.title_of(records),
+        title=title,
         kicker="clearhead diagnose",
         records=records,
         judge=lambda threshold: _verdict(records),

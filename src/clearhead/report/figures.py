@@ -143,7 +143,7 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
     curves: Curves = {}
     missing: dict[str, list[str]] = {}
     for arm in records.arms():
-        for length in sorted(_lengths(records)):
+        for length in records.dimension("perplexity", "length", task=None):
             over = summary(records, arm, "perplexity", length=length)
             if over is not None:
                 point = (length, over.mean, over.deviation)
@@ -194,16 +194,6 @@ def _key_of(dashes: dict[str, str]) -> str:
     """The lines of a figure in words: Solid: none; dotted: yarn × 2."""
     ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
     return f"{ways[:1].upper()}{ways[1:]}."
-
-
-def _lengths(records: Records) -> set[int]:
-    """The lengths at which perplexity was measured, but for those of an evaluation's tasks."""
-    return {
-        one.dimensions["length"]
-        for run in records.runs
-        for one in run.select("perplexity", task=None)
-        if "length" in one.dimensions
-    }
 
 
 def by_layer(

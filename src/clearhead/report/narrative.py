@@ -250,7 +250,7 @@ def warnings(records: Records) -> list[str]:
             found.append(
                 f"{where}Two seeds a model: only a difference many times their spread is decided."
             )
-        edge = [arm for arm in labelled.arms() if any(run.at_edge for run in labelled.of(arm))]
+        edge = [arm for arm in labelled.arms() if labelled.at_edge(arm)]
         if edge:
             who = enumerate_words(edge) if len(edge) <= MANY else f"{len(edge)} models"
             found.append(

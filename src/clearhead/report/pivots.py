@@ -329,7 +329,7 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
         note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
         if reference and len(records.arms()) > 1:
             note = f"reference, {note}"
-        if any(run.at_edge for run in records.of(arm)):
+        if records.at_edge(arm):
             note += ", rate at the edge"
         headings.append((Heading(title=arm, note=note, arm=arm), arm))
     return headings

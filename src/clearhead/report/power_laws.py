@@ -70,7 +70,6 @@ def fit(
     variant: Sequence[tuple[Sequence[float], Sequence[float]]],
     *,
     draws: int = DRAWS,
-    seed: int = 0,
 ) -> PowerLaws:
     """Fit the laws of two arms to (costs, losses) of the seeds at each of three or more sizes.
 
@@ -106,7 +105,7 @@ def fit(
     if not degrees:
         return PowerLaws(parameters=best, draws=np.empty((0, 5)), unit=unit, misfit=misfit)
     squares = sum(float(((y_N[one] - y_N[one].mean()) ** 2).sum()) for one in members)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     deviation_B1 = np.sqrt(squares / random.chisquare(degrees, (draws, 1)))
     noise_BN = deviation_B1 * random.standard_normal((draws, len(y_N)))
     explained = squares / degrees * fmean(1 / one.sum() for one in members)

@@ -3,6 +3,7 @@
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import DIAGNOSIS, QUANTIZATION, Records
 from clearhead.report import comparison, diagnosis, quantization
+from clearhead.report.narrative import title_of
 from clearhead.report.page import Page
 
 
@@ -23,4 +24,4 @@ def page_of(records: Records, title: str = "") -> Page:
         )
     pages = {DIAGNOSIS: diagnosis.page, QUANTIZATION: quantization.page}
     make = pages.get(studies[0], comparison.page) if studies else comparison.page
-    return make(records, title)
+    return make(records, title or title_of(records))

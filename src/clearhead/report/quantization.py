@@ -55,13 +55,13 @@ def check(records: Records) -> Records:
     return records
 
 
-def page(records: Records, title: str = "") -> Page:
+def page(records: Records, title: str) -> Page:
     """The page of one model, or of several side by side."""
     check(records)
     for run in records.runs:
         add_costs(run)
     built = Page(
-        title=title or narrative.title_of(records),
+        title=title,
         kicker="clearhead quantize",
         records=records,
         judge=lambda threshold: _verdict(records),

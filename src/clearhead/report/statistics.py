@@ -157,9 +157,9 @@ def compare_ratio(
 ) -> Difference | None:
     """Compare two arms by the ratio of their means, less 1 (Fieller, 1954).
 
-    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline, the
-    interval holds every ratio that this test does not reject: both include the error of the
-    baseline's mean. None where that mean is zero.
+    The p-value is that of Welch's test of the variant against 1 + `against` times the baseline. The
+    interval holds every value of `against` that this test does not reject. Both include the error
+    of the baseline's mean. None where that mean is zero.
 
     Args:
         items: further errors of the variant less a ratio of the baseline; otherwise as `compare`.
@@ -223,13 +223,13 @@ def _last(rejected: Callable[[float], bool], start: float, step: float) -> float
     return start
 
 
-def false_discovery_threshold(p_values: Iterable[float], rate: float = LEVEL) -> float:
-    """Benjamini and Hochberg's threshold: differences with p up to it hold at that rate together.
+def false_discovery_threshold(p_values: Iterable[float]) -> float:
+    """Benjamini and Hochberg's threshold: differences with p up to it hold together at `LEVEL`.
 
     It is the largest p that is at most its limit, so that a comparison's p may equal it. Negative
     where none is.
     """
     ordered = sorted(p_values)
     # A p that equals its limit counts, however the limit is rounded.
-    limits = [rate * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
+    limits = [LEVEL * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
     return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)

@@ -107,14 +107,14 @@ def plain(text: object) -> str:
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def token(text: str, longest: int = 14) -> str:
+def token(text: str) -> str:
     """A token made visible: · for a space (·×8 for eight), ⏎ for a newline, ⇥ for a tab; long ones
     are cut."""
     if len(text) > 3 and not text.strip(" "):
         return f"·×{len(text)}"
     text = text.replace(" ", "·").replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
     text = _printable(text)
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return text if len(text) <= 14 else text[:13] + "…"
 
 
 def _printable(text: str) -> str:

@@ -252,9 +252,10 @@ def _reason(one: Outcome) -> str:
         where = "" if contrast.times is None else " within the training length"
         return f"both need {what}{contrast.learnt:g}{where}"
     if not one.applies:
-        who = "the lead compared with" if contrast.less else "the model compared with"
-        what = contrast.needs_of or ("that" if contrast.needs_in else "")
-        what += f" of {contrast.needs_in[0] if contrast.needs_in else who}" if what else who
+        who = contrast.needs_in[0] if contrast.needs_in else "the model compared with"
+        what = f"{contrast.needs_of or 'that'} of {who}"
+        if not contrast.needs_of and not contrast.needs_in:
+            what = f"the {'lead' if contrast.less else 'number'} compared with"
         return f"{what} is below {contrast.needs:g}"
     if one.difference.alike:
         return "all seeds alike"

@@ -114,7 +114,7 @@ class Contrast:
                     than=than,
                     difference=difference,
                     applies=self._applies(sides),
-                    at_edge=(_at_edge(*sides[0]), _at_edge(*sides[1])),
+                    at_edge=(self._at_edge(*sides[0]), self._at_edge(*sides[1])),
                 )
 
     def _applies(self, sides: Sequence[Side]) -> bool:
@@ -154,6 +154,11 @@ class Contrast:
                 for seed, measures in found(records, arm, lambda run: self._read(run, at)).items():
                     joined.setdefault(seed, []).extend(measures)
         return joined
+
+    def _at_edge(self, records: Records, names: Sequence[str]) -> bool:
+        patterns = (*names, *self.less)
+        arms = (arm for arm in records.arms() if any(fnmatchcase(arm, one) for one in patterns))
+        return any(map(records.at_edge, arms))
 
     def _read(self, run: Run, at: Mapping[str, Any]) -> Sequence[Measure]:
         at = dict(at)
@@ -313,11 +318,6 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
 
 def _mean(measures: Sequence[Measure]) -> float:
     return fmean(one.value for one in measures if one.value is not None)
-
-
-def _at_edge(records: Records, names: Sequence[str]) -> bool:
-    runs = (one for one in records.runs if any(fnmatchcase(one.arm, name) for name in names))
-    return any(one.at_edge for one in runs)
 
 
 def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:

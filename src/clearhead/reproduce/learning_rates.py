@@ -23,9 +23,9 @@ def best(losses: Losses) -> float | None:
 
 
 def beyond(losses: Losses) -> float | None:
-    """The next rate, where the best of several is the lowest or the highest; two digits.
+    """The next rate to try, in two digits, where the best of several is the lowest or the highest.
 
-    It is to this edge what the edge is to its neighbour.
+    That edge is the geometric mean of it and of the edge's neighbour.
     """
     ordered, chosen = sorted(losses), best(losses)
     for edge, inner in (ordered[:2], ordered[:-3:-1]):

@@ -26,13 +26,7 @@ def sink(scale: str) -> Iterator[Trial]:
     The weight on no key is also read by position in documents of four training lengths.
     """
     table = _table(scale, "backcopy")
-    longer = DiagnoseConfig(
-        models=(TRAINED,),
-        length=512,
-        at="documents",
-        extrapolate=1,
-        data=DataConfig(data=(LONG,), validation=WHOLE),
-    )
+    longer = _documents(512, DataConfig(data=(LONG,), validation=WHOLE))
     # First, so that of what both measure the opening's counts.
     table = replace(table, questions={"longer": longer, **table.questions})
     yield table.trial("transformer", *RATES)
@@ -55,13 +49,7 @@ def text(scale: str) -> Iterator[Trial]:
         text = replace(text, data=(COSMOPEDIA,), limit=2_500_000_000)
         train = replace(train, batch_size=64)
     config = replace(config, data=text, set=shape, train=train, label="sink on text")
-    opening = DiagnoseConfig(
-        models=(TRAINED,),
-        length=64,
-        at="documents",
-        extrapolate=1,
-        data=DataConfig(data=text.data, limit=text.limit),
-    )
+    opening = _documents(64, DataConfig(data=text.data, limit=text.limit))
     table = replace(table, config=config, questions={"opening": opening})
     yield table.trial("transformer", 2e-3)
     yield table.trial("softmax1", 2e-3)  # the intervention
@@ -121,12 +109,15 @@ def _table(scale: str, label: str) -> Table:
         label=label,
     )
     text = DataConfig(data=config.data.data)  # tokenised by the model's own vocabulary
-    questions = {
-        "opening": DiagnoseConfig(
-            models=(TRAINED,), length=64, at="documents", extrapolate=1, data=text
-        )
-    }
+    questions = {"opening": _documents(64, text)}
     return Table(config=config, sweep_tokens=TOKENS[scale] // 4, questions=questions)
+
+
+def _documents(length: int, text: DataConfig) -> DiagnoseConfig:
+    """A diagnosis of the first tokens of documents."""
+    return DiagnoseConfig(
+        models=(TRAINED,), length=length, at="documents", extrapolate=1, data=text
+    )
 
 
 def _text(scale: str) -> Table:

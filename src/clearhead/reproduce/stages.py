@@ -10,7 +10,7 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.job_runner import Start, gpus, run
+from clearhead.experiments.job_runner import Start, gpus, is_finished, run
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.progress import Work
@@ -32,8 +32,8 @@ def preparations(trials: Iterable[Trial]) -> list[Job]:
 
 
 def sweeps(trials: Iterable[Trial], settled: Collection[str] = ()) -> list[Job]:
-    """Every arm with each of its rates, where it has several: those known so far, and of settled
-    arms only its own and those that were tried."""
+    """A run for each rate of every arm that has several: its own, and those beyond an edge that are
+    known so far; of settled arms without those that were never tried."""
     return [
         one.attempt(rate)
         for one in trials
@@ -54,11 +54,12 @@ def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
 
 def settled(output: Path) -> dict[str, float]:
     """{table/arm: rate} of rates.json; these arms are not swept again."""
-    path = output / RATES
-    chosen: dict[str, str] = {}
-    if path.exists():
-        chosen = read_json(path, "delete it to choose the rates from the sweeps again")
-    return {key: float(rate) for key, rate in chosen.items()}
+    path, advice = output / RATES, "delete it to choose the rates from the sweeps again"
+    chosen = read_json(path, advice) if path.exists() else {}
+    try:
+        return {key: float(rate) for key, rate in chosen.items()}
+    except (TypeError, ValueError) as error:
+        raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
 
 
 def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:
@@ -102,11 +103,10 @@ def reproduce(
     fresh = (one.base or one for one in trials if one.reads)
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
         prepare(text, progress=say)  # once, before the jobs would each
-    work = work or Work("job")
+    work, logs = work or Work("job"), output / "logs"
 
     def stage(name: str, listed: list[Job]) -> list[Job]:
         say(f"{name}: {len(listed)} jobs")
-        logs = output / "logs"
         return run(listed, logs=logs, jobs=jobs, start=start, say=say, work=work, devices=gpus())
 
     with hold_folder(output):
@@ -119,15 +119,23 @@ def reproduce(
         work.start(len(prepared) + len(swept) + later)
         failed = stage("models to start from", prepared) if prepared else []
         without = stage("rates", swept)
-        while more := _unlisted(sweeps(unsettled), swept):
+        lost = {one.key for one in unsettled if not _is_swept(one, logs)}
+        while more := _unlisted(sweeps(one for one in unsettled if one.key not in lost), swept):
             swept += more
             work.extend(len(more))
             without += stage("rates beyond an edge", more)
-        chosen = _settle(trials, output, say)
+        chosen = _settle(trials, output, lost, say)
         failed += [job for job in without if f"{job.label}/{job.arm}" not in chosen]
         each = runs(trials, chosen)
         failed += stage("runs and evaluations", each)
-        return collect(each, output / RECORDS), len(failed)
+        finished = [job for job in each if is_finished(job, logs)]
+        return collect(finished, output / RECORDS), len(failed)
+
+
+def _is_swept(trial: Trial, logs: Path) -> bool:
+    """True if its own rates were tried, where it has several, with the settings asked for."""
+    own = trial.rates if trial.is_swept else ()
+    return all(is_finished(trial.attempt(rate), logs) for rate in own)
 
 
 def _unlisted(jobs: Iterable[Job], listed: Iterable[Job]) -> list[Job]:
@@ -136,16 +144,18 @@ def _unlisted(jobs: Iterable[Job], listed: Iterable[Job]) -> list[Job]:
     return [job for job in jobs if job.name not in names]
 
 
-def _settle(trials: Iterable[Trial], output: Path, say: Callable[[str], None]) -> dict[str, float]:
+def _settle(
+    trials: Iterable[Trial], output: Path, lost: Collection[str], say: Callable[[str], None]
+) -> dict[str, float]:
     """Choose every rate that can be chosen, and keep them in rates.json.
 
-    An arm whose run beyond an edge did not finish has the best of the others.
+    An arm whose run beyond an edge did not finish has the best of the others; a lost one has none.
     """
-    chosen = rates(trials, output)
+    chosen = rates((one for one in trials if one.key not in lost), output)
     for one in trials:
         if not one.rates or one.key in chosen:
             continue
-        if (best := one.best()) is None:
+        if one.key in lost or (best := one.best()) is None:
             say(f"{one.key}: left out, since its sweep gave no rate")
         else:
             say(f"{one.key}: goes on at {written(best)}, since the run beyond it did not finish")

@@ -106,48 +106,42 @@ class Trial:
     def key(self) -> str:
         return f"{self.config.label}/{self.name}"
 
-    def preparations(self) -> Iterator[Job]:
+    def preparations(self) -> list[Job]:
         """The training and the conversion that make the model to start from, where there are."""
-        if (base := self._base()) is not None:
-            yield base.training(base.rates[0], base.config.seeds[0])
-        if (job := self._conversion()) is not None:
-            yield job
+        jobs, job = list[Job](), self._preparation()
+        while job is not None:
+            jobs.insert(0, job)
+            job = job.after
+        return jobs
 
-    def _base(self) -> "Trial | None":
-        return self.base and replace(self.base, output=self.output / "base")
-
-    def _source(self) -> str | None:
-        """The trained model before any conversion; None where the arm begins anew."""
-        base = self._base()
-        return self.config.base if base is None else base._model(base.config.seeds[0])
-
-    def _start(self) -> str | None:
-        """The trained model, converted where it is to be."""
-        job = self._conversion()
-        return self._source() if job is None else str(job.config.output)
-
-    @property
-    def _prepared(self) -> bool:
-        return self.base is not None or self.conversion is not None
-
-    def _conversion(self) -> Job | None:
+    def _preparation(self) -> Job | None:
+        """The last of these jobs; none where the model is there, or the arm begins anew."""
+        made = None
+        if self.base is not None:
+            base = replace(self.base, output=self.output / "base")
+            made = base.training(base.rates[0], base.config.seeds[0])
         conversion = self.conversion
         if conversion is None:
-            return None
+            return made
         changes = {"rotate": ",".join(conversion.rotate), "prefix": conversion.prefix}
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
             conversion = replace(conversion, calibrate=self.config.data.data[0])
-        source = self._source() or ""
         return Job(
             name=f"models/{output.name}",
-            config=replace(conversion, model=source, output=output),
-            model=None if self.base is None else Path(source),
+            config=replace(conversion, model=self._source(made), output=output),
             records=output / "conversion.json",
             arm=self.name,
             label=self.config.label,
+            model=output,
+            after=made,
         )
+
+    def _source(self, after: Job | None) -> str:
+        """The model that a job leaves, or else the experiment's own; none of an arm that begins
+        anew."""
+        return self.config.base or "" if after is None else str(after.model)
 
     @property
     def is_swept(self) -> bool:
@@ -159,10 +153,10 @@ class Trial:
         is one rate. Its own rates come first, then those beyond an edge."""
         if not self.is_swept:
             return {}
-        losses = {rate: self._loss(rate) for rate in self.rates}
+        losses = {rate: loss(self.attempt(rate).records) for rate in self.rates}
         for _ in range(BEYOND):
             if (rate := beyond(losses)) is not None:
-                losses[rate] = self._loss(rate)
+                losses[rate] = loss(self.attempt(rate).records)
         return losses
 
     def tried(self) -> dict[float, float | None]:
@@ -179,30 +173,25 @@ class Trial:
         """The run that tries a rate, with a seed and a text of its own."""
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train, held_out="training")
-        return self._run(self._attempted(rate), short, rate, SWEEP_SEED)
-
-    def _attempted(self, rate: float) -> str:
-        return f"sweeps/{self._place}-{written(rate)}"
-
-    def _loss(self, rate: float) -> float | None:
-        return loss(self.output / self._attempted(rate) / RECORDS)
+        return self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
 
     def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model."""
+        job = self._preparation()
         if rate is not None:
-            yield self.training(rate, seed)
-        yield from self.evaluations(seed)
+            yield (job := self.training(rate, seed))
+        yield from self._evaluations(seed, job)
 
     def training(self, rate: float, seed: int) -> Job:
         """The run that counts."""
         job = self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
-        return replace(job, swept=tuple(sorted(self.tried())))
+        model = job.records.parent / f"{self.arm.folder}-seed{seed}" / "final"
+        return replace(job, model=model, swept=tuple(sorted(self.tried())))
 
-    def evaluations(self, seed: int) -> Iterator[Job]:
-        """The questions to the model that `training` leaves."""
+    def _evaluations(self, seed: int, after: Job | None) -> Iterator[Job]:
+        """The questions to the model that a job leaves, or to the experiment's own."""
         run = f"{self._place}-seed{seed}"
-        model = self._model(seed)
-        made = bool(self.rates) or self._prepared
+        model = self._source(after)
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
             on, asked = "", question
@@ -232,19 +221,12 @@ class Trial:
             yield Job(
                 name=f"evaluations/{run}/{name}",
                 config=asked,
-                model=Path(model) if made else None,
                 records=records,
                 arm=self.name + on,
                 label=self.config.label,
                 seed=seed,
+                after=after,
             )
-
-    def _model(self, seed: int) -> str:
-        """The folder of the model that is measured; none of an arm that is not trained."""
-        if not self.rates:
-            return self._start() or ""
-        run = self.output / "runs" / f"{self._place}-seed{seed}"
-        return str(run / f"{self.arm.folder}-seed{seed}" / "final")
 
     @property
     def _place(self) -> str:
@@ -252,22 +234,21 @@ class Trial:
 
     def _run(self, name: str, config: CompareConfig, rate: float, seed: int) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
-        output = self.output / name
-        start = self._start()
+        output, start = self.output / name, self._preparation()
         return Job(
             name=name,
             config=replace(
                 config,
                 seeds=(seed,),
                 output=output,
-                base=start,
+                base=self._source(start) or None,
                 train=replace(config.train, learning_rate=rate),
             ),
             records=output / RECORDS,
             arm=self.name,
             label=config.label,
             seed=seed,
-            model=Path(start) if self._prepared and start else None,
+            after=start,
         )
 
 
