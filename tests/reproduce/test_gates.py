@@ -1,4 +1,4 @@
-"""What keeps a claim from a verdict: a baseline without the defect, a ratio to nearly nothing."""
+"""Which numbers a claim compares; what keeps it from a verdict: no defect, a ratio to nothing."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,6 +70,22 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     text = "".join(book.markdown({"r": records}))
     assert " | undecided: the number compared with may be zero | r, speed |" in text
     assert "inf" not in text[text.index("## In short") : text.index("Names and measures")]
+
+
+def test_of_several_maps_the_one_that_multiplies_the_values_is_compared():
+    """Not their mean, which would set two maps of a shaped block against one of the baseline."""
+    maps = {"transformer": {"softmax": 0.031}, "clearhead": {"softmax": 0.030, "shaped": 0.008}}
+    lines = []
+    for arm, shares in maps.items():
+        for seed in range(3):
+            run = {"run": f"{arm}/{seed}"}
+            head = {"arm": arm, "preset": arm, "seed": seed, "label": "composition"}
+            lines.append({"kind": "run", **run, **head})
+            line = {"kind": "measure", **run, "metric": "first_token_argmax_share"}
+            lines += [{**line, "map": one, "value": value} for one, value in shares.items()]
+    (claim,) = (one for one in claims() if one.name == "together/preset")
+    (found,) = claim.outcomes({"r": parse(lines)})
+    assert (found.arm.mean, found.than.mean) == (0.008, 0.031)
 
 
 @pytest.mark.parametrize("edge", [False, True])

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.runs import MAPS, Measure, Records, Run
 from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of, found
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
@@ -178,13 +178,17 @@ class Contrast:
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
         """Measures with a value. A step is one of training: milestones are not the final number.
 
-        What a task measured aside has the name of another text's: it counts where it is alone.
+        What a task measured aside has the name of another text's: it counts where it is alone. Of
+        several maps the one that multiplies the values counts, which is the last.
         """
         found = [
             one
             for one in run.select(self.metric, **at)
             if "step" not in one.dimensions and one.value is not None
         ]
+        maps = {one.dimensions.get("map") for one in found}
+        if last := next((name for name in reversed(MAPS) if name in maps), None):
+            found = [one for one in found if one.dimensions.get("map", last) == last]
         return [one for one in found if not one.details.get("aside")] or found
 
 
