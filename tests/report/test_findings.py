@@ -240,7 +240,9 @@ def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
         numbers = _by_seed(records, arm, columns[column])
         if not numbers and arm not in records.arms():
             continue
-        percent = column.endswith("%") or columns[column]["metric"] == "accuracy" and name == "ladder"
+        percent = column.endswith("%") or (
+            columns[column]["metric"] == "accuracy" and name == "ladder"
+        )
         scale = 100 if percent else 1
         mean, spread = found.groups()
         wrong = not _near(mean, scale * fmean(numbers))
