@@ -113,6 +113,12 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "kurtosis beyond the first token": {"metric": "kurtosis", **REST},
         },
     ),
+    "| perplexity on six files of code |": (
+        "coca-order",
+        "long context",
+        {"RoPE": "transformer", "CoCA": "coca"},
+        _lengths(metric="perplexity", task="perplexity", scaling="none"),
+    ),
     "| share solved, % (chance) |": (
         "ladder",
         "width 128",
