@@ -16,6 +16,7 @@ from clearhead.diagnose.hidden import HiddenStatistics
 from clearhead.diagnose.logits import LogitSizes, NearestKeys
 from clearhead.diagnose.null_mass import ClosedGates, NullMass
 from clearhead.diagnose.order import RotaryOrder
+from clearhead.diagnose.reparametrised import gain_ratios
 from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
@@ -114,7 +115,7 @@ def diagnose(
         notes.append({"part": _OF_ATTENTION, "reason": reason})
     if (unknown := order.why_not()) is not None:
         notes.append({"part": "order of rotary positions", "reason": unknown})
-    measures = measures_of(hidden) + of_attention + gates.measures()
+    measures = measures_of(hidden) + of_attention + gates.measures() + gain_ratios(model)
     return Diagnosis(
         measures=measures,
         curves=curves_of(attention),

@@ -44,7 +44,7 @@ NARROW = {"tiny": 102_400, "small": 2_048_000}  # tokens of the narrowest
 
 def blocks(scale: str) -> Iterator[Trial]:
     """Every block at the depths of a scale; at the smaller depth also variants of SAS."""
-    for layers, table in _tables(scale).items():
+    for layers, table in tables(scale).items():
         yield table.trial("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
         yield table.trial("parallel", *PRE_LN[layers])
@@ -71,7 +71,7 @@ def depth(scale: str) -> Iterator[Trial]:
         "small": (_table(72, 4_915_200, 2_048_000, **wide), 24, 6),
         "paper": (_published(72, "codeparrot-72"), 72, 18),
     }[scale]
-    short = _tables(scale)[layers]
+    short = tables(scale)[layers]
     train = replace(short.config.train, tokens=3 * short.config.train.tokens)
     config = replace(short.config, train=train, label=f"{short.config.label} for longer")
     long = replace(short, config=config)
@@ -100,7 +100,7 @@ def outliers(scale: str) -> Iterator[Trial]:
     Norms have one gain, as OrthoAdam's argument needs. Its rotation is a parameter's own (the
     paper's), and one for all axes of a size.
     """
-    table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else _tables(scale)[24]
+    table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
     shape = {**table.config.set, "norm": "rmsnorm-single"}
     bits = QuantizeConfig(
         models=(TRAINED,),
@@ -118,7 +118,7 @@ def outliers(scale: str) -> Iterator[Trial]:
 
 def books(scale: str) -> Iterator[Trial]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
-    table = _tables(scale)[6]
+    table = tables(scale)[6]
     data = replace(table.config.data, data=(BOOKS,), limit=100_000_000)
     table = replace(table, config=replace(table.config, data=data, label="6 layers, books"))
     yield table.trial("transformer", *PRE_LN[6])
@@ -151,7 +151,7 @@ def signal(scale: str) -> Iterator[Trial]:
         yield table.trial(preset)
 
 
-def _tables(scale: str) -> dict[int, Table]:
+def tables(scale: str) -> dict[int, Table]:
     """Layers → the table that all arms of this depth share."""
     if scale == "tiny":
         return {6: _small_table(6, 307_200, 102_400, width=128)}

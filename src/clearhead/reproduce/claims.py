@@ -54,7 +54,8 @@ class Contrast:
             which the difference is then tested.
         relative: both are divided by the mean of `than`; `margin` is then a share of it.
         label: pattern of the labels of the records to read.
-        than_label: pattern of the label under which the other side is read, where it is another.
+        than_label: pattern of the label under which the other side is read, where it is another;
+            without that label there is no comparison.
         needs: least number of `than`; below it there is nothing to repair, and no verdict.
         needs_in: patterns of the arm of that number, where it is another than `than`.
         learnt: least number of both, at the training length where `times` is given; below it one
@@ -95,9 +96,10 @@ class Contrast:
         for label in records.labels():
             if not fnmatchcase(label, self.label):
                 continue
-            other = next(
-                (one for one in records.labels() if fnmatchcase(one, self.than_label)), label
-            )
+            elsewhere = (one for one in records.labels() if fnmatchcase(one, self.than_label))
+            other = next(elsewhere, None) if self.than_label else label
+            if other is None:
+                continue
             sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
             mine = self._side(*sides[0], self.at)
             theirs = self._side(*sides[1], {**self.at, **self.than_at})
