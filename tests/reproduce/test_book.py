@@ -4,9 +4,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from clearhead.records.loading import load
 from clearhead.report.page import Tag, render
 from clearhead.reproduce import book
+from clearhead.reproduce.claims import claims
 
 from ..report.conftest import own
 from .test_claims import RECORDS, _records
@@ -51,3 +54,17 @@ def test_the_page_is_read_in_ten_minutes():
     page = render(book.page({path.name: load([path]) for path in RECORDS}))
     assert len(page) < 1_500_000
     assert 1_000 < len(_Unfolded(page).words) < 2_500
+
+
+@pytest.mark.parametrize("name", ["softmax1/move", "softmax1/table3"])
+def test_a_claim_names_the_records_whose_rotations_are_shared_by_size(name):
+    """Which those are that lack the setting, for before it there was no other form."""
+    (claim,) = (one for one in claims() if one.name == name)
+    arms = {arm for one in claim.contrasts for arm in one.arm}
+    for path in RECORDS:
+        records = load([path])
+        if claim.outcomes({path.name: records}):
+            runs = [run for run in records.runs if run.arm in arms]
+            trains = [run.header.get("train") or {} for run in runs]
+            (share,) = {train.get("rotation_share", "size") for train in trains}
+            assert (path.name in claim.why) == (share == "size")

@@ -54,6 +54,24 @@ def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(c
     assert (text.count(said) == 4) == (verdict is Judgement.UNDECIDED)
 
 
+@pytest.mark.parametrize(("cost", "verdict"), [(0.1, "HOLDS"), (0.6, "DOES_NOT_HOLD")])
+def test_logits_of_4_bits_are_set_against_4_and_against_the_6_of_the_paper(cost, verdict):
+    def costs(mean: float) -> list[float]:
+        return [mean - 0.001, mean, mean + 0.001]
+
+    records = _records(
+        {
+            "transformer": {"logits6-tensor": costs(0.03), "logits4-tensor": costs(0.9)},
+            "differential": {"logits6-tensor": costs(0.02), "logits4-tensor": costs(cost)},
+        }
+    )
+    same, paper = _outcomes("diff/figure8", records)
+    assert (same.than.mean, paper.than.mean) == (pytest.approx(0.9), pytest.approx(0.03))
+    assert same.arm.mean == paper.arm.mean == pytest.approx(cost)
+    assert same.judgement(threshold=0.05) is Judgement.HOLDS
+    assert paper.judgement(threshold=0.05) is Judgement[verdict]
+
+
 def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     lines = []
     for arm, speeds in {"differential": [5.0, 5.1, 4.9], "transformer": [0.1, 9.0, 2.0]}.items():
@@ -100,3 +118,19 @@ def test_a_lead_is_marked_where_the_rate_of_what_it_is_taken_from_is_at_an_edge(
     contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
     (outcome,) = contrast.judge("r", parse(lines))
     assert outcome.at_edge == (edge, edge)
+
+
+@pytest.mark.parametrize("edge", ["best", "second", "unmeasured"])
+def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge):
+    """Not by those of a pattern that is not its first with numbers, nor of runs without any."""
+    lines = []
+    for arm in ("best", "second", "unmeasured", "transformer"):
+        train = {"learning_rate": 4e-3 if arm == edge else 2e-3}
+        head = {"arm": arm, "preset": arm, "seed": 0, "train": train}
+        lines.append({"kind": "run", "run": arm, **head, "swept": [1e-3, 2e-3, 4e-3]})
+        if arm != "unmeasured":
+            lines.append({"kind": "measure", "run": arm, "metric": "loss", "value": 2.0})
+    sides = {"arm": ("unmeasured", "*best", "second"), "than": ("transformer",)}
+    contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
+    (outcome,) = contrast.judge("r", parse(lines))
+    assert outcome.at_edge == (edge == "best", False)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -248,6 +249,91 @@ def test_losses_of_a_sweep_with_other_settings_choose_no_rate(lab):
     assert {*lab.runs()} == {"other"}
     assert lab.reproduce(trial, other) == 0
     assert {*lab.runs()} == {"arm", "other"}
+
+
+def _on(trial: Trial, *data: str) -> Trial:
+    """The trial with another training text."""
+    config = replace(trial.config, data=replace(trial.config.data, data=data))
+    return replace(trial, table=replace(trial.table, config=config))
+
+
+def _without_runs(lab: Lab) -> None:
+    """The folder as a command leaves it that was stopped before its first run."""
+    for folder in ("runs", "logs/runs"):
+        shutil.rmtree(lab.folder / folder)
+    lab.swept = []
+
+
+def test_rates_of_a_sweep_on_another_text_are_refused_in_a_line(lab):
+    lab = lab(best={"arm": 2e-3})
+    trial = lab.trial("arm", 1e-3, 2e-3, 4e-3)
+    first, second = _on(trial, "a.txt"), _on(trial, "b.txt", "c.txt")
+    lab.reproduce(first)
+    _without_runs(lab)
+    before = {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
+    for other, was, now in (
+        (second, "with --data.data a.txt", "with --data.data b.txt c.txt"),
+        (trial, "with --data.data a.txt", "without --data.data"),
+        (
+            replace(first, table=replace(first.table, sweep_tokens=8192)),
+            "with --train.tokens 4096",
+            "with --train.tokens 8192",
+        ),
+    ):
+        for refused in (lab.reproduce, lambda one: _print([one], lab.folder)):
+            with pytest.raises(ClearheadError) as error:
+                refused(other)
+            said = f"the rate of toy/arm was chosen by a sweep {was}, and this command is {now}: "
+            assert str(error.value).startswith(f"{lab.folder}/rates.json: {said}choose another")
+    assert before == {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
+    lab.reproduce(first)
+    assert lab.swept == []
+    assert {*lab.runs()} == {"arm"}
+
+
+def test_rates_given_by_hand_count_on_any_text(lab, tmp_path):
+    """Another rate than the sweep chose, and a copy in a folder without sweeps."""
+    lab = lab(best={"arm": 2e-3})
+    trial = lab.trial("arm", 1e-3, 2e-3, 4e-3)
+    lab.reproduce(_on(trial, "a.txt"))
+    _without_runs(lab)
+    copy = replace(lab, folder=tmp_path / "copy")
+    copy.folder.mkdir()
+    shutil.copy(lab.folder / "rates.json", copy.folder)
+    copy.reproduce(_on(copy.trial("arm", 1e-3, 2e-3, 4e-3), "b.txt"))
+    assert copy.runs()["arm"].header["train"]["learning_rate"] == 2e-3
+    (lab.folder / "rates.json").write_text('{"toy/arm": "1e-3"}')
+    lab.reproduce(_on(trial, "b.txt"))
+    assert lab.runs()["arm"].header["train"]["learning_rate"] == 1e-3
+    assert lab.swept == copy.swept == []
+
+
+def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
+    """Its models to start from lie within it, and trackers choose nothing."""
+    lab = lab(best={"arm": 2e-3})
+    rates = 1e-3, 2e-3, 4e-3
+
+    def within() -> Trial:
+        trial = lab.trial("arm", *rates)
+        start = replace(trial.config, base=str(lab.folder / "models/base"))
+        return replace(trial, table=replace(trial.table, config=start))
+
+    lab.reproduce(within())
+    _without_runs(lab)
+    lab.folder = lab.folder.rename(tmp_path / "moved")
+    trial = within()
+    config = replace(trial.config, track=("wandb",))
+    assert lab.reproduce(replace(trial, table=replace(trial.table, config=config))) == 0
+    assert {*lab.runs()} == {"arm"}
+
+
+def test_runs_that_are_there_are_compared_with_the_settings_as_they_start(lab):
+    """A folder whose sweeps are of an earlier version goes on."""
+    lab = lab(best={"arm": 2e-3})
+    trial = lab.trial("arm", 1e-3, 2e-3, 4e-3)
+    lab.reproduce(trial)
+    longer = replace(trial, table=replace(trial.table, sweep_tokens=8192))
+    assert lab.reproduce(longer) == 0
 
 
 @pytest.mark.parametrize("rate", ["1e-3x", None])

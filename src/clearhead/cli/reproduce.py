@@ -245,6 +245,7 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
 def _print(trials: "Sequence[Trial]", output: Path) -> None:
     from clearhead.reproduce import stages
 
+    stages.check_rates(trials, output)
     rates = stages.rates(trials, output)
     known = {
         "models to start from": stages.preparations(trials),

@@ -155,13 +155,21 @@ def _mark(job: Job, logs: Path) -> Path:
 def is_finished(job: Job, logs: Path) -> bool:
     """True if this job finished, with these settings, and its records are there; and before it, in
     the same way, the job that left its model."""
-    mark = _mark(job, logs)
-    if not (mark.exists() and mark.read_text("utf-8") == f"{job}\n" and job.records.exists()):
+    if finished_as(job, logs) != str(job):
         return False
     return job.after is None or (
         is_finished(job.after, logs)
-        and _mark(job.after, logs).stat().st_mtime_ns <= mark.stat().st_mtime_ns
+        and _mark(job.after, logs).stat().st_mtime_ns <= _mark(job, logs).stat().st_mtime_ns
     )
+
+
+def finished_as(job: Job, logs: Path) -> str:
+    """The command of the job of this name that finished; empty where none did, or its records are
+    gone."""
+    mark = _mark(job, logs)
+    if not (mark.exists() and job.records.exists()):
+        return ""
+    return mark.read_text("utf-8").removesuffix("\n")
 
 
 def _diverged(records: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from clearhead.errors import ClearheadError, choose
 from clearhead.records.runs import MAPS, Measure, Records, Run
 from clearhead.report.costs import add_costs
-from clearhead.report.pivots import Found, by_seed, difference_of, found
+from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds, threshold_of
 from clearhead.reproduce import EXPERIMENTS, Experiment, rows
@@ -24,6 +24,7 @@ EVERYTHING = "all"  # claims
 
 
 Side = tuple[Records, Sequence[str]]  # records, and patterns of an arm in them
+Reading = tuple[Run, Sequence[Measure]]
 
 
 class Judgement(StrEnum):
@@ -93,6 +94,7 @@ class Contrast:
 
     def judge(self, source: str, records: Records) -> "Iterator[Outcome]":
         """The difference under each label of a source, where both arms have a number."""
+        there = {**self.at, **self.than_at}
         for label in records.labels():
             if not fnmatchcase(label, self.label):
                 continue
@@ -102,7 +104,7 @@ class Contrast:
                 continue
             sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
             mine = self._side(*sides[0], self.at)
-            theirs = self._side(*sides[1], {**self.at, **self.than_at})
+            theirs = self._side(*sides[1], there)
             difference = difference_of(mine, theirs, against=self.bound, relative=self.relative)
             if difference is not None:
                 scale = 1 / fmean(by_seed(theirs)) if self.relative else 1.0
@@ -116,7 +118,10 @@ class Contrast:
                     than=than,
                     difference=difference,
                     applies=self._applies(sides),
-                    at_edge=(self._at_edge(*sides[0]), self._at_edge(*sides[1])),
+                    at_edge=(
+                        self._at_edge(*sides[0], self.at),
+                        self._at_edge(*sides[1], there),
+                    ),
                 )
 
     def _applies(self, sides: Sequence[Side]) -> bool:
@@ -147,20 +152,22 @@ class Contrast:
         }
 
     def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
-        return next(filter(None, (self._matching(records, name, at) for name in names)), {})
-
-    def _matching(self, records: Records, pattern: str, at: Mapping[str, Any]) -> Found:
         joined: dict[int, list[Measure]] = {}
-        for arm in records.arms():
-            if fnmatchcase(arm, pattern):
-                for seed, measures in found(records, arm, lambda run: self._read(run, at)).items():
-                    joined.setdefault(seed, []).extend(measures)
+        for run, measures in self._runs(records, names, at):
+            joined.setdefault(run.seed, []).extend(measures)
         return joined
 
-    def _at_edge(self, records: Records, names: Sequence[str]) -> bool:
-        patterns = (*names, *self.less)
-        arms = (arm for arm in records.arms() if any(fnmatchcase(arm, one) for one in patterns))
-        return any(map(records.at_edge, arms))
+    def _runs(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> list[Reading]:
+        """The runs of the first pattern with numbers, and their numbers."""
+        for name in names:
+            matching = (run for run in records.runs if fnmatchcase(run.arm, name))
+            if found := [(run, read) for run in matching if (read := self._read(run, at))]:
+                return found
+        return []
+
+    def _at_edge(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> bool:
+        used = (*self._runs(records, names, at), *self._runs(records, self.less, at))
+        return any(run.at_edge for run, _ in used)
 
     def _read(self, run: Run, at: Mapping[str, Any]) -> Sequence[Measure]:
         at = dict(at)
@@ -201,7 +208,7 @@ class Outcome:
     Attributes:
         applies: False where the model compared with lacks the defect, or one of both has not
             learnt the task: these records say nothing on the claim.
-        at_edge: of either side, whether some of its learning rates may not be the best.
+        at_edge: of either side, whether some learning rate of its runs may not be the best.
     """
 
     contrast: Contrast

@@ -1,6 +1,7 @@
 """The stages of an experiment: models to start from, sweeps of rates, runs of all seeds at the
 best, evaluations."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,7 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.job_runner import Start, gpus, is_finished, run
+from clearhead.experiments.job_runner import Start, finished_as, gpus, is_finished, run
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.progress import Work
@@ -65,6 +66,49 @@ def settled(output: Path) -> dict[str, float]:
         raise ClearheadError(f"{path} is damaged, for {error}: {advice}") from error
 
 
+def check_rates(trials: Iterable[Trial], output: Path) -> None:
+    """Refuse a rate of rates.json that a sweep with other settings chose, before its first run.
+
+    A rate that is not the sweep's best was given by hand, and counts. Runs that are there are
+    compared with the settings asked for as they start.
+
+    Raises:
+        ClearheadError: naming the first such arm, and what differs.
+    """
+    known = settled(output)
+    for one in trials:
+        best = one.best() if one.is_swept and one.key in known else None
+        if best is None or written(best) != written(known[one.key]):
+            continue
+        if any(one.training(best, seed).records.exists() for seed in one.config.seeds):
+            continue
+        for attempt in map(one.attempt, one.rates):
+            finished = finished_as(attempt, output / "logs") or str(attempt)
+            was, now = (_options(command, attempt.name) for command in (finished, str(attempt)))
+            if was != now:
+                before, asked = _with(was - now, now - was), _with(now - was, was - now)
+                raise ClearheadError(
+                    f"{output / RATES}: the rate of {one.key} was chosen by a sweep {before}, and "
+                    f"this command is {asked}: choose another --output, and copy rates.json there "
+                    "to keep its rates"
+                )
+
+
+def _with(options: Collection[str], others: Iterable[str]) -> str:
+    """Options in words, or by the names of those in their place that none is there."""
+    named = options or {one.partition(" ")[0] for one in others}
+    return f"{'with' if options else 'without'} {' '.join(sorted(named))}"
+
+
+def _options(command: str, name: str) -> set[str]:
+    """The options of a sweep's command that its result depends on, wherever its folder is."""
+    options = re.split(" (?=--)", command)
+    output = next((one for one in options if one.startswith("--output ")), "")
+    folder = output.removeprefix("--output ").removesuffix(name)
+    kept = (one for one in options if not one.startswith(("--output ", "--track ")))
+    return {one.replace(f" {folder}", " ") for one in kept}
+
+
 def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:
     """Trainings, each followed by its evaluations, of every arm whose rate is known or that is not
     trained, with every seed; one seed of all arms comes before the next."""
@@ -99,9 +143,11 @@ def reproduce(
         that the same call tries again.
 
     Raises:
-        ClearheadError: for texts that cannot be had, and where nothing was finished.
+        ClearheadError: for texts that cannot be had, for rates of other sweeps (`check_rates`), and
+            where nothing was finished.
         Stopped: after SIGINT or SIGTERM.
     """
+    check_rates(trials, output)
     # A trained model reads by its own tokenizer.
     fresh = (one.base or one for one in trials if one.reads)
     for text in {one.config.data: None for one in fresh if one.config.base is None}:
