@@ -27,6 +27,13 @@ OUTLIERS = {
     "a gate (7 % more parameters)": "transformer · epilogue gate",
     "normed queries and keys": "transformer · qk_norm rmsnorm",
 }
+OPTIMIZERS = {
+    "AdamW": "transformer",
+    **{
+        name: f"transformer · {name.lower()}"
+        for name in ("OrthoAdam", "RMSprop", "Adafactor", "Muon", "SGD")
+    },
+}
 DEEP = {
     f"{block}, {name}": arm + changes
     for block, arm in (("Pre-LN", "transformer"), ("SAS-P", "sas-p"))
@@ -130,6 +137,17 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "eight vertices (8.0)": _solved(task="brevo", vertices=8),
             "Mano, two operations (5.9)": _solved(task="mano", operations=2),
             "loss on text": LOSS,
+        },
+    ),
+    "| optimizer | rate |": (
+        "optimizers-short",
+        "optimizers",
+        OPTIMIZERS,
+        {
+            "loss, nats": LOSS,
+            "kurtosis, first token": {"metric": "kurtosis", **FIRST},
+            "kurtosis, rest": {"metric": "kurtosis", **REST},
+            "largest activation, first token": {"metric": "largest_activation", **FIRST},
         },
     ),
     "| | rate | loss, nats | kurtosis, first": (

@@ -20,6 +20,7 @@ SCHEMES = ("w8a8-coarse", "w8a8-moderate", "w8a8-fine", "w4-channel", "mxfp4")
 # A rotation after training (QuaRot's) is the rival of one in the optimizer.
 ROTATED = ("hadamard-w8a8-coarse", "hadamard-w4-channel", "hadamard-mxfp4")
 MUON = (1e-2, 2e-2)
+OTHERS = {"sgd": (0.1, 0.3, 1.0), "rmsprop": (3e-4, 1e-3, 3e-3), "adafactor": (1e-2, 3e-2, 9e-2)}
 C4 = ("hf:allenai/c4:en",)
 
 
@@ -27,6 +28,7 @@ def outliers(scale: str) -> Iterator[Trial]:
     """AdamW and OrthoAdam × softmax and softmax-1, with one gain a norm and no biases.
 
     OrthoAdam has the paper's rotation a parameter, and once one rotation for all axes of a size.
+    Their rivals follow, and optimizers with and without a step of its own for every number.
 
     `clearhead compare` measures the first token's attention, kurtosis and largest activations,
     `clearhead quantize` the cost of few bits (table 3).
@@ -51,6 +53,9 @@ def outliers(scale: str) -> Iterator[Trial]:
     ):
         muon = interventions.get("train.optimizer") == "muon" and len(rates) > 1
         yield table.trial(baseline, *(MUON if muon else rates), **interventions)
+    if scale != "paper":  # the ablation of optimizers, for which the paper gives no rates
+        for name, swept in OTHERS.items():
+            yield table.trial(baseline, *swept, **{"train.optimizer": name})
 
 
 def _tiny() -> tuple[Table, tuple[float, ...]]:

@@ -40,17 +40,34 @@ def text(scale: str) -> Iterator[Trial]:
 
     It found none after 50 M unique tokens, and four per cent after 500 M.
     """
-    tokens = {"tiny": 307_200, "small": 500_000_000}[scale]
-    table = _text(scale)
-    config = table.config
-    train = replace(config.train, tokens=tokens, weight_decay=0.5, begin_windows=True)
-    text, shape = config.data, {**config.set, "norm": "rmsnorm", "position": "learned"}
-    if scale == "small":
-        text = replace(text, data=(COSMOPEDIA,), limit=2_500_000_000)
-        train = replace(train, batch_size=64)
-    config = replace(config, data=text, set=shape, train=train, label="sink on text")
+    tiny = scale == "tiny"
+    shape = {"num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4}
+    if tiny:
+        text = DataConfig(vocabulary=2048)
+    else:
+        text = DataConfig(data=(COSMOPEDIA,), vocabulary=16_384, limit=2_500_000_000)
+    config = CompareConfig(
+        presets=("transformer",),
+        size=scale,
+        set={**(shape if tiny else {}), "position": "learned"},
+        seeds=(0, 1, 2),
+        lengths=(1,),
+        evaluation_tokens=32_768 if tiny else 65_536,
+        measure_every=0.25,
+        train=TrainConfig(
+            tokens=307_200 if tiny else 500_000_000,
+            sequence_length=128 if tiny else 512,
+            batch_size=8 if tiny else 64,
+            weight_decay=0.5,
+            begin_windows=True,
+            compile="none" if tiny else "blocks",
+            log_every=20,
+        ),
+        data=text,
+        label="sink on text",
+    )
     opening = _documents(64, DataConfig(data=text.data, limit=text.limit))
-    table = replace(table, config=config, questions={"opening": opening})
+    table = Table(config=config, questions={"opening": opening})
     yield table.trial("transformer", 2e-3)
     yield table.trial("softmax1", 2e-3)  # the intervention
 
@@ -69,21 +86,6 @@ def elimination(scale: str) -> Iterator[Trial]:
     yield table.trial("transformer", *RATES, normalizer="softmax1")
     yield table.trial("transformer", *RATES, **{"train.weight_decay": 0.5})
     yield table.trial("transformer", *RATES, **{"train.optimizer": "orthoadam"})
-
-
-def optimizers(scale: str) -> Iterator[Trial]:
-    """The same model under optimizers with and without a step of its own for every number."""
-    table = _text(scale)
-    adam = (1.5e-3, 3e-3, 6e-3)
-    yield table.trial("transformer", *adam)
-    for name, rates in {  # the intervention
-        "orthoadam": adam,
-        "rmsprop": (3e-4, 1e-3, 3e-3),
-        "adafactor": (3e-3, 1e-2, 3e-2),
-        "muon": (3e-3, 1e-2, 3e-2),
-        "sgd": (0.1, 0.3, 1.0),
-    }.items():
-        yield table.trial("transformer", *rates, **{"train.optimizer": name})
 
 
 def _table(scale: str, label: str) -> Table:
@@ -118,27 +120,3 @@ def _documents(length: int, text: DataConfig) -> DiagnoseConfig:
     return DiagnoseConfig(
         models=(TRAINED,), length=length, at="documents", extrapolate=1, data=text
     )
-
-
-def _text(scale: str) -> Table:
-    tokens = {"tiny": 307_200, "small": 50_000_000}[scale]
-    shape = {"num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 4}
-    config = CompareConfig(
-        presets=("transformer",),
-        size=scale,
-        set={"norm": "rmsnorm-single", **(shape if scale == "tiny" else {})},
-        seeds=(0, 1, 2),
-        lengths=(1,),
-        evaluation_tokens=32_768 if scale == "tiny" else 65_536,
-        measure_every=0.25,
-        train=TrainConfig(
-            tokens=tokens,
-            sequence_length=128 if scale == "tiny" else 512,
-            batch_size=8 if scale == "tiny" else 32,
-            compile="none" if scale == "tiny" else "blocks",
-            log_every=20,
-        ),
-        data=DataConfig(vocabulary=2048 if scale == "tiny" else 16_384),
-        label="optimizers",
-    )
-    return Table(config=config, sweep_tokens=tokens // 4)
