@@ -58,3 +58,5 @@ def test_a_layer_has_no_more_operations_than_llama_s_but_for_what_its_mechanisms
     assert count["transformer"] <= count["Llama"]
     assert count["turned"] <= count["transformer"] + 2
     assert count["prefixed"] <= count["turned"] + 6
+    around = {name: two[name] - 2 * count[name] for name in two}
+    assert around["prefixed"] <= around["turned"] + 1

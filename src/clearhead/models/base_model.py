@@ -1,6 +1,8 @@
 """The trunk of every model, as transformers knows one: embedding, blocks, final norm."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -237,9 +239,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 of = self._position_of(position).query_groups
                 made[key] = of(positions_BT, keys)
                 if places:
-                    first = torch.arange(places, device=keys.device)[None]
-                    pairs = zip(made[key], of(positions_BT, first), strict=True)
-                    made[key] = tuple(own._replace(prefix=before.keys) for own, before in pairs)
+                    made[key] = _with_prefix(made[key], of, positions_BT, places)
             groups.append(made[key])
         return groups
 
@@ -354,6 +354,22 @@ def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> 
         count = key_mask.long().cumsum(-1)
         earlier = count[:, :past] - count[:, past : past + 1]
     return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
+
+
+def _with_prefix(
+    groups: tuple[QueryGroup, ...], of: Callable[..., Any], positions_BT: Tensor, places: int
+) -> tuple[QueryGroup, ...]:
+    """The groups with the tables of a prefix's keys, made when the first is wanted: a cache keeps
+    these keys, so that a step of decoding wants none."""
+    made: list[Any] = []
+
+    def table(index: int) -> Any:
+        if not made:
+            first = torch.arange(places, device=positions_BT.device)[None]
+            made.extend(group.keys for group in of(positions_BT, first))
+        return made[index]
+
+    return tuple(own._replace(prefix=partial(table, index)) for index, own in enumerate(groups))
 
 
 def _within(document_ids: Tensor) -> Tensor:

@@ -236,9 +236,10 @@ class Attention(nn.Module):
             prefix = getattr(cache, "prefixes", {}).get(self.layer.index)
         if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
             own: Any = self.normalizer.prefix()
+            table: Any = group.prefix
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
-            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), _whole(group.prefix))
+            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), _whole(table()))
             key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
             fixed = self.cache_unrotated or getattr(cache, "is_compileable", True)

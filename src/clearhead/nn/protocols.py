@@ -24,7 +24,7 @@ class QueryGroup(NamedTuple):
             no position in them but what is put into queries and keys, which are 0 at W_Q = 0.
         start, stop: these of the queries; None, to the end.
         rows: bool [B, stop − start], which of them; None for all.
-        prefix: the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
+        prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
     queries: Any = None
@@ -33,7 +33,7 @@ class QueryGroup(NamedTuple):
     start: int = 0
     stop: int | None = None
     rows: Tensor | None = None
-    prefix: Any = None
+    prefix: Callable[[], Any] | None = None
 
 
 class CentringTerm(NamedTuple):
