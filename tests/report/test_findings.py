@@ -141,6 +141,18 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "loss on text": LOSS,
         },
     ),
+    "| after 2 M tokens | rate |": (
+        "outliers-long",
+        "outliers",
+        OPTIMIZERS,
+        {
+            "loss, nats": LOSS,
+            "kurtosis, first token": {"metric": "kurtosis", **FIRST},
+            "kurtosis, rest": {"metric": "kurtosis", **REST},
+            "in the optimizer's basis, first": {"metric": "kurtosis_rotated", **FIRST},
+            "in the optimizer's basis, rest": {"metric": "kurtosis_rotated", **REST},
+        },
+    ),
     "| optimizer | rate |": (
         "optimizers-short",
         "optimizers",
