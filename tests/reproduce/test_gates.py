@@ -42,7 +42,8 @@ def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(c
     costs = [cost, cost + 0.001, cost + 0.002]
     cured = {W8: [0.021, 0.022, 0.023]}
     records = _records(
-        {"transformer": {W8: costs, ROTATED: cured[W8]}, OURS: {W8: none}, BOTH: {W8: none}}
+        {"transformer": {W8: costs, ROTATED: cured[W8]}}
+        | {arm: {W8: none} for arm in (OURS, f"{OURS} · rotation_share size", BOTH)}
         | dict.fromkeys(RIVALS, cured)
     )
     for name in ("softmax1/table3", "softmax1/rivals"):
