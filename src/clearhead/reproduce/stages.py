@@ -24,8 +24,10 @@ from clearhead.reproduce.trials import Trial
 
 RATES = "rates.json"
 BY_LAYER = (
-    *("similarity", "effective_rank"),
-    *("beta_over_alpha_values", "beta_over_alpha_projections"),
+    "similarity",
+    "effective_rank",
+    "beta_over_alpha_values",
+    "beta_over_alpha_projections",
 )
 """Measures of a diagnosis that are kept for every layer."""
 
