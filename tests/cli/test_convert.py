@@ -192,7 +192,9 @@ def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_pa
     assert call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
     assert "with equal logits" in capsys.readouterr().out
     record = json.loads((made / "conversion.json").read_text("utf-8"))
-    assert record["rotated"] == ["residual", "values"]
+    assert (record["rotated"], record["seed"]) == (["residual", "values"], 0)
+    assert call("convert", str(llama), str(tmp_path / "no"), "--rotate", "down", "--seed", "1") == 2
+    assert "--seed would have no effect without --rotate residual or values" in _error(capsys)
     assert call("convert", str(made), str(back)) == 0
     theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
     tokens = torch.arange(20)[None]

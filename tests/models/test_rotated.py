@@ -59,6 +59,15 @@ def test_a_rotated_model_is_the_same_function_in_other_weights(keys, parts):
         assert not torch.allclose(own[name], before[name])
 
 
+def test_each_seed_draws_a_rotation_of_its_own():
+    model = _model()
+    first, again, other = (rotated(model, ("residual",), seed=seed) for seed in (0, 0, 1))
+    weights = [one.model.embed_tokens.weight for one in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2])
+    torch.testing.assert_close(_logits(other), _logits(model), rtol=1e-9, atol=1e-9)
+
+
 def test_the_head_is_untied_only_where_the_last_norm_has_a_gain_a_channel():
     assert not rotated(_model(), ("residual",)).config.tie_word_embeddings
     single = rotated(_model(norm="rmsnorm-single"), ("residual",))

@@ -1,6 +1,7 @@
 """The experiments as code: one short function each, that says what it changes."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,27 @@ def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
     for claim, place in named:
         assert place.startswith(f"{claim.family}/")
         assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
+
+
+def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
+    """Else the spread over seeds would leave out how lucky the only rotation was."""
+    trials = {one.name: one for one in EXPERIMENTS["retrofit"].trials("small")}
+
+    def made(name: str) -> list[str]:
+        one = replace(trials[name], output=tmp_path)
+        starts = {job.name: job for job in one.preparations()}
+        for seed in one.config.seeds:
+            first = next(one.jobs(1e-5 if one.rates else None, seed))
+            assert first.after is not None
+            assert str(first.after) == str(starts[first.after.name])
+            drawn = f"--seed {seed}" in str(first.after)
+            assert drawn is (seed > 0 and "turned" in name)
+        return [*starts]
+
+    turned = "models/rotate=residual-values-down-prefix=-n"
+    for name in ("prefix turned", "prefix turned trained"):
+        assert made(name) == [turned, f"{turned}-seed=1", f"{turned}-seed=2"]
+    assert made("prefix rotated") == ["models/rotate=down-prefix=-n"]
 
 
 def test_the_logits_of_table_5_are_asked_for():

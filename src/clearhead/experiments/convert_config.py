@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from clearhead.arguments import OpensModels
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Change, Model, Source, Text
-from clearhead.ranges import Count, Length
+from clearhead.ranges import Count, Length, Natural
 
 _MEASURES = ("calibrate", "sink_logit", "text", "length", "windows")
 
@@ -35,6 +35,8 @@ class ConvertConfig(OpensModels):
     The residual stream and the heads' values turn for nothing, by random rotations in the weights;
     what the MLPs' down projections read turns at run time, by a Hadamard matrix
     (mlp_rotation=hadamard)."""
+    seed: Natural = 0
+    """Seed of the random rotations of the residual stream and the values."""
     purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
     modelling file of its own, which they run with trust_remote_code."""
@@ -62,12 +64,19 @@ class ConvertConfig(OpensModels):
         if given and not self.changes:
             idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
             raise ClearheadError(f"{idle} would have no effect without --to, --prefix or --rotate")
+        if self.seed and not self.is_drawn:
+            raise ClearheadError("--seed would have no effect without --rotate residual or values")
         if self.changes and self.purpose:
             raise ClearheadError(
                 "--to and --for are two steps: convert --to first, then that --for it"
             )
         if self.calibrate is not None and self.sink_logit is not None:
             raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if random rotations are part of it."""
+        return bool({"residual", "values"} & {*self.rotate})
 
     @property
     def changes(self) -> bool:

@@ -93,6 +93,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
                 preset=preset,
                 settings=settings,
                 basis=[part for part in config.rotate if part != "down"],
+                seed=config.seed,
                 prefix=config.prefix,
                 sink_logit=config.sink_logit,
                 calibration=config.calibrate,
@@ -129,6 +130,7 @@ def to_other_mechanisms(
     preset: str | None,
     settings: dict[str, Any],
     basis: Sequence[Part] = (),
+    seed: int = 0,
     prefix: str | None = None,
     sink_logit: float | None = None,
     calibration: str | None = None,
@@ -139,7 +141,7 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
-        basis: what is turned before, as in `rotated`.
+        basis, seed: what is turned before, as in `rotated`.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
             search for one on the calibration text.
         calibration: a source of text; half of the windows read calibrate the sinks or the learned
@@ -162,7 +164,7 @@ def to_other_mechanisms(
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
     first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
-    before = with_equal_logits(first, rotated(first, basis)) if basis else first
+    before = with_equal_logits(first, rotated(first, basis, seed=seed)) if basis else first
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
@@ -233,6 +235,7 @@ def to_other_mechanisms(
             **record,
             "changes": changes,
             "rotated": list(basis),
+            "seed": seed,
             "same_function": exact,
             "new": start.new,
             "dropped": start.dropped,

@@ -33,12 +33,15 @@ _LINEAR_IN_VALUES = {
 }
 
 
-def rotated(model: ClearheadForCausalLM, parts: Sequence[Part]) -> ClearheadForCausalLM:
+def rotated(
+    model: ClearheadForCausalLM, parts: Sequence[Part], *, seed: int = 0
+) -> ClearheadForCausalLM:
     """The same function in another basis, from copies of the weights in their dtype.
 
     Args:
         parts: "residual" turns the residual stream and unties the head where the last norm has a
             gain for each channel; "values" turns each layer's values and what `o_proj` reads.
+        seed: of the random rotations.
 
     Raises:
         ClearheadError: a mechanism that tells channels apart, naming its axis.
@@ -50,7 +53,7 @@ def rotated(model: ClearheadForCausalLM, parts: Sequence[Part]) -> ClearheadForC
     if "values" in parts:
         _check_values(config)
     made = filled(ClearheadForCausalLM, config, state, model)
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if "residual" in parts:
             _turn_residual(made, _orthogonal(config.hidden_size, draw))

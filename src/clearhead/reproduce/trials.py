@@ -79,7 +79,8 @@ class Trial:
     base: "Trial | None" = None
     """The trial whose first model is the one to start from, in place of the table's own."""
     conversion: ConvertConfig | None = None
-    """The conversion of the model to start from, before it is trained."""
+    """The conversion of the model to start from, before it is trained; random rotations are drawn
+    anew with each seed."""
 
     @property
     def config(self) -> CompareConfig:
@@ -107,15 +108,17 @@ class Trial:
         return f"{self.config.label}/{self.name}"
 
     def preparations(self) -> list[Job]:
-        """The training and the conversion that make the model to start from, where there are."""
-        jobs, job = list[Job](), self._preparation()
-        while job is not None:
-            jobs.insert(0, job)
-            job = job.after
-        return jobs
+        """The training and the conversions that make the models to start from, each once."""
+        jobs = dict[str, Job]()
+        for job in map(self._preparation, self.config.seeds):
+            for one in (job and job.after, job):
+                if one is not None:
+                    jobs.setdefault(one.name, one)
+        return [*jobs.values()]
 
-    def _preparation(self) -> Job | None:
-        """The last of these jobs; none where the model is there, or the arm begins anew."""
+    def _preparation(self, seed: int) -> Job | None:
+        """The last job that makes the model to start from; none where it is there, or the arm
+        begins anew."""
         made = None
         if self.base is not None:
             base = replace(self.base, output=self.output / "base")
@@ -123,7 +126,13 @@ class Trial:
         conversion = self.conversion
         if conversion is None:
             return made
-        changes = {"rotate": ",".join(conversion.rotate), "prefix": conversion.prefix}
+        if conversion.is_drawn:
+            conversion = replace(conversion, seed=seed)
+        changes = {
+            "rotate": ",".join(conversion.rotate),
+            "prefix": conversion.prefix,
+            "seed": conversion.seed,
+        }
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
@@ -173,18 +182,20 @@ class Trial:
         """The run that tries a rate, with a seed and a text of its own."""
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train, held_out="training")
-        return self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED)
+        start = self._preparation(self.config.seeds[0])
+        return self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED, start)
 
     def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
         """The run that counts, of an arm that is trained, and the questions to its model."""
-        job = self._preparation()
+        job = self._preparation(seed)
         if rate is not None:
             yield (job := self.training(rate, seed))
         yield from self._evaluations(seed, job)
 
     def training(self, rate: float, seed: int) -> Job:
         """The run that counts."""
-        job = self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed)
+        start = self._preparation(seed)
+        job = self._run(f"runs/{self._place}-seed{seed}", self.config, rate, seed, start)
         model = job.records.parent / f"{self.arm.folder}-seed{seed}" / "final"
         return replace(job, model=model, swept=tuple(sorted(self.tried())))
 
@@ -232,9 +243,11 @@ class Trial:
     def _place(self) -> str:
         return f"{as_folder(self.config.label)}/{as_folder(self.called) or self.arm.folder}"
 
-    def _run(self, name: str, config: CompareConfig, rate: float, seed: int) -> Job:
+    def _run(
+        self, name: str, config: CompareConfig, rate: float, seed: int, start: Job | None
+    ) -> Job:
         """One run in a folder of its own, so that runs go side by side."""
-        output, start = self.output / name, self._preparation()
+        output = self.output / name
         return Job(
             name=name,
             config=replace(
