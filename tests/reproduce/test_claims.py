@@ -177,7 +177,38 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
     assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS
     assert verdict("healthy") is Judgement.UNDECIDED
     text = "\n".join(book.markdown(sources))
-    assert "undecided: kurtosis of the model compared with is below 4" in text
+    assert "| not counted: kurtosis of the model compared with is below 4" in text
+
+
+def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(tmp_path):
+    """A comparison without a spread is shown; it is no test that has failed."""
+    turned, other = "prefix turned", "prefix rotated"
+    sources = {}
+    for name, arms in {
+        "several": {turned: [2.0, 2.1, 1.9], other: [5.0, 5.0, 5.0]},
+        "one": {turned: [2.0], other: [1.0]},  # the other way
+    }.items():
+        schemes = ("w8a8-coarse", "w8a6-token")
+        lines = []
+        for arm, costs in arms.items():
+            for seed, cost in enumerate(costs):
+                run = {"run": f"{arm}/{seed}"}
+                head = {"kind": "run", "arm": arm, "preset": arm, "seed": seed, **run}
+                lines.append({**head, "label": "retrofit"})
+                cell = {"kind": "measure", "metric": "added_perplexity", "value": cost, **run}
+                lines += [{**cell, "scheme": scheme} for scheme in schemes]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sources[name] = load([path])
+
+    def verdict(*names: str) -> Judgement:
+        chosen = judged({name: sources[name] for name in names})
+        return next(found for claim, _, found in chosen if claim.name == "retrofit/basis")
+
+    assert verdict("one") is Judgement.UNDECIDED
+    assert verdict("several") is verdict("one", "several") is Judgement.HOLDS
+    text = "\n".join(book.markdown(sources))
+    assert "| 2.00 | 1.00 | +1.00 | undecided: one seed | one, retrofit |" in text
 
 
 def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
@@ -357,7 +388,7 @@ def test_a_lead_is_compared_across_labels(tmp_path):
         assert outcome.than.mean == pytest.approx(lead)
         assert outcome.judgement(threshold=0.05) is verdict
     text = "".join(book.markdown({"r": records}))
-    assert "undecided: the lead compared with is below 0.02" in text
+    assert "| not counted: the lead compared with is below 0.02" in text
 
 
 def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):

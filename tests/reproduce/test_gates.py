@@ -51,7 +51,7 @@ def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(c
             assert one.difference.p < 0.01
             assert one.judgement(threshold=0.05) is verdict
     text = "".join(book.markdown({"r": records}))
-    said = "undecided: that of transformer is below 0.5"
+    said = "| not counted: that of transformer is below 0.5"
     assert (text.count(said) == 4) == (verdict is Judgement.UNDECIDED)
 
 

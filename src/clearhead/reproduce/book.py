@@ -233,7 +233,7 @@ def _weighed(one: Outcome, threshold: float) -> str:
     if verdict is not Judgement.UNDECIDED:
         return str(verdict)
     if reason := _reason(one):
-        return f"undecided: {reason}"
+        return f"undecided: {reason}" if one.applies else reason
     words = verdict_in_words(one.difference, threshold)
     if not words.startswith(verdict):
         return f"{verdict}: {words}"
@@ -244,19 +244,19 @@ def _reason(one: Outcome) -> str:
     """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
         return ""
-    if one.difference.verdict is Verdict.ONE_SEED:
-        return "one seed"
     contrast = one.contrast
     if not one.applies and contrast.learnt > float("-inf"):
         what = f"{contrast.learnt_of} " if contrast.learnt_of else ""
         where = "" if contrast.times is None else " within the training length"
-        return f"both need {what}{contrast.learnt:g}{where}"
+        return f"not counted: both must reach {what}{contrast.learnt:g}{where}"
     if not one.applies:
         who = contrast.needs_in[0] if contrast.needs_in else "the model compared with"
         what = f"{contrast.needs_of or 'that'} of {who}"
         if not contrast.needs_of and not contrast.needs_in:
             what = f"the {'lead' if contrast.less else 'number'} compared with"
-        return f"{what} is below {contrast.needs:g}"
+        return f"not counted: {what} is below {contrast.needs:g}"
+    if one.difference.verdict is Verdict.ONE_SEED:
+        return "one seed"
     if one.difference.alike:
         return "all seeds alike"
     return "" if one.difference.decidable else "the number compared with may be zero"

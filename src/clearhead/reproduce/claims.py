@@ -224,6 +224,11 @@ class Outcome:
         """True where the p-value makes a verdict, so that it counts among those of the book."""
         return self.applies and not self.contrast.counted and self.difference.p is not None
 
+    @property
+    def of_one_seed(self) -> bool:
+        """True where one side has a single seed, so that chance cannot be told from effect."""
+        return not self.contrast.counted and self.difference.verdict is Verdict.ONE_SEED
+
     def judgement(self, threshold: float) -> Judgement:
         """The verdict, where `threshold` is the largest p that holds among all of the book."""
         if not self.applies:
@@ -309,13 +314,19 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
 
     A claim holds where all its contrasts do, and does not where one is decided the other way, at a
     false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg). Records in
-    which a contrast does not apply neither support a claim nor stand in its way.
+    which a contrast does not apply neither support a claim nor stand in its way; nor do those of
+    one seed, where others have several for the same contrast.
     """
     outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
     threshold = threshold_over(outcomes.values())
     for claim in claims():
         telling = [one for one in outcomes[claim.name] if one.applies]
-        verdicts = {one.judgement(threshold) for one in telling}
+        repeated = {one.contrast.words for one in telling if not one.of_one_seed}
+        verdicts = {
+            one.judgement(threshold)
+            for one in telling
+            if not (one.of_one_seed and one.contrast.words in repeated)
+        }
         order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
         none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
         verdict = next((one for one in order if one in verdicts), none)
