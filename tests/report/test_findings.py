@@ -170,12 +170,12 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
         "ratios",
         {
             "SAS, without the skip": f"sas · {REPARAMETRISED}",
-            "Pre-LN, with it": f"transformer · {REPARAMETRISED}",
+            "Pre-LN, with the skip": f"transformer · {REPARAMETRISED}",
         },
         {
             "first layer's values": {"metric": f"{GAIN}_values", "layer": 0},
-            "all others, mean": {"metric": GAIN},
-            "middle layer's values": {"metric": f"{GAIN}_values", "layer": 2},
+            "mean of all others, values and projections": {"metric": GAIN},
+            "third layer's values": {"metric": f"{GAIN}_values", "layer": 2},
             "last layer's values": {"metric": f"{GAIN}_values", "layer": 5},
             "last layer's projections": {"metric": f"{GAIN}_projections", "layer": 5},
             "loss, nats": LOSS,
