@@ -203,6 +203,26 @@ def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_pa
     assert bool((again.model.norm.weight == 1).all())
 
 
+def test_equal_rows_go_back_to_transformers_and_come_after_a_prefix_too(llama, tmp_path, capsys):
+    made, prefixed, back = tmp_path / "made", tmp_path / "prefixed", tmp_path / "back"
+    assert call("convert", str(llama), str(made), "--equalise") == 0
+    assert "with equal logits" in capsys.readouterr().out
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert (record["equalised"], record["changes"]) == (True, {})
+    assert call("convert", str(made), str(back)) == 0
+    theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(tokens).logits, theirs(tokens).logits, atol=1e-4)
+    assert not torch.allclose(
+        again.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight
+    )
+    words = ("--prefix", r"\n", "--rotate", "residual", "down")
+    assert call("convert", str(llama), str(prefixed), *words) == 0
+    assert call("convert", str(prefixed), str(tmp_path / "both"), "--equalise") == 0
+    assert "with equal logits" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):
     made, loud = tmp_path / "made", tmp_path / "loud"
     words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")

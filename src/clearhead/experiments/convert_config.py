@@ -37,6 +37,9 @@ class ConvertConfig(OpensModels):
     (mlp_rotation=hadamard)."""
     seed: Natural = 0
     """Seed of the random rotations of the residual stream and the values."""
+    equalise: bool = False
+    """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
+    the same function, for one scale a matrix. After training is as good a time as before."""
     purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
     modelling file of its own, which they run with trust_remote_code."""
@@ -63,7 +66,9 @@ class ConvertConfig(OpensModels):
         given = [key for key in _MEASURES if getattr(self, key) != getattr(ConvertConfig, key)]
         if given and not self.changes:
             idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-            raise ClearheadError(f"{idle} would have no effect without --to, --prefix or --rotate")
+            raise ClearheadError(
+                f"{idle} would have no effect without --to, --prefix or --rotate"
+            )
         if self.seed and not self.is_drawn:
             raise ClearheadError("--seed would have no effect without --rotate residual or values")
         if self.changes and self.purpose:
@@ -81,4 +86,4 @@ class ConvertConfig(OpensModels):
     @property
     def changes(self) -> bool:
         """True if the model gets other mechanisms."""
-        return bool(self.to or self.prefix is not None or self.rotate)
+        return bool(self.to or self.prefix is not None or self.rotate or self.equalise)

@@ -35,6 +35,7 @@ from clearhead.models.conversion import (
 )
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
+from clearhead.models.equalised import equalised
 from clearhead.models.rotated import Part, rotated
 from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
@@ -94,6 +95,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
                 settings=settings,
                 basis=[part for part in config.rotate if part != "down"],
                 seed=config.seed,
+                equalise=config.equalise,
                 prefix=config.prefix,
                 sink_logit=config.sink_logit,
                 calibration=config.calibrate,
@@ -131,6 +133,7 @@ def to_other_mechanisms(
     settings: dict[str, Any],
     basis: Sequence[Part] = (),
     seed: int = 0,
+    equalise: bool = False,
     prefix: str | None = None,
     sink_logit: float | None = None,
     calibration: str | None = None,
@@ -142,6 +145,7 @@ def to_other_mechanisms(
 
     Args:
         basis, seed: what is turned before, as in `rotated`.
+        equalise: as in `equalised`, before the rest.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
             search for one on the calibration text.
         calibration: a source of text; half of the windows read calibrate the sinks or the learned
@@ -165,6 +169,8 @@ def to_other_mechanisms(
         windows = _random(model.config.vocab_size, length, count)
     first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
     before = with_equal_logits(first, rotated(first, basis, seed=seed)) if basis else first
+    if equalise:
+        before = with_equal_logits(first, equalised(before))
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
@@ -236,6 +242,7 @@ def to_other_mechanisms(
             "changes": changes,
             "rotated": list(basis),
             "seed": seed,
+            "equalised": equalise,
             "same_function": exact,
             "new": start.new,
             "dropped": start.dropped,

@@ -42,6 +42,7 @@ def retrofit(scale: str) -> Iterator[Trial]:
     both = {**PREFIX, "rotate": ("down",)}
     turned = {"rotate": ("residual", "values", "down")}
     all_turned = {**PREFIX, **turned}
+    equal = {**all_turned, "equalise": True}
     keys = {"to": ("key-value",), "calibrate": TEXT}
     sink = {"to": ("sink",), "calibrate": TEXT}
     attention: dict[str, Any] = {"train.only": ["*attn*"]}
@@ -58,6 +59,8 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield converted("turned", by=turned)
     yield converted("prefix turned", by=all_turned)
     yield converted("prefix turned trained", *turned_rates, by=all_turned)
+    yield converted("prefix turned equal", by=equal)
+    yield converted("prefix turned equal trained", *turned_rates, by=equal)
     yield arm("attention only", *rates, **attention)
     yield arm("lora", *LORA_RATES[scale], **adapter)
     yield converted("key-value", by=keys)

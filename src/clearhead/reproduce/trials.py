@@ -134,6 +134,7 @@ class Trial:
             "seed": conversion.seed,
         }
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
+        words += ["equal"] * conversion.equalise
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
             conversion = replace(conversion, calibrate=self.config.data.data[0])
