@@ -66,9 +66,7 @@ class ConvertConfig(OpensModels):
         given = [key for key in _MEASURES if getattr(self, key) != getattr(ConvertConfig, key)]
         if given and not self.changes:
             idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-            raise ClearheadError(
-                f"{idle} would have no effect without --to, --prefix or --rotate"
-            )
+            raise ClearheadError(f"{idle} would have no effect without --to, --prefix or --rotate")
         if self.seed and not self.is_drawn:
             raise ClearheadError("--seed would have no effect without --rotate residual or values")
         if self.changes and self.purpose:

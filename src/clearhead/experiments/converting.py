@@ -33,9 +33,9 @@ from clearhead.models.conversion import (
     require_convertible,
     with_equal_logits,
 )
+from clearhead.models.equalised import equalised
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
-from clearhead.models.equalised import equalised
 from clearhead.models.rotated import Part, rotated
 from clearhead.models.starts import started, target
 from clearhead.nn.key_value import KeyValue
