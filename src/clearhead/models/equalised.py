@@ -1,10 +1,10 @@
 """A trained model whose up projections have rows of one size: the same function, for few bits.
 
-What a gated MLP's up projection makes is only multiplied, by the gate and by the down projection. So
-a row of it may be divided by a number, and what the down projection multiplies with it taken times
-that number. Where one scale serves a whole matrix, the largest row no longer sets it for all (the
-equalisation across layers of arXiv 1906.04721, section 4.1, between two matrices without a
-nonlinearity between them).
+What a gated MLP's up projection makes is only multiplied: by the gate, and by the down projection.
+So a row of it may be divided by a number, and the column of the down projection that reads it
+multiplied by that number. Where one scale serves a whole matrix, the largest row no longer sets it
+for all rows. It is the equalisation across layers of arXiv 1906.04721 (section 4.1), between two
+matrices with no function between them.
 """
 
 from copy import deepcopy
