@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.cli import main
 from clearhead.data import DataConfig, prepare
+from clearhead.data.tokenizer import train as train_tokenizer
 
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
 
@@ -41,6 +42,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert lines[-1].startswith("clearhead: ")
     assert "Traceback" not in "".join(lines)
     return lines[-1]
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of what was written to stderr."""
+    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def lines_of(tmp_path: Path) -> list[dict]:
@@ -102,6 +108,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [" ".join(draw.choices(WORDS, k=12)) for _ in range(30)]
         (folder / f"{index:02}.txt").write_text("\n".join(lines), "utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """A folder of a tiny Llama with random weights, and a tokenizer."""
+    lines = (path.read_text("utf-8") for path in text.iterdir())
+    heads = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3}
+    folder = tmp_path_factory.mktemp("llama")
+    return saved_llama(folder, train_tokenizer(lines, 300), initializer_range=0.3, **heads)
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,11 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM
-from clearhead.data import tokenizer as tokenizers
 from clearhead.experiments.calibration import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
 
-from .conftest import call, saved_llama
+from .conftest import call, error_line
 
 
 @pytest.mark.parametrize(
@@ -68,11 +67,11 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     run, made = tmp_path / "run", tmp_path / "made"
     assert call("train", "key-bias", "--output", str(run), *settings) == 0
     assert call("convert", str(run), str(made)) == 2
-    assert "Llama has no normalizer='key': only normalizer='softmax'" in _error(capsys)
+    assert "Llama has no normalizer='key': only normalizer='softmax'" in error_line(capsys)
     assert call("convert", str(run), str(run)) == 2
-    assert "run exists: give the folder of a model not made yet" in _error(capsys)
+    assert "run exists: give the folder of a model not made yet" in error_line(capsys)
     assert call("convert", str(tmp_path / "none"), str(made)) == 2
-    assert "cannot load a model" in _error(capsys)
+    assert "cannot load a model" in error_line(capsys)
     plain = tmp_path / "plain"
     assert call("train", "transformer", "--output", str(plain), *settings) == 0
 
@@ -82,17 +81,8 @@ def test_what_cannot_be_converted_leaves_nothing(settings, tmp_path, capsys, mon
     other = replace(LLAMA, write=wrong)
     monkeypatch.setitem(conversion.FAMILIES, "LlamaForCausalLM", other)
     assert call("convert", str(plain), str(made)) == 2
-    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in _error(capsys)
+    assert "ClearheadForCausalLM gives other logits, by 1 of their size" in error_line(capsys)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("run", "plain")]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory, text):
-    """A folder of a tiny Llama with random weights, and a tokenizer."""
-    lines = (path.read_text("utf-8") for path in text.iterdir())
-    heads = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3}
-    folder = tmp_path_factory.mktemp("llama")
-    return saved_llama(folder, tokenizers.train(lines, 300), initializer_range=0.3, **heads)
 
 
 @pytest.mark.parametrize("words", [["differential-v2"], ["gated", "maps=differential-v2"]])
@@ -126,6 +116,23 @@ def test_a_model_in_sixteen_bits_stays_in_them(llama, tmp_path, capsys):
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
     (measure,) = json.loads((made / "conversion.json").read_text("utf-8"))["measures"]
     assert measure["relative"] < 1e-5
+
+
+def test_weights_beyond_sixteen_bits_are_not_written(llama, tmp_path, capsys):
+    """float16 ends at 65,504; a doubled output projection may pass it."""
+    half, made = tmp_path / "half", tmp_path / "made"
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float16)
+    with torch.no_grad():
+        attention = model.model.layers[0].self_attn
+        attention.o_proj.weight[0, 0] = 40_000
+        attention.v_proj.weight[0] = 0  # nothing reads it, so that logits stay equal
+    model.save_pretrained(half)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    assert call("convert", str(half), str(made), "--to", "gated") == 2
+    assert "o_proj.weight has weights beyond the range of float16: convert a copy" in error_line(
+        capsys
+    )
+    assert not made.exists()
 
 
 def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
@@ -162,109 +169,6 @@ def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_pat
     assert len(record["measures"]) == 3
 
 
-def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
-    made = tmp_path / "made"
-    words = ("--prefix", r"\n", "--rotate", "down", "--length", "24", "--windows", "2")
-    assert call("convert", str(llama), str(made), *words) == 0
-    assert "logits are those of the first model after it" in capsys.readouterr().out
-    record = json.loads((made / "conversion.json").read_text("utf-8"))
-    ids = record["prefix"]["ids"]
-    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
-    assert ours.config.prefix_length == len(ids)
-    assert ours.config.mlp_rotation == "hadamard"
-    assert AutoTokenizer.from_pretrained(made).decode(ids) == record["prefix"]["text"] == "\n"
-    tokens = torch.arange(20)[None]
-    with torch.no_grad():
-        wanted = theirs(torch.cat([torch.tensor([ids]), tokens], 1)).logits[:, len(ids) :]
-        assert torch.allclose(ours(tokens).logits, wanted, atol=1e-4)
-    assert call("generate", str(made), "attention", "--tokens", "4") == 0
-    data = ("--data.data", str(text), "--data.validation", "0.5")
-    words = ("--scheme", "w8a8-coarse", "logits8-row", "--length", "16", "--tokens", "32", *data)
-    assert call("quantize", str(made), *words, "--records", str(tmp_path / "records.jsonl")) == 0
-    lines = (tmp_path / "records.jsonl").read_text("utf-8").splitlines()
-    assert next(map(json.loads, lines))["left_out"] == {}
-    assert call("convert", str(made), str(tmp_path / "llama")) == 2
-    assert "Llama has no normalizer='key-value'" in _error(capsys)
-
-
-def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):
-    made, back = tmp_path / "made", tmp_path / "back"
-    assert call("convert", str(llama), str(made), "--rotate", "residual", "values") == 0
-    assert "with equal logits" in capsys.readouterr().out
-    record = json.loads((made / "conversion.json").read_text("utf-8"))
-    assert (record["rotated"], record["seed"]) == (["residual", "values"], 0)
-    assert call("convert", str(llama), str(tmp_path / "no"), "--rotate", "down", "--seed", "1") == 2
-    assert "--seed would have no effect without --rotate residual or values" in _error(capsys)
-    assert call("convert", str(made), str(back)) == 0
-    theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
-    tokens = torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.allclose(again(tokens).logits, theirs(tokens).logits, atol=1e-4)
-    assert bool((again.model.norm.weight == 1).all())
-
-
-def test_equal_rows_go_back_to_transformers_and_come_after_a_prefix_too(llama, tmp_path, capsys):
-    made, prefixed, back = tmp_path / "made", tmp_path / "prefixed", tmp_path / "back"
-    assert call("convert", str(llama), str(made), "--equalise") == 0
-    assert "with equal logits" in capsys.readouterr().out
-    record = json.loads((made / "conversion.json").read_text("utf-8"))
-    assert (record["equalised"], record["changes"]) == (True, {})
-    assert call("convert", str(made), str(back)) == 0
-    theirs, again = map(AutoModelForCausalLM.from_pretrained, (llama, back))
-    tokens = torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.allclose(again(tokens).logits, theirs(tokens).logits, atol=1e-4)
-    assert not torch.allclose(
-        again.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight
-    )
-    words = ("--prefix", r"\n", "--rotate", "residual", "down")
-    assert call("convert", str(llama), str(prefixed), *words) == 0
-    assert call("convert", str(prefixed), str(tmp_path / "both"), "--equalise") == 0
-    assert "with equal logits" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path, capsys):
-    made, loud = tmp_path / "made", tmp_path / "loud"
-    words = ("--prefix", "auto", "--calibrate", str(text), "--length", "24", "--windows", "2")
-    assert call("convert", str(llama), str(made), *words) == 2
-    assert "at no loss of perplexity: give a prefix" in _error(capsys)
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1e-3)  # no prefix changes much of the loss
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.weight.mul_(20)  # a token that sees itself alone is loud
-    model.save_pretrained(loud)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(loud)
-    assert call("convert", str(loud), str(made), *words) == 0
-    prefix = json.loads((made / "conversion.json").read_text("utf-8"))["prefix"]
-    plain, *others = prefix["tried"]
-    assert plain["tokens"] == []
-    fit = [one for one in others if one["perplexity"] <= 1.01 * plain["perplexity"]]
-    single = [one for one in fit if len(one["tokens"]) == 1]
-    assert prefix["ids"][:1] == min(single, key=lambda one: one["largest"])["tokens"]
-    (chosen,) = [one for one in fit if one["tokens"] == prefix["ids"]]
-    assert chosen["largest"] < plain["largest"]
-    assert "largest hidden state" in capsys.readouterr().err
-
-
-def test_learned_keys_and_values_are_the_mean_of_first_tokens(llama, text, tmp_path, capsys):
-    made = tmp_path / "made"
-    words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
-    assert call("convert", str(llama), str(made), "--to", "key-value", *words) == 0
-    assert "keys and values of first tokens" in capsys.readouterr().out
-    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
-    windows = sample(str(text), AutoTokenizer.from_pretrained(made), length=24, count=8)[::2]
-    with torch.no_grad():
-        cache = theirs(torch.stack(windows)[:, :1], use_cache=True).past_key_values
-    for layer, theirs_ in zip(ours.model.layers, cache.layers, strict=True):
-        # At position 0 rotation leaves keys as they are.
-        for found, wanted in (
-            (layer.self_attn.normalizer.key_bias, theirs_.keys),
-            (layer.self_attn.normalizer.value_bias, theirs_.values),
-        ):
-            assert torch.allclose(found, wanted.mean(0), atol=1e-5)
-
-
 def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     for words, said in (
@@ -273,6 +177,9 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--to", "gated", "--calibrate", str(text)), "has normalizer='softmax': give --to sink"),
         (("--to", "gated", "--sink-logit", "0"), "no effect without --to sink"),
         (("--to", "sink", "--calibrate", str(text), "--sink-logit", "0"), "give one"),
+        (("--rotate", "down", "--calibrate", str(text)), "give --to or --prefix auto with it"),
+        (("--rotate", "down", "--learn-rotation"), "no effect without --rotate residual"),
+        (("--equalise",), "which only a rotation evens out: give --rotate down too"),
         (("--to", "differential"), "num_attention_heads=9 is odd"),
         (("--to", "hidden_size=12"), "hidden_size is a size"),
         (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
@@ -284,11 +191,13 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
     ):
         assert call("convert", str(llama), str(made), *words, "--length", "16") == 2
-        assert said in _error(capsys)
+        assert said in error_line(capsys)
     short = tmp_path / "short.txt"
     short.write_text("attention noise sink", "utf-8")
     assert call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
-    assert "two windows of 64 are needed: give more text, or a smaller --length" in _error(capsys)
+    assert "two windows of 64 are needed: give more text, or a smaller --length" in error_line(
+        capsys
+    )
     assert not made.exists()
 
 
@@ -307,7 +216,7 @@ def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_i
     assert "import clearhead" not in code
     assert "from clearhead" not in code
     assert call("generate", str(made), "attention", "--tokens", "4") == 2
-    assert "brings Python code of its own" in _error(capsys)
+    assert "brings Python code of its own" in error_line(capsys)
     words = ("--tokens", "4", "--trust-remote-code")
     assert call("generate", str(made), "attention", *words) == 0
     served = capsys.readouterr().out
@@ -319,11 +228,11 @@ def test_what_servers_have_no_place_for_is_refused_and_nothing_written(llama, tm
     made, null = tmp_path / "made", tmp_path / "null"
     assert call("convert", str(llama), str(null), "--to", "key-bias") == 0
     assert call("convert", str(null), str(made), "--for", "serving") == 2
-    assert "normalizer='key' does not fit, for its sink is a product" in _error(capsys)
+    assert "normalizer='key' does not fit, for its sink is a product" in error_line(capsys)
     assert call("convert", str(llama), str(made), "--for", "serving") == 2
-    assert "is not clearhead's, and is served as it is" in _error(capsys)
+    assert "is not clearhead's, and is served as it is" in error_line(capsys)
     assert call("convert", str(llama), str(made), "--to", "gated", "--for", "serving") == 2
-    assert "--to and --for are two steps" in _error(capsys)
+    assert "--for is a step of its own" in error_line(capsys)
     assert not made.exists()
 
 
@@ -333,12 +242,12 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
     for name in (folder, folder / "model.Q4_1.gguf"):
         assert call("convert", str(name), str(made)) == 2
-        assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in _error(capsys)
+        assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in error_line(capsys)
     quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     LlamaConfig(quantization_config=quantised).save_pretrained(folder)
     (folder / "model.Q4_1.gguf").unlink()
     assert call("convert", str(folder), str(made)) == 2
-    assert "is quantised (bitsandbytes): open it with model.dequantize()" in _error(capsys)
+    assert "is quantised (bitsandbytes): open it with model.dequantize()" in error_line(capsys)
     assert not made.exists()
 
 
@@ -351,12 +260,8 @@ def test_a_tokenizer_of_another_model_is_refused(llama, tmp_path, capsys):
     larger.save_pretrained(folder)
     for words in ((), ("--to", "gated"), ("--prefix", "a")):
         assert call("convert", str(folder), str(made), *words) == 2
-        assert "is another model's; restore the one it was trained with" in _error(capsys)
+        assert "is another model's; restore the one it was trained with" in error_line(capsys)
         assert not made.exists()
-
-
-def _error(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_path, monkeypatch):

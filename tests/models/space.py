@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from clearhead import ClearheadConfig, ClearheadError
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.nn import REGISTRY
 
 SHAPE: dict[str, Any] = {
@@ -47,6 +47,22 @@ def attentions() -> list[dict[str, str]]:
     points = product(*map(REGISTRY.names, ATTENTION))
     found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
     return [point for point in found if config(**point) is not None]
+
+
+def uneven(**keys: Any) -> ClearheadForCausalLM:
+    """A model in float64 whose weights and gains are all different."""
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(ClearheadConfig(**SHAPE | keys)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def logits(model: ClearheadForCausalLM) -> torch.Tensor:
+    """Its logits of two rows of tokens."""
+    with torch.no_grad():
+        return model(torch.arange(22).view(2, 11)).logits
 
 
 def stir(model: Any) -> None:

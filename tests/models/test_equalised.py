@@ -5,33 +5,26 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead import ClearheadError, ClearheadForCausalLM
 from clearhead.models.equalised import equalised
 
 from . import space
 
+TURNED: dict[str, Any] = {"mlp_rotation": "hadamard"}
 MODELS: dict[str, dict[str, Any]] = {
-    "swiglu": {},
-    "geglu": {"mlp": "geglu"},
-    "biases": {"bias": True},
-    "turned": {"mlp_rotation": "hadamard"},
-    "parallel": {"order": "parallel"},
+    "swiglu": TURNED,
+    "geglu": {**TURNED, "mlp": "geglu"},
+    "biases": {**TURNED, "bias": True},
+    "parallel": {**TURNED, "order": "parallel"},
+    "by layer": {**TURNED, "layer_overrides": [{}, {"mlp": "geglu"}]},
 }
 
 
 def _model(**keys: Any) -> ClearheadForCausalLM:
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).double().eval()
+    model = space.uneven(**keys)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
         model.model.layers[0].mlp.up_proj.weight[3] *= 20
     return model
-
-
-def _logits(model: ClearheadForCausalLM) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.arange(22).view(2, 11)).logits
 
 
 @pytest.mark.parametrize("keys", MODELS.values(), ids=MODELS)
@@ -39,7 +32,7 @@ def test_rows_of_one_size_are_the_same_function(keys):
     model = _model(**keys)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     made = equalised(model)
-    torch.testing.assert_close(_logits(made), _logits(model), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     for old, new in zip(model.model.layers, made.model.layers, strict=True):
         sizes, were = (one.mlp.up_proj.weight.abs().amax(1) for one in (new, old))
@@ -47,15 +40,35 @@ def test_rows_of_one_size_are_the_same_function(keys):
         assert were.max() > 1.2 * were.median()
 
 
-def test_a_row_of_zeros_stays_one():
-    model = _model()
+@pytest.mark.parametrize("zeros", [1, 40, None], ids=["one", "most", "all"])
+def test_rows_of_zeros_stay_zeros(zeros):
+    model = _model(**TURNED)
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[2] = 0
+        model.model.layers[1].mlp.up_proj.weight[:zeros] = 0
     made = equalised(model)
-    assert not made.model.layers[1].mlp.up_proj.weight[2].any()
-    torch.testing.assert_close(_logits(made), _logits(model), rtol=1e-9, atol=1e-9)
+    assert not made.model.layers[1].mlp.up_proj.weight[:zeros].any()
+    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
 
 
-def test_an_mlp_without_a_gate_is_refused():
-    with pytest.raises(ClearheadError, match=r"mlp='gelu' has a function .* swiglu or geglu"):
-        equalised(_model(mlp="gelu"))
+def test_the_bias_of_a_row_of_hardly_any_weight_stays_finite():
+    """Such a row is enlarged a thousandfold at most, and its bias with it."""
+    model = _model(**TURNED, bias=True)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[2] *= 1e-30
+    made = equalised(model)
+    biases = [one.model.layers[0].mlp.up_proj.bias[2] for one in (made, model)]
+    torch.testing.assert_close(biases[0], 1000 * biases[1])
+    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"mlp": "gelu"}, r"mlp='gelu' has a function .* swiglu or geglu"),
+        ({}, "which only a rotation evens out: give --rotate down too"),
+    ],
+    ids=["no gate", "no rotation"],
+)
+def test_what_cannot_be_made_equal_is_refused(keys, message):
+    with pytest.raises(ClearheadError, match=message):
+        equalised(_model(**keys))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
-from clearhead.experiments.prefixes import fill
+from clearhead.experiments import prefixes
+from clearhead.experiments.prefixes import _pieces, fill
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
@@ -253,3 +255,56 @@ def test_beams_go_on_as_after_the_prefix():
     whole = torch.cat([PREFIX, ids], 1)
     wanted = plain.generate(whole, attention_mask=torch.ones_like(whole), **options)
     assert torch.equal(found, wanted[:, 2:])
+
+
+class _Tokenizer:
+    bos_token_id = eos_token_id = None
+
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        return SimpleNamespace(input_ids=[9])  # the newline
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def test_the_search_takes_what_fails_least_at_no_loss(monkeypatch):
+    """On four pieces, whose usual largest state is 100: 10 and less is small."""
+    states = {
+        (): [100, 90, 100, 110],
+        (9,): [100, 1, 1, 1],  # fails on one
+        (1,): [1, 1, 1, 50],
+        (2,): [5, 5, 5, 5],
+        (3,): [4, 4, 4, 4],  # smaller states, at a loss
+        (2, 1): [3, 3, 3, 3],  # no loss against none, and one against (2,)
+        (2, 3): [4.9, 4.9, 4.9, 4.9],  # hardly lower
+    }
+    perplexities = {(): 10.0, (3,): 10.2, (2,): 9.0, (2, 1): 9.2}
+    monkeypatch.setattr(
+        prefixes, "_largest", lambda model, pieces, ids: states.get(tuple(ids), [120.0] * 4)
+    )
+    monkeypatch.setattr(
+        prefixes, "_perplexity", lambda model, windows, ids: perplexities[tuple(ids)]
+    )
+    model: Any = None
+    text = [torch.tensor([1, 2, 3] * 6)]
+    found = prefixes.searched_prefix(model, _Tokenizer(), text)
+    assert found.ids == (2,)
+    tried = {tuple(one["tokens"]): one for one in found.tried}
+    assert [tried[ids]["fails"] for ids in ((), (9,), (1,), (2,))] == [4, 1, 1, 0]
+    asked = {ids for ids, one in tried.items() if one["perplexity"] is not None}
+    assert asked == perplexities.keys()
+    perplexities |= {(2,): 10.2, (1,): 10.0, (9,): 10.0}
+    # The best then fails on one piece, with a smaller state than the newline.
+    assert prefixes.searched_prefix(model, _Tokenizer(), text).ids == (1,)
+
+
+def test_a_prefix_is_searched_for_on_pieces_of_every_window():
+    """What does for most texts may fail for some, so that many short ones are read."""
+    windows = [torch.full((40,), fill) for fill in range(3)]
+    pieces = _pieces(windows)
+    assert [len(one) for one in pieces] == [16] * 6
+    assert [int(one[0]) for one in pieces] == [0, 0, 1, 1, 2, 2]
+    many = _pieces([torch.full((512,), fill) for fill in range(8)])
+    assert len(many) == 64
+    assert {int(one[0]) for one in many} == {*range(8)}
+    assert [len(one) for one in _pieces([torch.arange(5), torch.arange(9)])] == [5, 5]

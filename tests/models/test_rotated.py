@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead import ClearheadError
 from clearhead.models.rotated import rotated
 from clearhead.nn.norms import RMSNorm
 
@@ -28,29 +28,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _model(**keys: Any) -> ClearheadForCausalLM:
-    """A model in float64 whose weights and gains are all different."""
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE | keys)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
-
-
-def _logits(model: ClearheadForCausalLM) -> torch.Tensor:
-    ids = torch.arange(22).view(2, 11)
-    with torch.no_grad():
-        return model(ids).logits
-
-
 @pytest.mark.parametrize("parts", [("residual",), ("values",), ("residual", "values")], ids=str)
 @pytest.mark.parametrize("keys", MODELS.values(), ids=MODELS)
 def test_a_rotated_model_is_the_same_function_in_other_weights(keys, parts):
-    model = _model(**keys)
+    model = space.uneven(**keys)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     made = rotated(model, parts)
-    torch.testing.assert_close(_logits(made), _logits(model), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     own = made.state_dict()
     turned = {"residual": "self_attn.q_proj.weight", "values": "self_attn.v_proj.weight"}
@@ -59,24 +43,36 @@ def test_a_rotated_model_is_the_same_function_in_other_weights(keys, parts):
         assert not torch.allclose(own[name], before[name])
 
 
+@pytest.mark.parametrize("keys", MODELS.values(), ids=MODELS)
+def test_a_learned_rotation_keeps_the_function_too(keys):
+    model = space.uneven(**keys)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[3] *= 6
+    plain, made = (rotated(model, ["residual"], learn=learn) for learn in (False, True))
+    torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
+    weights = [one.model.layers[0].self_attn.q_proj.weight for one in (plain, made)]
+    largest = [float(one.detach().abs().max()) for one in weights]
+    assert largest[1] < 0.95 * largest[0]
+
+
 def test_each_seed_draws_a_rotation_of_its_own():
-    model = _model()
+    model = space.uneven()
     first, again, other = (rotated(model, ("residual",), seed=seed) for seed in (0, 0, 1))
     weights = [one.model.embed_tokens.weight for one in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.allclose(weights[0], weights[2])
-    torch.testing.assert_close(_logits(other), _logits(model), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(space.logits(other), space.logits(model), rtol=1e-9, atol=1e-9)
 
 
 def test_the_head_is_untied_only_where_the_last_norm_has_a_gain_a_channel():
-    assert not rotated(_model(), ("residual",)).config.tie_word_embeddings
-    single = rotated(_model(norm="rmsnorm-single"), ("residual",))
+    assert not rotated(space.uneven(), ("residual",)).config.tie_word_embeddings
+    single = rotated(space.uneven(norm="rmsnorm-single"), ("residual",))
     assert single.config.tie_word_embeddings
     assert single.lm_head.weight is single.model.embed_tokens.weight
 
 
 def test_a_channel_that_stands_out_is_spread_over_all():
-    model = _model()
+    model = space.uneven()
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[3] *= 1000
     found = [
@@ -110,11 +106,11 @@ IDENTITY = {"values": "identity", "head_dim": 4, "num_value_heads": 4}
 )
 def test_mechanisms_that_tell_channels_apart_are_refused(parts, keys, named):
     with pytest.raises(ClearheadError, match=named):
-        rotated(_model(**keys), parts)
+        rotated(space.uneven(**keys), parts)
 
 
 def test_norms_keep_the_size_of_their_gains_and_no_gain_of_a_channel():
-    model = _model()
+    model = space.uneven()
     made = rotated(model, ("residual",))
     gains, before = (
         [module.weight for module in one.modules() if isinstance(module, RMSNorm)]
@@ -128,7 +124,7 @@ def test_norms_keep_the_size_of_their_gains_and_no_gain_of_a_channel():
 
 def test_matrices_keep_their_size_so_that_training_steps_do():
     """Gains of 0.2 within the matrices would make Adam's steps five times as large."""
-    model = _model()
+    model = space.uneven()
     with torch.no_grad():
         model.model.layers[0].input_layernorm.weight.copy_(torch.linspace(0.1, 0.3, 16))
     of = [

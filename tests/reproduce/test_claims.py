@@ -209,6 +209,8 @@ def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(
     assert verdict("several") is verdict("one", "several") is Judgement.HOLDS
     text = "\n".join(book.markdown(sources))
     assert "| 2.00 | 1.00 | +1.00 | undecided: one seed | one, retrofit |" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("- `retrofit/basis`"))
+    assert "2.00 ± 0.10 against 5.00" in line  # the summary has a comparison that counts
 
 
 def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):

@@ -38,8 +38,11 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
     """Else the spread over seeds would leave out how lucky the only rotation was."""
     trials = {one.name: one for one in EXPERIMENTS["retrofit"].trials("small")}
 
-    def made(name: str) -> list[str]:
+    def made(name: str, *seeds: int) -> list[str]:
         one = replace(trials[name], output=tmp_path)
+        if seeds:
+            config = replace(one.config, seeds=seeds)
+            one = replace(one, table=replace(one.table, config=config))
         starts = {job.name: job for job in one.preparations()}
         for seed in one.config.seeds:
             first = next(one.jobs(1e-5 if one.rates else None, seed))
@@ -52,6 +55,16 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
     turned = "models/rotate=residual-values-down-prefix=-n"
     for name in ("prefix turned", "prefix turned trained"):
         assert made(name) == [turned, f"{turned}-seed=1", f"{turned}-seed=2"]
+        assert made(name.replace("turned", "turned equal")) == [
+            f"{turned}{seed}-equal" for seed in ("", "-seed=1", "-seed=2")
+        ]
+        searched = turned.replace("prefix=-n", "prefix=auto")
+        assert made(name.replace("prefix turned", "searched turned learned")) == [
+            f"{searched}{seed}-learned-equal" for seed in ("", "-seed=1", "-seed=2")
+        ]
+    # A sweep starts from the same rotation, whichever seeds count.
+    assert made("prefix turned trained", 1, 2) == [f"{turned}-seed=1", f"{turned}-seed=2", turned]
+    assert made("prefix turned", 1) == [f"{turned}-seed=1"]
     assert made("prefix rotated") == ["models/rotate=down-prefix=-n"]
 
 

@@ -1,8 +1,10 @@
 """docs/repair-evidence.md: the rows of its arms are those of the records."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from clearhead.records.runs import Run
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT.joinpath("docs/repair-evidence.md").read_text("utf-8")
-RUNS = [run for path in ROOT.glob("results/retrofit*.jsonl") for run in load(path).runs]
-WINDOW = 511  # predictions
+SEEDS = ROOT / "results" / "retrofit-seeds.jsonl"
+FILES = [path for path in ROOT.glob("results/retrofit*.jsonl") if path != SEEDS]
+RUNS = [run for path in FILES for run in load(path).runs]
+RUNS_OF_SEEDS = load(SEEDS).runs
+PREDICTED = 8 * 511  # tokens of the windows
 INSIDE: dict[str, dict[str, Any]] = {
     "largest hidden state": {"metric": "hidden_top_1"},
     "first token the largest key (chance 1.3 %)": {
@@ -41,13 +46,12 @@ ARMS = {
 }
 
 
-def _rows() -> Iterator[tuple[dict[str, str], int]]:
-    """Rows of tables by arm and tokens, and the windows on which they were measured."""
-    results, earlier = PAGE.split("### Earlier arms")
-    for text, windows in ((results, 8), (earlier, 2)):
-        for head, rows in _tables(text):
-            if head[:2] == ["arm", "tokens"]:
-                yield from ((row, windows) for row in rows)
+def _rows(*start: str) -> list[dict[str, str]]:
+    """Rows of the tables whose header begins so."""
+    return [row for head, rows in _tables(PAGE) if (*head[:2],) == start for row in rows]
+
+
+ROWS, OF_SEEDS = _rows("arm", "tokens"), _rows("arm", "rate")
 
 
 def _named(shown: str) -> tuple[str, float | None]:
@@ -56,7 +60,7 @@ def _named(shown: str) -> tuple[str, float | None]:
     return ARMS[name], float(rate.removesuffix(")")) if rate else None
 
 
-def _run(shown: str, tokens: int, windows: int) -> Run:
+def _run(shown: str, tokens: int) -> Run:
     """The run of an arm, of the first file that has it."""
     arm, rate = _named(shown)
     for run in RUNS:
@@ -64,9 +68,9 @@ def _run(shown: str, tokens: int, windows: int) -> Run:
         predicted = measured and measured.details["predicted_tokens"]
         found = run.header["arm"], run.header["train"]["tokens"], predicted
         tuned = rate in (None, run.header["train"].get("learning_rate"))
-        if found == (arm, tokens, windows * WINDOW) and tuned:
+        if found == (arm, tokens, PREDICTED) and tuned:
             return run
-    raise AssertionError(f"no run of {shown} with {tokens} tokens and {windows} windows")
+    raise AssertionError(f"no run of {shown} with {tokens} tokens")
 
 
 def _value(run: Run, column: str) -> float | None:
@@ -81,20 +85,41 @@ def _value(run: Run, column: str) -> float | None:
     return run.value("perplexity", scheme=None if column == "books" else column.strip("`"))
 
 
-ROWS = list(_rows())
-
-
 def test_the_page_has_the_arms() -> None:
     assert len(ROWS) >= 65
-    assert {_named(row["arm"])[0] for row, _ in ROWS} == set(ARMS.values())
+    assert len(OF_SEEDS) >= 10
+    shown = {_named(row["arm"])[0] for row in (*ROWS, *OF_SEEDS)}
+    elsewhere = {"turned", "key-value", "searched turned learned"}  # in tables of their own
+    assert shown | elsewhere == set(ARMS.values())
 
 
-@pytest.mark.parametrize(
-    ("row", "windows"), ROWS, ids=[f"{windows} {' '.join(row.values())}" for row, windows in ROWS]
-)
-def test_a_row_is_what_the_records_say(row: dict[str, str], windows: int) -> None:
+@pytest.mark.parametrize("row", OF_SEEDS, ids=lambda row: str(row["arm"]))
+def test_a_row_of_seeds_is_what_the_record_says(row: dict[str, str]) -> None:
+    """Means ± standard deviations; few bits by what they add to each seed's own perplexity."""
+    runs = [run for run in RUNS_OF_SEEDS if run.header["arm"] == _named(row["arm"])[0]]
+    assert sorted(run.header["seed"] for run in runs) == [0, 1, 2]
+    for column in list(row)[1:]:
+        values = [_value(run, column) for run in runs]
+        if column == "rate":
+            assert {*values} == {float(row[column]) if row[column] else None}
+            continue
+        assert None not in values, column
+        numbers = [value for value in values if value is not None]
+        if column.startswith("`"):
+            fulls = [run.value("perplexity") for run in runs]
+            numbers = [100 * (n / f - 1) for n, f in zip(numbers, fulls, strict=True) if f]
+        if column.startswith("first token the largest key"):
+            numbers = [100 * n for n in numbers]
+        mean, _, spread = row[column].replace(",", "").removesuffix(" %").partition(" ± ")
+        digits = len(mean.partition(".")[2])
+        said = [f"{one:.{digits}f}" for one in (fmean(numbers), stdev(numbers))]
+        assert [mean.lstrip("+"), spread] == said, column
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.values()))
+def test_a_row_is_what_the_records_say(row: dict[str, str]) -> None:
     arm, tokens, *columns = row
-    run = _run(row[arm], int(row[tokens].replace(",", "")), windows)
+    run = _run(row[arm], int(row[tokens].replace(",", "")))
     for column in columns:
         value = _value(run, column)
         if not row[column]:
@@ -110,3 +135,28 @@ def test_a_row_is_what_the_records_say(row: dict[str, str], windows: int) -> Non
             full = run.value("perplexity")
             assert full is not None
             assert more == f"{value / full - 1:+.1%}".replace("%", " %)"), column
+
+
+def test_the_prefixes_are_those_of_the_searches() -> None:
+    searches = json.loads((ROOT / "results" / "prefix-search.json").read_text("utf-8"))
+    names = {
+        "none": "",
+        "a newline": "\n",
+        '" a" and a comma': " a,",
+        'a newline and " in"': "\n in",
+        "the special token `im_start`": "<|im_start|>",
+        "the special token `im_end`": "<|im_end|>",
+    }
+    rows = _rows("tokens before the text", "fails, books-train")
+    assert len(rows) >= 15
+    for row in rows:
+        name, *shown = row.values()
+        text = names.get(name, name.strip('"'))
+        for value, search in zip(shown, searches, strict=True):
+            fails = {one["text"]: one["fails"] for one in search["prefix"]["tried"]}
+            assert value == str(fails.get(text, "")), name
+    for search in searches:
+        plain, *tried = search["prefix"]["tried"]
+        assert plain["fails"] == plain["pieces"] == 64
+        assert all(one["fails"] for one in tried if len(one["tokens"]) == 1)
+        assert {"command", "commit"} <= search.keys()

@@ -19,12 +19,12 @@ from safetensors import safe_open
 from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM
 
-from clearhead.cli import main
 from clearhead.errors import ClearheadError
 from clearhead.optim import build_optimizer
 from clearhead.train import TrainConfig, checkpoint, train
 from clearhead.train.parallel import Spread, dealt_among
 from clearhead.train.world import World, _store_of_start
+from tests.cli.conftest import call, refusal
 
 PROGRAM = Path(__file__).with_name("spread.py")
 _spec = importlib.util.spec_from_file_location("tests_train_spread", PROGRAM)
@@ -188,11 +188,11 @@ def test_a_checkpoint_of_two_is_read_by_one_bit_for_bit_and_holds_no_pickle(tiny
             assert torch.equal(saved, optimizer.state[parameter][key])
 
 
-def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path):
-    path = checkpoint.newest(two[0] / "fsdp")
-    with pytest.raises(SystemExit) as stop:
-        main(["convert", str(path), str(tmp_path / "whole")])
-    assert stop.value.code == 0
+def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path, capsys):
+    command = "convert", checkpoint.newest(two[0] / "fsdp"), tmp_path / "whole"
+    for words in (["--equalise"], ["--prefix", "a"], ["--rotate", "down"], ["--to", "gated"]):
+        assert "take a whole model" in refusal(capsys, *command, *words)
+    assert call(*command) == 0
     weights = [
         (folder / "model.safetensors").read_bytes()
         for folder in (tmp_path / "whole", two[0] / "fsdp" / "final")

@@ -37,9 +37,13 @@ class ConvertConfig(OpensModels):
     (mlp_rotation=hadamard)."""
     seed: Natural = 0
     """Seed of the random rotations of the residual stream and the values."""
+    learn_rotation: bool = False
+    """Turn the residual stream once more, by a rotation learned from the weights alone, which makes
+    the largest of those that read the stream smaller: the same function, for one scale a matrix."""
     equalise: bool = False
     """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
-    the same function, for one scale a matrix. After training is as good a time as before."""
+    the same function, for one scale a matrix; for MLPs that --rotate down turns, now or before.
+    After training is as good a time as before."""
     purpose: Annotated[Literal["serving"] | None, tyro.conf.arg(name="for")] = None
     """Write a model for servers: of a family of transformers where one fits, or else with a
     modelling file of its own, which they run with trust_remote_code."""
@@ -66,12 +70,21 @@ class ConvertConfig(OpensModels):
         given = [key for key in _MEASURES if getattr(self, key) != getattr(ConvertConfig, key)]
         if given and not self.changes:
             idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-            raise ClearheadError(f"{idle} would have no effect without --to, --prefix or --rotate")
+            raise ClearheadError(
+                f"{idle} would have no effect without --to, --prefix, --rotate or --equalise"
+            )
+        if self.calibrate is not None and not self.to and self.prefix is None:
+            raise ClearheadError(
+                "--calibrate fills new sinks, keys or values, or judges prefixes: give --to or "
+                "--prefix auto with it, or --text to measure on"
+            )
         if self.seed and not self.is_drawn:
             raise ClearheadError("--seed would have no effect without --rotate residual or values")
+        if self.learn_rotation and "residual" not in self.rotate:
+            raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
         if self.changes and self.purpose:
             raise ClearheadError(
-                "--to and --for are two steps: convert --to first, then that --for it"
+                "--for is a step of its own: convert without it first, then that --for serving"
             )
         if self.calibrate is not None and self.sink_logit is not None:
             raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead import terminal
 from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
@@ -42,7 +43,7 @@ from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder, require_new, write_json
+from clearhead.records.files import publish_folder, read_json, require_new, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train.checkpoint import save_pretrained, whole
 
@@ -71,8 +72,11 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     preset = next((word for word in config.to if "=" not in word), None)
     require_new(config.output)
     if (joined := whole(Path(config.model))) is not None:
-        if config.to or config.purpose:
-            raise ClearheadError("--to and --for take a whole model: convert without them first")
+        if config.changes or config.purpose:
+            raise ClearheadError(
+                "--to, --prefix, --rotate, --equalise and --for take a whole model: convert "
+                "without them first, then that"
+            )
         folder = Path(config.model)
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
         with publish_folder(config.output) as temporary:
@@ -95,6 +99,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
                 settings=settings,
                 basis=[part for part in config.rotate if part != "down"],
                 seed=config.seed,
+                learn=config.learn_rotation,
                 equalise=config.equalise,
                 prefix=config.prefix,
                 sink_logit=config.sink_logit,
@@ -106,7 +111,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         made = rounded(found.model)
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, found.record)
+        write_json(folder / RECORD, {**found.record, "before": _of_the_source(config.model)})
         manifest.seal(folder)
     for line in found.lines:
         say(line)
@@ -133,6 +138,7 @@ def to_other_mechanisms(
     settings: dict[str, Any],
     basis: Sequence[Part] = (),
     seed: int = 0,
+    learn: bool = False,
     equalise: bool = False,
     prefix: str | None = None,
     sink_logit: float | None = None,
@@ -144,8 +150,8 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
-        basis, seed: what is turned before, as in `rotated`.
-        equalise: as in `equalised`, before the rest.
+        basis, seed, learn: what is turned before, as in `rotated`.
+        equalise: as in `equalised`, when all is turned.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
             search for one on the calibration text.
         calibration: a source of text; half of the windows read calibrate the sinks or the learned
@@ -168,16 +174,20 @@ def to_other_mechanisms(
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
     first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
-    before = with_equal_logits(first, rotated(first, basis, seed=seed)) if basis else first
-    if equalise:
-        before = with_equal_logits(first, equalised(before))
+    before = first
+    if learn:
+        terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
+    if basis:
+        before = with_equal_logits(first, rotated(first, basis, seed=seed, learn=learn))
     chosen = None
     if prefix is not None:
         check_prefix(before, changes)
-        chosen = _prefix(prefix, before, tokenizer, calibrating)
+        chosen = _prefix(prefix, first, tokenizer, calibrating)
         changes |= {"normalizer": "key-value", "prefix_length": len(chosen.ids)}
     start = started(before, changes)
     made = start.model
+    if equalise:
+        made = with_equal_logits(made, equalised(made))
     length = min(length, longest_text(made) or length)  # learned keys may have taken positions
     windows = [window[:length] for window in windows]
     read_from = text or calibration or RANDOM
@@ -241,7 +251,8 @@ def to_other_mechanisms(
             **record,
             "changes": changes,
             "rotated": list(basis),
-            "seed": seed,
+            "seed": seed if basis else None,
+            "learned_rotation": learn,
             "equalised": equalise,
             "same_function": exact,
             "new": start.new,
@@ -255,6 +266,12 @@ def to_other_mechanisms(
             "prefix": None if chosen is None else asdict(chosen),
         },
     )
+
+
+def _of_the_source(model: str) -> dict[str, Any] | None:
+    """The record of the conversion that made the source, with its prefix."""
+    path = Path(model) / RECORD
+    return read_json(path, "delete it to convert without it") if path.is_file() else None
 
 
 def _prefix(text: str, model: Any, tokenizer: Any, windows: list[Tensor]) -> Prefix:

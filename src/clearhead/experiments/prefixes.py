@@ -9,14 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache
 
 from clearhead.errors import ClearheadError
+from clearhead.eval.token_losses import Losses
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
@@ -26,7 +26,11 @@ AUTO = "auto"
 LONGEST = 64  # tokens of a prefix that is given
 SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
-WINDOWS, LENGTH = 2, 256  # of text that a candidate is measured on
+# Of text that a candidate is measured on. A prefix may do for most texts and fail for some, and
+# what fails shows within the first tokens: so many short pieces, rather than a few long ones.
+PIECES, LENGTH, TOGETHER = 64, 16, 16
+FAILS = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
+JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
 _ESCAPES = {r"\n": "\n", r"\t": "\t"}
@@ -38,8 +42,10 @@ class Prefix:
     """Tokens to stand before every text, and what a search measured.
 
     Attributes:
-        tried: {"tokens", "text", "perplexity", "largest"} of each candidate, the first without a
-            prefix; "largest" is the largest absolute hidden state of the text.
+        tried: {"tokens", "text", "perplexity", "largest", "fails", "pieces"} of each candidate, the
+            first without a prefix; "largest" is the largest absolute hidden state of the text,
+            "fails" the number of its pieces that keep a massive one. Perplexity is that of longer
+            windows, None where it was not asked for.
     """
 
     ids: tuple[int, ...]
@@ -66,37 +72,80 @@ def given_prefix(text: str, tokenizer: Any) -> Prefix:
 def searched_prefix(
     model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor]
 ) -> Prefix:
-    """The tokens before the text that leave it the smallest largest hidden state, at no loss.
+    """The tokens before the text that leave it no massive hidden state, at no loss.
 
-    Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones.
-    Those after which perplexity is more than 1 % higher than without a prefix are left out. A
-    second and a third token are added where they lower the largest state by 5 % more.
+    Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
+    fails on a piece of text whose largest state stays above a tenth of what is usual without a
+    prefix. Of those that raise perplexity by at most 1 %, the one that fails least is best, of
+    several the one with the smallest largest state. A second and a third token are added where they
+    fail less, or lower the largest state by 5 % more.
 
     Raises:
-        ClearheadError: no candidate lowers it at no loss.
+        ClearheadError: no candidate lowers the states at no loss.
     """
-    read = [window[:LENGTH] for window in windows[:WINDOWS]]
-    tried = [_measured(model, tokenizer, read, ())]
-    best = plain = tried[0]
-    candidates = list(_candidates(tokenizer, read))
+    read, judged = _pieces(windows), [window[:JUDGED] for window in windows[:2]]
+    candidates = list(_candidates(tokenizer, windows))
+    states = _largest(model, read, ())
+    usual = median(states)
+    plain = _tried(tokenizer, (), states, usual)
+    plain["perplexity"] = _perplexity(model, judged, ())
+    best, tried = plain, [plain]
+
+    def at_no_loss(one: dict[str, Any]) -> bool:
+        one["perplexity"] = _perplexity(model, judged, one["tokens"])
+        return bool(one["perplexity"] <= LOSS * min(plain["perplexity"], best["perplexity"]))
+
     for number in range(1, SEARCHED + 1):
-        longer = [
-            _measured(model, tokenizer, read, (*best["tokens"], candidate))
-            for candidate in candidates
-        ]
+        longer = list[dict[str, Any]]()
+        for candidate in candidates:
+            ids = (*best["tokens"], candidate)
+            longer.append(_tried(tokenizer, ids, _largest(model, read, ids), usual))
+        longer.sort(key=_rank)
         tried += longer
-        fit = [one for one in longer if one["perplexity"] <= LOSS * plain["perplexity"]]
-        found = min(fit, key=lambda one: one["largest"], default=best)
-        if not found["largest"] < GAIN * best["largest"]:
+        found = next((one for one in longer if _is_better(one, best) and at_no_loss(one)), None)
+        if found is None:
             break
         best = found
-        say(f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}")
+        say(
+            f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}; "
+            f"it fails on {best['fails']} of {best['pieces']} pieces of text"
+        )
     if best is plain:
         raise ClearheadError(
-            f"none of {len(candidates)} tokens before the text lowers its largest hidden state, "
-            f"{plain['largest']:,.0f}, at no loss of perplexity: give a prefix, such as \\n"
+            f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
+            f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
         )
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
+
+
+def _tried(
+    tokenizer: Any, ids: Sequence[int], largest: list[float], usual: float
+) -> dict[str, Any]:
+    return {
+        "tokens": list(ids),
+        "text": tokenizer.decode(list(ids)),
+        "largest": max(largest),
+        "fails": sum(one > FAILS * usual for one in largest),
+        "pieces": len(largest),
+        "perplexity": None,
+    }
+
+
+def _rank(one: dict[str, Any]) -> tuple[int, float]:
+    return one["fails"], one["largest"]
+
+
+def _is_better(found: dict[str, Any], best: dict[str, Any]) -> bool:
+    """True where it fails on fewer pieces, or on as many with much smaller states."""
+    return _rank(found) < (best["fails"], GAIN * best["largest"])
+
+
+def _pieces(windows: Sequence[Tensor]) -> list[Tensor]:
+    """Pieces of one length, spread over the windows; whole windows where those are shorter."""
+    length = min(LENGTH, *map(len, windows))
+    pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
+    count = min(PIECES, len(pieces))
+    return [pieces[index * len(pieces) // count] for index in range(count)]
 
 
 def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> Iterator[int]:
@@ -104,30 +153,38 @@ def _candidates(tokenizer: Any, windows: Sequence[Tensor]) -> Iterator[int]:
     counts = Counter(token for window in windows for token in window.tolist())
     frequent = [token for token, _ in counts.most_common(FREQUENT)]
     special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    seen = dict.fromkeys([*newline[:1], *special, *frequent])
+    seen = dict.fromkeys([*(newline if len(newline) == 1 else ()), *special, *frequent])
     yield from (token for token in seen if token is not None)
 
 
-def _measured(
-    model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor], ids: tuple[int, ...]
-) -> dict[str, Any]:
-    loss, tokens, largest = 0.0, 0, 0.0
+def _largest(
+    model: ClearheadForCausalLM, pieces: Sequence[Tensor], ids: Sequence[int]
+) -> list[float]:
+    """The largest absolute hidden state of each piece of text after a prefix."""
+    found = list[float]()
     with evaluating(model):
-        for ids_BT in batches(model, windows, 1):
-            cache = DynamicCache(config=model.config)
-            if ids:
-                model(input_ids=_row(ids, model), past_key_values=cache)
-            out = model(input_ids=ids_BT, past_key_values=cache, output_hidden_states=True)
-            largest = max(largest, *(float(x.abs().max()) for x in out.hidden_states))
-            logits = out.logits[0, :-1].float()
-            loss += float(F.cross_entropy(logits, ids_BT[0, 1:], reduction="sum"))
-            tokens += ids_BT.shape[1] - 1
-    return {
-        "tokens": list(ids),
-        "text": tokenizer.decode(list(ids)),
-        "perplexity": math.exp(loss / tokens),
-        "largest": largest,
-    }
+        for rows_BL in _after(model, pieces, ids):
+            out = model.model(rows_BL, use_cache=False, output_hidden_states=True)
+            states = [x[:, len(ids) :].abs().amax((1, 2)) for x in out.hidden_states]
+            found += torch.stack(states).amax(0).tolist()
+    return found
+
+
+def _perplexity(
+    model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
+) -> float:
+    losses_of = Losses(model)
+    with evaluating(model):
+        found = [losses_of(rows, len(ids) + 1) for rows in _after(model, windows, ids)]
+    return math.exp(float(torch.cat(found).double().mean()))
+
+
+def _after(
+    model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
+) -> Iterator[Tensor]:
+    """Batches of windows after a prefix, int64 [B, L]."""
+    for ids_BT in batches(model, windows, TOGETHER):
+        yield torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
 
 
 def check_prefix(model: ClearheadForCausalLM, changes: dict[str, Any]) -> None:
@@ -207,4 +264,4 @@ def check_filled(
 
 
 def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
-    return torch.tensor([list(ids)], device=model.device)
+    return torch.tensor([list(ids)], dtype=torch.long, device=model.device)

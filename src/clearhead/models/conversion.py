@@ -71,7 +71,8 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
     Another order of 16-bit sums may move logits as far as a wrong conversion would.
 
     Yields:
-        A function that gives another model's weights the first's 16 bits, and returns it.
+        A function that gives another model's weights the first's 16 bits, and returns it. It
+        raises a ClearheadError where a weight is beyond their range.
     """
     narrow = [
         (tensor, tensor.dtype)
@@ -85,6 +86,12 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
         for name, tensor in chain(made.named_parameters(), made.named_buffers()):
             if name in saved and tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
+                if not bool(tensor.isfinite().all()):
+                    kind = str(dtype).removeprefix("torch.")
+                    raise ClearheadError(
+                        f"{name} has weights beyond the range of {kind}: convert a copy of the "
+                        "model in float32 or bfloat16"
+                    )
         return made
 
     for tensor, _ in narrow:

@@ -3,8 +3,9 @@
 What a gated MLP's up projection makes is only multiplied: by the gate, and by the down projection.
 So a row of it may be divided by a number, and the column of the down projection that reads it
 multiplied by that number. Where one scale serves a whole matrix, the largest row no longer sets it
-for all rows. It is the equalisation across layers of arXiv 1906.04721 (section 4.1), between two
-matrices with no function between them.
+for all rows. Scales pass from one matrix to the next as in arXiv 1906.04721 (section 4.1), where
+each takes half. Here the down projection takes them whole: its rotation mixes its columns
+afterwards, so that none of them stands out.
 """
 
 from copy import deepcopy
@@ -16,13 +17,18 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families.family import filled
 from clearhead.ops.hadamard import rotate_channels
 
+SMALLEST = 1e-3
+"""A row smaller than this share of the median is enlarged as if it had it: a row of hardly any
+weight, whose bias would grow without bounds."""
+
 
 def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
     """The same function with equal rows, by their largest weight, in every up projection; from
     copies of the weights in their dtype.
 
     Raises:
-        ClearheadError: an MLP without a gate, whose function lies between the two matrices.
+        ClearheadError: an MLP without a gate, whose function lies between the two matrices, or
+            without a rotation, where columns of the down projection would become unequal.
     """
     made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     with torch.no_grad():
@@ -33,13 +39,20 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
                     f"mlp={spec.mlp!r} has a function between its two matrices, so that no scale "
                     "passes from one to the other: --equalise takes mlp swiglu or geglu"
                 )
+            if spec.mlp_rotation != "hadamard":
+                raise ClearheadError(
+                    "--equalise gives the sizes of rows to columns of the down projections, which "
+                    "only a rotation evens out: give --rotate down too"
+                )
             up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight
             sizes_O = up.weight.double().abs().amax(1)
-            scale_O = torch.where(sizes_O > 0, sizes_O / sizes_O.median(), 1.0)
+            if not (nonzero := sizes_O[sizes_O > 0]).numel():
+                continue  # a projection of zeros has nothing to scale
+            scale_O = (sizes_O / nonzero.median()).clamp(min=SMALLEST)
+            scale_O = torch.where(sizes_O > 0, scale_O, 1.0)
             up.weight.copy_(up.weight.double() / scale_O[:, None])
             if up.bias is not None:
                 up.bias.copy_(up.bias.double() / scale_O)
-            # A rotation before the down projection is part of its weights.
-            turn = rotate_channels if spec.mlp_rotation == "hadamard" else lambda x: x
-            down.copy_(turn(turn(down.double()) * scale_O))
+            # The rotation before the down projection is part of its weights.
+            down.copy_(rotate_channels(rotate_channels(down.double()) * scale_O))
     return made

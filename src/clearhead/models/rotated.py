@@ -9,6 +9,7 @@ them (QuaRot, arXiv 2404.00456, sections 4.1 and 4.2).
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.families.family import filled
+from clearhead.models.learned_rotation import learned_rotation
 from clearhead.nn.norms import RMSNorm
 from clearhead.nn.positions import NoPosition
 from clearhead.nn.registry import REGISTRY
@@ -34,7 +36,7 @@ _LINEAR_IN_VALUES = {
 
 
 def rotated(
-    model: ClearheadForCausalLM, parts: Sequence[Part], *, seed: int = 0
+    model: ClearheadForCausalLM, parts: Sequence[Part], *, seed: int = 0, learn: bool = False
 ) -> ClearheadForCausalLM:
     """The same function in another basis, from copies of the weights in their dtype.
 
@@ -42,10 +44,14 @@ def rotated(
         parts: "residual" turns the residual stream and unties the head where the last norm has a
             gain for each channel; "values" turns each layer's values and what `o_proj` reads.
         seed: of the random rotations.
+        learn: turn the residual stream once more, by a rotation learned from the weights.
 
     Raises:
-        ClearheadError: a mechanism that tells channels apart, naming its axis.
+        ClearheadError: a mechanism that tells channels apart, naming its axis; a rotation to learn
+            without "residual".
     """
+    if learn and "residual" not in parts:
+        raise ClearheadError("only the rotation of the residual stream can be learned")
     config, state = deepcopy(model.config), model.state_dict()
     if "residual" in parts:
         _check_residual(config)
@@ -60,6 +66,9 @@ def rotated(
         if "values" in parts:
             for layer in made.model.layers:
                 _turn_values(layer.self_attn, draw)
+        if learn:  # last, from the rows as the other rotations leave them
+            readers = chain.from_iterable(map(_readers, made.model.layers))
+            _turn_residual(made, learned_rotation(linear.weight for linear, _ in readers))
     return made
 
 

@@ -16,7 +16,14 @@ from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
-from clearhead.reproduce.claims import Claim, Judgement, Outcome, judged, threshold_over
+from clearhead.reproduce.claims import (
+    Claim,
+    Judgement,
+    Outcome,
+    counting,
+    judged,
+    threshold_over,
+)
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -165,8 +172,9 @@ def _in_one_line(
     claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement, threshold: float
 ) -> str:
     """The comparison with the smallest p-value of those that make the verdict what it is."""
-    telling = [one for one in outcomes if one.judgement(threshold) is verdict]
-    one = min(telling or outcomes, key=_p_value)
+    counted = counting(outcomes)
+    telling = [one for one in counted if one.judgement(threshold) is verdict]
+    one = min(telling or counted, key=_p_value)
     words = one.contrast.words
     ours, theirs = _means(one)
     line = f"{words[:1].upper()}{words[1:]}: {ours} against {theirs}"

@@ -309,6 +309,12 @@ def threshold_over(outcomes: Iterable[Sequence[Outcome]]) -> float:
     return threshold_of(one.difference for ones in outcomes for one in ones if one.tested)
 
 
+def counting(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those of one claim without comparisons of one seed that other records make with several."""
+    repeated = {one.contrast.words for one in outcomes if one.applies and not one.of_one_seed}
+    return [one for one in outcomes if not (one.of_one_seed and one.contrast.words in repeated)]
+
+
 def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
     """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
 
@@ -320,13 +326,8 @@ def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome
     outcomes = {claim.name: claim.outcomes(sources) for claim in claims()}
     threshold = threshold_over(outcomes.values())
     for claim in claims():
-        telling = [one for one in outcomes[claim.name] if one.applies]
-        repeated = {one.contrast.words for one in telling if not one.of_one_seed}
-        verdicts = {
-            one.judgement(threshold)
-            for one in telling
-            if not (one.of_one_seed and one.contrast.words in repeated)
-        }
+        telling = [one for one in counting(outcomes[claim.name]) if one.applies]
+        verdicts = {one.judgement(threshold) for one in telling}
         order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
         none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
         verdict = next((one for one in order if one in verdicts), none)

@@ -43,6 +43,8 @@ def retrofit(scale: str) -> Iterator[Trial]:
     turned = {"rotate": ("residual", "values", "down")}
     all_turned = {**PREFIX, **turned}
     equal = {**all_turned, "equalise": True}
+    learned = {**equal, "learn_rotation": True}
+    searched = {**learned, "prefix": "auto", "calibrate": TEXT}
     keys = {"to": ("key-value",), "calibrate": TEXT}
     sink = {"to": ("sink",), "calibrate": TEXT}
     attention: dict[str, Any] = {"train.only": ["*attn*"]}
@@ -61,6 +63,9 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield converted("prefix turned trained", *turned_rates, by=all_turned)
     yield converted("prefix turned equal", by=equal)
     yield converted("prefix turned equal trained", *turned_rates, by=equal)
+    yield converted("prefix turned learned", by=learned)
+    yield converted("searched turned learned", by=searched)
+    yield converted("searched turned learned trained", *turned_rates, by=searched)
     yield arm("attention only", *rates, **attention)
     yield arm("lora", *LORA_RATES[scale], **adapter)
     yield converted("key-value", by=keys)

@@ -28,6 +28,8 @@ Measurement = EvaluateSettings | DiagnoseConfig | QuantizeConfig
 Question = Measurement | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
+SWEPT_ROTATION = 0
+"""The seed of random rotations that sweeps start from, whatever seeds count."""
 TRAINED = ""
 """The model of a question: the one that the trial trains."""
 TEXT = ""
@@ -110,7 +112,8 @@ class Trial:
     def preparations(self) -> list[Job]:
         """The training and the conversions that make the models to start from, each once."""
         jobs = dict[str, Job]()
-        for job in map(self._preparation, self.config.seeds):
+        seeds = [*self.config.seeds, *[SWEPT_ROTATION] * self.is_swept]
+        for job in map(self._preparation, seeds):
             for one in (job and job.after, job):
                 if one is not None:
                     jobs.setdefault(one.name, one)
@@ -134,7 +137,7 @@ class Trial:
             "seed": conversion.seed,
         }
         words = [*conversion.to, *(f"{key}={one}" for key, one in changes.items() if one)]
-        words += ["equal"] * conversion.equalise
+        words += ["learned"] * conversion.learn_rotation + ["equal"] * conversion.equalise
         output = self.output / "models" / as_folder(" ".join(words))
         if conversion.calibrate == TEXT:
             conversion = replace(conversion, calibrate=self.config.data.data[0])
@@ -183,7 +186,7 @@ class Trial:
         """The run that tries a rate, with a seed and a text of its own."""
         train = replace(self.config.train, tokens=self.table.sweep_tokens)
         short = replace(self.config, measure_every=0, train=train, held_out="training")
-        start = self._preparation(self.config.seeds[0])
+        start = self._preparation(SWEPT_ROTATION)
         return self._run(f"sweeps/{self._place}-{written(rate)}", short, rate, SWEEP_SEED, start)
 
     def jobs(self, rate: float | None, seed: int) -> Iterator[Job]:
