@@ -137,6 +137,27 @@ def test_own_text_takes_the_place_of_both(tmp_path, capsys):
             assert "--data.data c.txt" in line
 
 
+@pytest.mark.parametrize(("scale", "tasks"), [("tiny", 5), ("paper", 7)])
+def test_own_documents_take_the_place_of_the_hubs_and_no_question_changes(
+    scale, tasks, tmp_path, capsys
+):
+    (tmp_path / "rates.json").write_text(json.dumps({"abilities/transformer": "3e-3"}))
+    words = ["--scale", scale, "--only", "transformer", "--seeds", "0", "--dry-run"]
+    own = ["--test-data", "own.jsonl", "--output", str(tmp_path)]
+    assert _call("abilities", *words, *own) == 0
+    lines = capsys.readouterr().out.splitlines()
+    answers, documents = (line for line in lines if line.startswith("clearhead eval"))
+    for line in (answers, documents):
+        assert "--data" not in line
+        assert "--split" not in line
+    asked = answers.partition("--tasks ")[2].partition(" --")[0].split()
+    assert (len(asked), asked[-1]) == (tasks + 1, "shots")
+    assert ("openbookqa" in asked) == (scale == "paper")
+    assert ("--lm-eval.limit 200" in answers) == (scale == "tiny")
+    assert "--shots.test 'hf:PolyAI/banking77#test'" in answers
+    assert "--hallucination.files own.jsonl" in documents
+
+
 def test_another_model_and_budget_take_the_place_of_the_experiments_own(tmp_path, capsys):
     words = ["--from", "my-model", "--data", "a.txt", "--test-data", "b.txt", "--tokens", "4096"]
     out = str(tmp_path / "out")

@@ -36,6 +36,10 @@ FORMS = {
         [Case(kind="summary", document="It.", question="", references=("one",))],
     ),
     "scitldr": (
+        {"paper_id": "x", "source": [" It.", "It left."], "target": REFERENCES, "ic": True},
+        [Case(kind="summary", document="It. It left.", question="", references=REFERENCES)],
+    ),
+    "summaries": (
         {"id": "x", "title": "T", "text": "It.", "summaries": REFERENCES},
         [Case(kind="summary", document="It.", question="", references=REFERENCES)],
     ),

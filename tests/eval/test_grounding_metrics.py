@@ -144,6 +144,8 @@ def test_all_measures_together():
         "numbers": 4,
         "unsupported_names": 1.0,  # Ann starts a sentence
         "names": 1,
+        "unsupported_names_by_chance": None,  # all have one document
+        "names_above_chance": None,
         "words": pytest.approx(14 / 3),
         "answer_contained": 1 / 2,
         "exact_match": 0,
@@ -151,3 +153,17 @@ def test_all_measures_together():
         "answer_in_document": 1 / 2,
     }
     assert "token_f1" not in grounding_metrics(["it saw 8"], [_prompt(summary, "it")])
+
+
+def test_the_chance_level_of_names_is_another_document():
+    """Two on one document have the next other one; the last has the first."""
+    documents = ["Ann met Bob", "Ann met Bob", "Eve left"]
+    cases = [Case(kind="summary", document=d, question="", references=("r",)) for d in documents]
+    prompts = [_prompt(case, case.document) for case in cases]
+    found = grounding_metrics(["it saw Ann", "it saw Bob and Eve", "it saw Eve"], prompts)
+    assert found["names"] == 4
+    assert found["unsupported_names"] == 1 / 4  # Eve is in another
+    assert found["unsupported_names_by_chance"] == 3 / 4
+    assert found["names_above_chance"] == 1 / 2
+    silent = grounding_metrics(["it"] * 3, prompts)
+    assert silent["unsupported_names"] is silent["names_above_chance"] is None

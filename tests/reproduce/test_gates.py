@@ -135,3 +135,37 @@ def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge):
     contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
     (outcome,) = contrast.judge("r", parse(lines))
     assert outcome.at_edge == (edge == "best", False)
+
+
+@pytest.mark.parametrize(("above", "verdict"), [(0.02, "UNDECIDED"), (0.2, "HOLDS")])
+def test_names_of_summaries_decide_nothing_where_the_document_has_them_no_more_than_another(
+    above, verdict
+):
+    lines = []
+    for arm, missing in {"differential": 0.5, "transformer": 0.6}.items():
+        for seed in range(3):
+            run = {"run": f"{arm}/{seed}"}
+            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
+            line = {"kind": "measure", **run, "task": "hallucination"}
+            numbers = {"unsupported_names": missing + seed / 1000, "names_above_chance": above}
+            lines += [{**line, "metric": key, "value": one} for key, one in numbers.items()]
+    (outcome,) = _outcomes("diff/table4", parse(lines))
+    assert outcome.judgement(threshold=0.05) is Judgement[verdict]
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "UNDECIDED"), (0.1, "HOLDS")])
+def test_accuracy_on_tasks_decides_nothing_where_the_baseline_guesses(shift, verdict):
+    """Five tasks at chance, BoolQ answered yes throughout, against one that is a little better."""
+    quarters = dict.fromkeys(("arc_challenge", "arc_easy", "hellaswag"), 0.25)
+    chance = {**quarters, "boolq": 0.62, "winogrande": 0.5}
+    lines = []
+    for arm, lead in {"differential": 0.02, "transformer": 0.0}.items():
+        for seed in range(3):
+            run = {"run": f"{arm}/{seed}"}
+            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
+            for task, value in chance.items():
+                line = {"kind": "measure", **run, "metric": "acc", "task": task}
+                lines.append({**line, "value": value + lead + shift + seed / 1000})
+    (outcome,) = _outcomes("diff/table1", parse(lines))
+    assert outcome.than.mean == pytest.approx(0.374 + shift + 0.001, abs=1e-6)
+    assert outcome.judgement(threshold=0.05) is Judgement[verdict]

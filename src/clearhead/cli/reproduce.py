@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.eval.options import HallucinationOptions
 from clearhead.experiments.configs import Base, FinetuneJob
 from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
 from clearhead.metavars import Experiment, File, Pattern, Source
@@ -61,7 +62,7 @@ class Command:
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[Source, ...] = ()
     """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
-    the hub, where it has some)."""
+    the hub, where it has some); of abilities the documents to summarise."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
@@ -214,10 +215,8 @@ def _based(trial: "Trial", command: Command) -> "Trial":
 
 def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     """The table with the seeds and texts of the command in place of its own."""
-    from clearhead.reproduce.trials import WHOLE
-
     config = replace(table.config, track=command.track)
-    questions = {
+    questions: dict[str, Any] = {
         name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
         for name, one in table.questions.items()
     }
@@ -232,14 +231,32 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
         asked = {n: q for n, q in questions.items() if isinstance(q, SweepConfig)}
         if not asked:
             raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
-        hub = {n: q for n, q in asked.items() if any(s.startswith("hf:") for s in q.data.data)}
+        hub = {
+            name: question
+            for name, question in asked.items()
+            if any(one.startswith("hf:") for one in (*question.data.data, *_documents(question)))
+        }
         for name, question in (hub or asked).items():
-            text = replace(question.data, data=command.test_data)
-            if isinstance(question, EvaluateSettings):
-                questions[name] = replace(question, data=text, split="all")
-            else:
-                questions[name] = replace(question, data=replace(text, validation=WHOLE))
+            questions[name] = _reading(question, command.test_data)
     return replace(table, config=config, questions=questions)
+
+
+def _documents(question: Any) -> tuple[str, ...]:
+    """The sources of the documents that a question has summarised."""
+    return getattr(question, "hallucination", HallucinationOptions()).files
+
+
+def _reading(question: Any, sources: tuple[str, ...]) -> Any:
+    """The question on other texts: on other documents where it has some, or else on other text."""
+    from clearhead.reproduce.trials import WHOLE
+
+    if _documents(question):
+        documents = replace(question.hallucination, files=sources)
+        return replace(question, hallucination=documents)
+    text = replace(question.data, data=sources)
+    if isinstance(question, EvaluateSettings):
+        return replace(question, data=text, split="all")
+    return replace(question, data=replace(text, validation=WHOLE))
 
 
 def _print(trials: "Sequence[Trial]", output: Path) -> None:

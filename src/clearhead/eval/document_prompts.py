@@ -5,7 +5,8 @@ The fields of a row decide what is asked:
     question, answers, passage (Natural Questions with its passage; a title, if any, before it)
     question, answers, contexts of title and text (HotpotQA)
     input, answers, context (LongBench; an empty input asks for a summary)
-    text, summaries (SciTLDR); document, summary (XSum); article, highlights (CNN/DailyMail)
+    source, target (SciTLDR, the source in sentences); text, summaries; document, summary (XSum);
+    article, highlights (CNN/DailyMail)
     text, questions of question and summaries (SQuALITY); text, queries of query and answer (QMSum)
 
 One text serves all models: instructions, the document, then the question, so that questions on one
@@ -67,6 +68,7 @@ _FORMS = (
     _Form("answer", "passage", "answers", "question"),
     _Form("answer", "contexts", "answers", "question"),
     _Form("answer", "context", "answers", "input"),
+    _Form("summary", "source", "target"),
     _Form("summary", "text", "summaries"),
     _Form("summary", "document", "summary"),
     _Form("summary", "article", "highlights"),
@@ -312,6 +314,8 @@ def _cases(form: _Form, row: Mapping[str, Any], where: str) -> Iterator[Case]:
 
 def _document(form: _Form, row: Mapping[str, Any], where: str) -> str:
     value = row[form.document]
+    if form.document == "source":
+        value = " ".join(_texts(value, where, form.document))
     if form.document != "contexts":
         if not isinstance(value, str) or not value.strip():
             raise _not(where, form.document, "a text", value)

@@ -49,15 +49,20 @@ def grounding_metrics(texts: Sequence[str], prompts: Sequence[DocumentPrompt]) -
     """All metrics over all texts, each written to its prompt.
 
     Shares of numbers, names and n-grams are pooled over texts, None where there were none. A
-    question's numbers and names count as the document's. Answers have three more metrics, averaged,
-    and `answer_in_document`: the share whose reference stands in what the model saw.
+    question's numbers and names count as the document's. The chance level of unsupported names is
+    their share against another document, the next one; None where there is one document alone.
+    Answers have three more metrics, averaged, and `answer_in_document`: the share whose reference
+    stands in what the model saw.
     """
-    numbers, names = Share(), Share()
+    numbers, names, by_chance = Share(), Share(), Share()
+    others = _others(prompts)
     ngrams = dict.fromkeys(NGRAMS, Share())
-    for text, prompt in zip(texts, prompts, strict=True):
+    for text, prompt, other in zip(texts, prompts, others, strict=True):
         context = f"{prompt.document}\n{prompt.case.question}"
         numbers += unsupported_numbers(text, context)
         names += unsupported_names(text, context)
+        if other is not None:
+            by_chance += unsupported_names(text, f"{other.document}\n{prompt.case.question}")
         for name, size in NGRAMS.items():
             ngrams[name] += unsupported_ngrams(text, prompt.document, size)
     metrics: dict[str, Any] = {
@@ -65,6 +70,8 @@ def grounding_metrics(texts: Sequence[str], prompts: Sequence[DocumentPrompt]) -
         "numbers": numbers.found,
         "unsupported_names": names.unsupported,
         "names": names.found,
+        "unsupported_names_by_chance": by_chance.unsupported,
+        "names_above_chance": _less(by_chance.unsupported, names.unsupported),
         **{f"{name}_support": share.supported for name, share in ngrams.items()},
         "words": fmean(len(text.split()) for text in texts),
     }
@@ -80,6 +87,20 @@ def grounding_metrics(texts: Sequence[str], prompts: Sequence[DocumentPrompt]) -
             contains(one.document, one.case.references) for _, one in answers
         )
     return metrics
+
+
+def _others(prompts: Sequence[DocumentPrompt]) -> list[DocumentPrompt | None]:
+    """For each prompt the next one on another document, the first after the last."""
+    found = []
+    for place, prompt in enumerate(prompts):
+        after = (*prompts[place + 1 :], *prompts[:place])
+        others = (one for one in after if one.case.document != prompt.case.document)
+        found.append(next(others, None))
+    return found
+
+
+def _less(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
 
 
 def normalised(text: str) -> str:

@@ -209,6 +209,12 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
                     for text, context, answer in requests  # windows of a text have no text here
                 ]
             sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
+            longest = max((len(answer) for _, _, answer in requests), default=0)
+            if longest > self.max_length:  # which lm-eval asserts without a word
+                raise ClearheadError(
+                    f"an answer takes {longest} tokens, and the model reads {self.max_length}: "
+                    "leave the task out, or give a smaller --lm-eval.limit"
+                )
             self.cut += sum(size > self.max_length for size in sizes)
             self._batch_by(max(sizes, default=1))
             found = super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
