@@ -127,6 +127,23 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "kurtosis beyond the first token": {"metric": "kurtosis", **REST},
         },
     ),
+    "| | loss, nats | ARC-challenge |": (
+        "abilities",
+        "abilities",
+        {"baseline": "transformer", "V1": "differential"},
+        {
+            "loss, nats": LOSS,
+            "ARC-challenge": {"metric": "acc", "task": "arc_challenge"},
+            "ARC-easy": {"metric": "acc", "task": "arc_easy"},
+            "BoolQ": {"metric": "acc", "task": "boolq"},
+            "HellaSwag": {"metric": "acc", "task": "hellaswag"},
+            "WinoGrande": {"metric": "acc", "task": "winogrande"},
+            "mean of the five": {"metric": "acc"},
+            "Banking-77": {"metric": "accuracy", "task": "shots", "order": "random"},
+            "names not in the document": {"metric": "unsupported_names"},
+            "by chance": {"metric": "unsupported_names_by_chance"},
+        },
+    ),
     "| perplexity on six files of code |": (
         "coca-order",
         "long context",
