@@ -40,7 +40,7 @@ def _tiny() -> Table:
         sweep_tokens=600_000,
         questions={
             **_tasks("rte", rate=1e-3),
-            **_tasks("banking77", rate=1e-3, epochs=2),  # 626 steps; five are 8 min of a core
+            **_tasks("banking77", rate=1e-3, epochs=2),  # 626 steps; five epochs take a core 8 min
         },
     )
 
