@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data import DataConfig
+from clearhead.data import BANKING, DataConfig
 from clearhead.eval.options import (
     AllocationOptions,
     HallucinationOptions,
@@ -40,7 +40,7 @@ RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
 NEEDLES = "synthetic:needle:needles={needles},queries=2,characters={characters},documents=20000"
 # Table 1's tasks of lm-eval, the labelled texts of figures 6 and 7, the documents of table 4.
 HARNESS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
-BANKING, DOCUMENTS = "hf:PolyAI/banking77", ("hf:EdinburghNLP/xsum#test",)
+DOCUMENTS = ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 
 
