@@ -117,6 +117,8 @@ def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
     [
         (("encodes",), "did you mean encoders"),
         (("blocks", "--only", "sass"), "only names 'sass': arms are transformer, parallel,"),
+        (("encoders", "--questions", "rta"), "questions names 'rta': questions are rte, banking77"),
+        (("blocks", "--questions", "rte"), "questions names 'rte': questions are none"),
         (("blocks", "--test-data", "x"), "test_data has no effect on blocks"),
         (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
     ],
@@ -124,6 +126,16 @@ def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
 def test_what_cannot_be_is_refused(words, said, capsys):
     assert _call(*words, "--dry-run") == 2
     assert said in capsys.readouterr().err
+
+
+def test_questions_that_need_a_download_can_be_left_out(tmp_path, capsys):
+    chosen = {one.key: one.rates[0] for one in EXPERIMENTS["encoders"].trials("tiny")}
+    (tmp_path / "rates.json").write_text(json.dumps(chosen))
+    words = ["sas/glue", "--questions", "banking77", "--output", str(tmp_path), "--dry-run"]
+    assert _call(*words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "finetune" in line]
+    assert len(lines) == 3 * 3
+    assert all("--task banking77" in line for line in lines)
 
 
 def test_own_text_takes_the_place_of_both(tmp_path, capsys):
@@ -154,7 +166,7 @@ def test_own_documents_take_the_place_of_the_hubs_and_no_question_changes(
     assert (len(asked), asked[-1]) == (tasks + 1, "shots")
     assert ("openbookqa" in asked) == (scale == "paper")
     assert ("--lm-eval.limit 200" in answers) == (scale == "tiny")
-    assert "--shots.test 'hf:PolyAI/banking77#test'" in answers
+    assert "--shots.test 'hf:legacy-datasets/banking77#test'" in answers
     assert "--hallucination.files own.jsonl" in documents
 
 

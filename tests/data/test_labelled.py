@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from clearhead.data import GLUE, LabelledBatches, Task, labelled
+from clearhead.data import GLUE, TASKS, LabelledBatches, Task, labelled
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 
@@ -228,6 +228,32 @@ def test_hub_rows_are_streamed_at_one_revision_with_their_classes_by_name(monkey
     assert [row.label for row in rows] == ["entailment", -1]
     with pytest.raises(ClearheadError, match=r"glue:wnli#train, row 2: label -1 is outside"):
         labelled.labels_of(rows, task.classes, task)
+
+
+def test_a_folder_takes_the_place_of_a_task_of_the_hub(write, tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    task = TASKS["banking77"]
+    folder = tmp_path / "legacy-datasets/banking77"
+    folder.mkdir(parents=True)
+    for split, label in (("train", "card_arrival"), ("test", "age_limit")):
+        row = {"text": f"a question of {split}", "label": label}
+        write(row, name=f"{folder.relative_to(tmp_path)}/{split}.jsonl.gz")
+    monkeypatch.chdir(tmp_path)
+    sources = (task.train, dict(task.validation)["test"])
+    assert [[row[:3] for row in _read(source, task)] for source in sources] == [
+        [("a question of train", None, "card_arrival")],
+        [("a question of test", None, "age_limit")],
+    ]
+
+
+def test_a_tenth_of_the_rows_is_held_out_the_same_every_time():
+    rows = [labelled.Row(str(number), None, number % 2, "here") for number in range(25)]
+    kept, held_out = labelled.without_tenth(rows)
+    assert len(held_out) == 2
+    assert sorted(kept + held_out, key=lambda row: int(row.text)) == rows
+    assert labelled.without_tenth(rows) == (kept, held_out)
+    with pytest.raises(ClearheadError, match="there are 9: give ten or more"):
+        labelled.without_tenth(rows[:9])
 
 
 def test_the_nine_tasks_of_glue():

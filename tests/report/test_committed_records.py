@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,32 @@ def _faults(lines: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_header_names_commit_command_and_configuration(path: Path) -> None:
     assert not _faults(_read(path))
+
+
+def test_every_commit_is_in_the_history() -> None:
+    """A commit that was never merged names source that nobody can read."""
+    history = _history()
+    named = {
+        (path.name, line["commit"])
+        for path in FILES
+        for line in _read(path)
+        if line["kind"] in CONFIGURATION
+    }
+    assert not {(name, commit) for name, commit in named if commit not in history}
+
+
+def _history() -> set[str]:
+    """The commits that HEAD descends from; skips where a checkout does not have them all."""
+    if not (RESULTS.parent / ".git").exists():
+        pytest.skip("no git checkout")
+    if _git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("a shallow checkout")
+    return {*_git("rev-list", "HEAD").split()}
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(RESULTS), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

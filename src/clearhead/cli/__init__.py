@@ -16,7 +16,7 @@ VERBS = {
     "compare": ("clearhead.cli.compare", "train presets on the same tokens, measure, report"),
     "train": ("clearhead.cli.train", "train one model"),
     "reproduce": ("clearhead.cli.reproduce", "a paper's experiment, at a scale"),
-    "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, or on labelled texts"),
+    "finetune": ("clearhead.cli.finetune", "a checkpoint on GLUE, Banking-77, or labelled texts"),
     "eval": ("clearhead.cli.evaluate", "perplexity, retrieval, hallucination by length"),
     "diagnose": ("clearhead.cli.diagnose", "sinks, outliers, order and rank of any model"),
     "view": ("clearhead.cli.view", "attention of one text, on a page to click through"),

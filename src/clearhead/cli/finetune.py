@@ -11,8 +11,8 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="finetune",
-        description="Fine-tune a checkpoint on a GLUE task or on labelled texts of your own; "
-        "OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
+        description="Fine-tune a checkpoint on a GLUE task, on Banking-77 or on labelled texts of "
+        "your own; OUTPUT/seed0 is then an ordinary Hugging Face classifier.",
         examples=(
             "runs/bert/final --task wnli --output runs/wnli",
             "MODEL --train-file train.jsonl --validation-file test.jsonl --seeds 0 1 2",

@@ -56,6 +56,9 @@ class Command:
     only: tuple[Pattern, ...] = ()
     """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
     for."""
+    questions: tuple[Pattern, ...] = ()
+    """Questions to ask each model, by name or pattern, such as banking77; where none is given all
+    of the experiment's. They leave out what a machine without network cannot ask."""
     base: Base = None
     """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
     data: tuple[Source, ...] = ()
@@ -183,23 +186,30 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
 
     studies = choose_studies(command.names, command.scale)
     found: list[tuple[str, Sequence[Trial], Path]] = []
-    names: dict[str, None] = {}
+    known: dict[str, dict[str, None]] = {"arms": {}, "questions": {}}
     for study, arms in studies:
         output = command.output or Path("runs") / f"{study.name}-{command.scale}"
         if command.output is not None and len(studies) > 1:
             output = command.output / study.name
+        own = list(study.trials(command.scale))
+        known["questions"] |= dict.fromkeys(name for one in own for name in one.table.questions)
         trials = [
             _based(replace(one, output=output, table=_changed(one.table, command, study)), command)
-            for one in study.trials(command.scale)
+            for one in own
         ]
-        names.update(dict.fromkeys(one.name for one in trials))
+        known["arms"] |= dict.fromkeys(one.name for one in trials)
         patterns = command.only or arms or (ALL,)
         chosen = [one for one in trials if any(fnmatchcase(one.name, p) for p in patterns)]
         if chosen:
             found.append((study.name, chosen, output))
-    for pattern in command.only:
-        if not any(fnmatchcase(arm, pattern) for arm in names):
-            raise ClearheadError(f"only names {pattern!r}: arms are {', '.join(names)}")
+    for option, patterns, kind in (
+        ("only", command.only, "arms"),
+        ("questions", command.questions, "questions"),
+    ):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in known[kind]):
+                there = ", ".join(known[kind]) or "none"
+                raise ClearheadError(f"{option} names {pattern!r}: {kind} are {there}")
     return found
 
 
@@ -219,6 +229,7 @@ def _changed(table: "Table", command: Command, study: "Study") -> "Table":
     questions: dict[str, Any] = {
         name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
         for name, one in table.questions.items()
+        if any(fnmatchcase(name, p) for p in command.questions or ("*",))
     }
     if command.seeds:
         config = replace(config, seeds=command.seeds)

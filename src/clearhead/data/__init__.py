@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from clearhead.data.masking import Masking as Masking
     from clearhead.data.masking import with_mask_token as with_mask_token
     from clearhead.data.preparation import prepare as prepare
+    from clearhead.data.tasks import BANKING as BANKING
     from clearhead.data.tasks import GLUE as GLUE
+    from clearhead.data.tasks import TASKS as TASKS
     from clearhead.data.tasks import Task as Task
     from clearhead.data.tokenizer import BEGIN as BEGIN
     from clearhead.data.tokenizer import END as END

@@ -1,4 +1,4 @@
-"""Tasks of classification: GLUE's nine, and any other by its fields."""
+"""Tasks of classification: GLUE's nine, Banking-77, and any other by its fields."""
 
 from dataclasses import dataclass
 
@@ -76,3 +76,16 @@ GLUE = {
 
 The first metric of a task is the one that the crammed BERT and SAS report.
 """
+
+BANKING = "hf:legacy-datasets/banking77"
+"""Banking-77: 77 intents, 10,003 training and 3,080 test questions (arXiv 2003.04807, CC BY 4.0).
+
+The authors' own PolyAI/banking77 is a loading script, which `datasets` has refused since 4.0; this
+is the hub's conversion of it.
+"""
+TASKS = GLUE | {
+    "banking77": Task(
+        name="banking77", train=f"{BANKING}#train", validation=(("test", f"{BANKING}#test"),)
+    )
+}
+"""The tasks that `clearhead finetune --task` knows."""

@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
-from clearhead.data.tasks import GLUE, Task
+from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import Field, Model, Name, Preset, Size, Source, TaskName
 from clearhead.ranges import Count, Natural, Part, check, check_distinct
@@ -227,13 +227,17 @@ class FinetuneJob:
     trust_remote_code: bool = False
     """Run Python code that the checkpoint brings. Read it first."""
     task: TaskName | None = None
-    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli; without it, a task of your own."""
+    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
+    own."""
     train_file: Source | None = None
-    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A GLUE task knows its own."""
+    """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]. A named task knows its own."""
     validation_file: tuple[Source, ...] = ()
     """Validation rows, in the same forms; each of several files is measured by itself."""
+    held_out: Literal["validation", "training"] = "validation"
+    """The rows that are measured: the validation rows, or a tenth of the training rows, which are
+    then not trained on. Settings chosen by the second are chosen on rows that no result reports."""
     text_field: Field | None = None
-    """Field of the text; "text" where not given (a GLUE task knows its own)."""
+    """Field of the text; "text" where not given (a named task knows its own)."""
     pair_field: Field | None = None
     """Field of a second text, if rows have one."""
     label_field: Field | None = None
@@ -255,17 +259,26 @@ class FinetuneJob:
         check(self)
         check_distinct(self, "seeds")
         if self.task is not None:
-            choose("task", self.task, GLUE)
-        elif self.train_file is None or not self.validation_file:
+            choose("task", self.task, TASKS)
+        elif self.train_file is None or not (self.validation_file or self.tunes):
             raise ClearheadError(
-                f"give --task, one of {', '.join(GLUE)}; or --train-file and --validation-file"
+                f"give --task, one of {', '.join(TASKS)}; or --train-file and --validation-file"
             )
-        if (self.train_file is None) != (not self.validation_file):
+        if self.tunes and self.validation_file:
+            raise ClearheadError(
+                "held_out training measures no validation file: leave --validation-file out"
+            )
+        if not self.tunes and (self.train_file is None) != (not self.validation_file):
             raise ClearheadError("give train-file and validation-file both, or neither")
+
+    @property
+    def tunes(self) -> bool:
+        """True where training rows are measured, to choose settings by."""
+        return self.held_out == "training"
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
-        found = Task(name="text") if self.task is None else GLUE[self.task]
+        found = Task(name="text") if self.task is None else TASKS[self.task]
         if self.train_file is not None:
             if self.task is None:
                 found = replace(found, name=Path(self.train_file).name.split(".")[0])

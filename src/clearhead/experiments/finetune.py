@@ -49,6 +49,7 @@ from clearhead.train.checkpoint import save_pretrained
 from clearhead.train.run_dir import FREE_KEYS, describe, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
+HELD_OUT = "training rows held out"  # a split, in records
 
 
 def run_finetune(
@@ -109,7 +110,8 @@ class _Task:
         self.job, self.say, self.work, self.task = job, say, work, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
         assert self.task.train is not None
-        sources = {"train": self.task.train, **dict(self.task.validation)}
+        measured = {} if job.tunes else dict(self.task.validation)
+        sources = {"train": self.task.train, **measured}
         self.revisions = {
             source: hub.pinned_revision(source, cache, say)
             for source in sources.values()
@@ -120,6 +122,9 @@ class _Task:
             for split, source in sources.items()
         }
         self.classes = labelled.classes_of(rows["train"], self.task)
+        if job.tunes:
+            rows["train"], rows[HELD_OUT] = labelled.without_tenth(rows["train"])
+        self.measured = [split for split in rows if split != "train"]
         # Labels first: a wrong one is better known before a model is loaded.
         labels = {
             s: labelled.labels_of(found, self.classes, self.task) for s, found in rows.items()
@@ -192,7 +197,7 @@ class _Task:
         For a regression the mean takes its place, which has no correlation with anything.
         """
         kinds, counts = np.unique(self.texts["train"].labels, return_counts=True)
-        for split, _ in self.task.validation:
+        for split in self.measured:
             labels = self.texts[split].labels
             answers = {"": predict(model, self.batches(split).epoch())}
             if not self.task.regression:

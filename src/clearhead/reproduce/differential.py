@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data import DataConfig
+from clearhead.data import BANKING, DataConfig
 from clearhead.eval.options import (
     AllocationOptions,
     HallucinationOptions,
@@ -44,7 +44,7 @@ HARNESS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piq
 # Left out at `tiny`: OpenBookQA states no licence, and some of PIQA's answers exceed the window.
 LEFT_OUT = ("openbookqa", "piqa")
 FEW = {"tiny": (200, 30)}  # questions of each task, texts to classify
-BANKING, DOCUMENTS = "hf:PolyAI/banking77", ("hf:EdinburghNLP/xsum#test",)
+DOCUMENTS = ("hf:EdinburghNLP/xsum#test",)
 WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 
 
