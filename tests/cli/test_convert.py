@@ -201,6 +201,22 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
     assert not made.exists()
 
 
+def test_the_plain_preset_takes_no_mechanism_away(llama, settings, tmp_path, capsys):
+    """It changes no axis, so that a sink would stay and be called the transformer."""
+    sink, made = tmp_path / "sink", tmp_path / "made"
+    assert call("convert", str(llama), str(sink), "--to", "sink") == 0
+    train = ["train", "transformer", "--from", str(sink), "--output", str(made)]
+    tokenizer = settings.index("--data.vocabulary")
+    train += [*settings[:tokenizer], *settings[tokenizer + 2 :]]
+    for words in (["convert", str(sink), str(made), "--to", "transformer"], train):
+        assert call(*words) == 2
+        assert "this model has normalizer='sink': give normalizer=softmax" in error_line(capsys)
+        assert not made.exists()
+    words = ("--to", "transformer", "normalizer=softmax")
+    assert call("convert", str(sink), str(made), *words) == 0
+    assert "dropped: model.layers.*.self_attn.normalizer.logit" in capsys.readouterr().out
+
+
 def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_it_unasked(
     llama, tmp_path, capsys
 ):

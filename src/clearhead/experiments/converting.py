@@ -38,7 +38,7 @@ from clearhead.models.equalised import equalised
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
 from clearhead.models.rotated import Part, rotated
-from clearhead.models.starts import started, target
+from clearhead.models.starts import check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
@@ -163,6 +163,8 @@ def to_other_mechanisms(
         ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
     changes = target(preset, settings)
+    first = imported(model)
+    check_baseline(preset, settings, first.config)
     length = min(length, model.config.max_position_embeddings)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
@@ -173,7 +175,7 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    measures, lines = list[dict[str, Any]](), list[str]()
     before = first
     if learn:
         terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
