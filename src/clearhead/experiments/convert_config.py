@@ -39,7 +39,8 @@ class ConvertConfig(OpensModels):
     """Seed of the random rotations of the residual stream and the values."""
     learn_rotation: bool = False
     """Turn the residual stream once more, by a rotation learned from the weights alone, which makes
-    the largest of those that read the stream smaller: the same function, for one scale a matrix."""
+    the largest of the layers' weights that read it smaller: the same function, for one scale a
+    matrix."""
     equalise: bool = False
     """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
     the same function, for one scale a matrix; for MLPs that --rotate down turns, now or before.

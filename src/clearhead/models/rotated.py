@@ -133,7 +133,7 @@ def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
 
 
 def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
-    """The matrices that read the stream, each with the norm before it."""
+    """The layer's matrices that read the stream, each with the norm before it."""
     second = getattr(layer, "post_attention_layernorm", layer.input_layernorm)
     for branch, norm in ((layer.self_attn, layer.input_layernorm), (layer.mlp, second)):
         for name, module in branch.named_modules():
