@@ -28,8 +28,8 @@ SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
 # Of text that a candidate is measured on. A prefix may do for most texts and fail for some, and
 # what fails shows within the first tokens: so many short pieces, rather than a few long ones.
-PIECES, LENGTH, TOGETHER = 64, 16, 16
-FAILS = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
+PIECES, PIECE_LENGTH, BATCH_SIZE = 64, 16, 16
+MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
 JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
@@ -76,9 +76,10 @@ def searched_prefix(
 
     Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
     fails on a piece of text whose largest state stays above a tenth of what is usual without a
-    prefix. Of those that raise perplexity by at most 1 %, the one that fails least is best, of
-    several the one with the smallest largest state. A second and a third token are added where they
-    fail less, or lower the largest state by 5 % more.
+    prefix. Of those whose perplexity is at most 1 % above the lower of that without a prefix and
+    that of the prefix found so far, the one that fails least is best, of several the one with the
+    smallest largest state. A second and a third token are added where they fail less, or lower the
+    largest state by 5 % more.
 
     Raises:
         ClearheadError: no candidate lowers the states at no loss.
@@ -87,14 +88,8 @@ def searched_prefix(
     candidates = list(_candidates(tokenizer, windows))
     states = _largest(model, read, ())
     usual = median(states)
-    plain = _tried(tokenizer, (), states, usual)
-    plain["perplexity"] = _perplexity(model, judged, ())
-    best, tried = plain, [plain]
-
-    def at_no_loss(one: dict[str, Any]) -> bool:
-        one["perplexity"] = _perplexity(model, judged, one["tokens"])
-        return bool(one["perplexity"] <= LOSS * min(plain["perplexity"], best["perplexity"]))
-
+    best = plain = _tried(tokenizer, (), states, usual)
+    tried, perplexities = [plain], {(): _perplexity(model, judged, ())}
     for number in range(1, SEARCHED + 1):
         longer = list[dict[str, Any]]()
         for candidate in candidates:
@@ -102,7 +97,16 @@ def searched_prefix(
             longer.append(_tried(tokenizer, ids, _largest(model, read, ids), usual))
         longer.sort(key=_rank)
         tried += longer
-        found = next((one for one in longer if _is_better(one, best) and at_no_loss(one)), None)
+        limit = LOSS * min(perplexities[()], perplexities[tuple(best["tokens"])])
+        found = None
+        for one in longer:
+            if not _is_better(one, best):
+                break
+            ids = tuple(one["tokens"])
+            perplexities[ids] = _perplexity(model, judged, ids)
+            if perplexities[ids] <= limit:
+                found = one
+                break
         if found is None:
             break
         best = found
@@ -115,6 +119,7 @@ def searched_prefix(
             f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
             f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
         )
+    tried = [{**one, "perplexity": perplexities.get(tuple(one["tokens"]))} for one in tried]
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 
 
@@ -125,9 +130,8 @@ def _tried(
         "tokens": list(ids),
         "text": tokenizer.decode(list(ids)),
         "largest": max(largest),
-        "fails": sum(one > FAILS * usual for one in largest),
+        "fails": sum(one > MASSIVE_SHARE * usual for one in largest),
         "pieces": len(largest),
-        "perplexity": None,
     }
 
 
@@ -142,7 +146,7 @@ def _is_better(found: dict[str, Any], best: dict[str, Any]) -> bool:
 
 def _pieces(windows: Sequence[Tensor]) -> list[Tensor]:
     """Pieces of one length, spread over the windows; whole windows where those are shorter."""
-    length = min(LENGTH, *map(len, windows))
+    length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
     count = min(PIECES, len(pieces))
     return [pieces[index * len(pieces) // count] for index in range(count)]
@@ -183,7 +187,7 @@ def _after(
     model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
 ) -> Iterator[Tensor]:
     """Batches of windows after a prefix, int64 [B, L]."""
-    for ids_BT in batches(model, windows, TOGETHER):
+    for ids_BT in batches(model, windows, BATCH_SIZE):
         yield torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
 
 
