@@ -2,12 +2,15 @@
 
 import json
 import operator
+import shutil
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from clearhead.experiments import converting
 from clearhead.experiments.calibration import sample
+from clearhead.models import rotated
 
 from .conftest import call, error_line
 
@@ -143,6 +146,39 @@ def test_a_searched_prefix_is_the_best_of_those_at_no_loss(llama, text, tmp_path
     turned = tmp_path / "turned"
     assert call("convert", str(loud), str(turned), *words, "--rotate", "residual", "down") == 0
     assert json.loads((turned / "conversion.json").read_text("utf-8"))["prefix"] == prefix
+
+
+def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
+    llama, text, tmp_path, capsys, monkeypatch
+):
+    """Both take minutes on a model of any size."""
+    source, made = tmp_path / "source", tmp_path / "made"
+    shutil.copytree(llama, source)
+    for module, name in ((rotated, "learned_rotation"), (converting, "searched_prefix")):
+        monkeypatch.delattr(module, name)
+    turned = ("--rotate", "residual", "--learn-rotation")
+    read = ("--calibrate", str(text), "--length", "16")
+    for words, said in (
+        (("--to", "sink", "--prefix", "a"), "--to asks for 'sink': give one"),
+        (("--prefix", "attention " * 70), "tokens: give 1 to 64"),
+        (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
+        (("--prefix", "auto", "--equalise", *read), "give --rotate down too"),
+        (("--prefix", "auto"), "give --calibrate TEXT"),
+        (("--prefix", "a", *read), "would have no effect beside a given --prefix"),
+        (("--sink-logit", "0"), "no effect without --to sink"),
+        (("--to", "xsa", *read), "this model has normalizer='softmax': give --to sink"),
+        (("--to", "maps=differential"), "num_attention_heads=9 is odd"),
+    ):
+        assert call("convert", str(source), str(made), *words, *turned) == 2
+        assert said in error_line(capsys)
+    (source / "conversion.json").write_text("{", "utf-8")
+    assert call("convert", str(source), str(made), *turned) == 2
+    assert "delete it to convert without it" in error_line(capsys)
+    assert call("convert", str(llama), str(tmp_path / "normed"), "--to", "norm=layernorm") == 0
+    words = ("--prefix", "auto", "--rotate", "residual", *read)
+    assert call("convert", str(tmp_path / "normed"), str(made), *words) == 2
+    assert "norm='layernorm' tells channels apart" in error_line(capsys)
+    assert not made.exists()
 
 
 def test_learned_keys_and_values_are_the_mean_of_first_tokens(llama, text, tmp_path, capsys):

@@ -13,10 +13,9 @@ from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
-    AUTO,
-    Prefix,
+    SEARCHED,
     check_filled,
     check_prefix,
     fill,
@@ -24,6 +23,7 @@ from clearhead.experiments.prefixes import (
     searched_prefix,
 )
 from clearhead.experiments.run_setup import load_model, require_own_tokenizer
+from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -34,11 +34,11 @@ from clearhead.models.conversion import (
     require_convertible,
     with_equal_logits,
 )
-from clearhead.models.equalised import equalised
+from clearhead.models.equalised import check_equalised, equalised
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
-from clearhead.models.rotated import Part, rotated
-from clearhead.models.starts import check_baseline, started, target
+from clearhead.models.rotated import Part, check_rotation, rotated
+from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
@@ -71,6 +71,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     settings = overrides([*(word for word in config.to if "=" in word), *rotation])
     preset = next((word for word in config.to if "=" not in word), None)
     require_new(config.output)
+    earlier = _of_the_source(config.model)
     if (joined := whole(Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
@@ -111,7 +112,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         made = rounded(found.model)
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, {**found.record, "before": _of_the_source(config.model)})
+        write_json(folder / RECORD, {**found.record, "before": earlier})
         manifest.seal(folder)
     for line in found.lines:
         say(line)
@@ -166,6 +167,21 @@ def to_other_mechanisms(
     first = imported(model)
     check_baseline(preset, settings, first.config)
     length = min(length, model.config.max_position_embeddings)
+    # All that can be refused is refused before the search and the rotation take their minutes.
+    chosen = given_prefix(prefix, tokenizer) if prefix not in (None, AUTO) else None
+    if prefix is not None:
+        tokens = SEARCHED if chosen is None else len(chosen.ids)
+        check_prefix(first.config, changes, tokens)
+        changes |= {"normalizer": "key-value", "prefix_length": tokens}
+    check_rotation(first.config, basis)
+    with torch.device("meta"):
+        outline = ClearheadForCausalLM(changed(first.config, changes))
+    if equalise:
+        check_equalised(outline)
+    if sink_logit is not None and not _sinks(outline):
+        raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
+    if calibration is not None and prefix is None and not _has_keys(outline):
+        check_sinks(outline)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
         twice = 1 if text else 2
@@ -177,15 +193,13 @@ def to_other_mechanisms(
         windows = _random(model.config.vocab_size, length, count)
     measures, lines = list[dict[str, Any]](), list[str]()
     before = first
+    if prefix == AUTO:
+        chosen = searched_prefix(first, tokenizer, calibrating)
+        changes["prefix_length"] = len(chosen.ids)
     if learn:
         terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
     if basis:
         before = with_equal_logits(first, rotated(first, basis, seed=seed, learn=learn))
-    chosen = None
-    if prefix is not None:
-        check_prefix(before, changes)
-        chosen = _prefix(prefix, first, tokenizer, calibrating)
-        changes |= {"normalizer": "key-value", "prefix_length": len(chosen.ids)}
     start = started(before, changes)
     made = start.model
     if equalise:
@@ -205,10 +219,8 @@ def to_other_mechanisms(
         )
         return found.relative
 
-    sinks = [module for module in made.modules() if isinstance(module, Sink)]
+    sinks = _sinks(made)
     if sink_logit is not None:
-        if not sinks:
-            raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
     shares = list[dict[str, Any]]()
@@ -224,13 +236,12 @@ def to_other_mechanisms(
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
-    elif any(isinstance(module, KeyValue) for module in made.modules()):
+    elif _has_keys(made):
         measure("start")
         fill(made, before, torch.stack(calibrating)[:, :1])
         measure("keys and values of first tokens; the text's own hidden", attention_mask=hidden)
         relative = measure("keys and values of first tokens")
     else:
-        check_sinks(made)
         measure("start")
         calibrate(made, calibrating, without_first=True)
         measure("calibrated without the first token, which is hidden", attention_mask=hidden)
@@ -276,17 +287,13 @@ def _of_the_source(model: str) -> dict[str, Any] | None:
     return read_json(path, "delete it to convert without it") if path.is_file() else None
 
 
-def _prefix(text: str, model: Any, tokenizer: Any, windows: list[Tensor]) -> Prefix:
-    if text != AUTO:
-        if windows:
-            raise ClearheadError(
-                "--calibrate would have no effect beside a given --prefix: leave it out, or give "
-                "--prefix auto"
-            )
-        return given_prefix(text, tokenizer)
-    if not windows:
-        raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
-    return searched_prefix(model, tokenizer, windows)
+def _sinks(model: ClearheadForCausalLM) -> list[Sink]:
+    return [module for module in model.modules() if isinstance(module, Sink)]
+
+
+def _has_keys(model: ClearheadForCausalLM) -> bool:
+    """True for learned keys and values."""
+    return any(isinstance(module, KeyValue) for module in model.modules())
 
 
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
 from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
 from clearhead.terminal import say
 
-AUTO = "auto"
 LONGEST = 64  # tokens of a prefix that is given
 SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
@@ -191,18 +191,23 @@ def _after(
         yield torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
 
 
-def check_prefix(model: ClearheadForCausalLM, changes: dict[str, Any]) -> None:
-    """Raise a ClearheadError where keys and values of a token cannot stand before the text."""
+def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -> None:
+    """Raise a ClearheadError where keys and values of `count` tokens cannot stand before a text."""
     if (wanted := changes.get("normalizer")) is not None:
         raise ClearheadError(
             f"--prefix makes normalizer='key-value', and --to asks for {wanted!r}: give one"
         )
-    for index in range(model.config.num_hidden_layers):
-        if (found := model.config.layer(index).normalizer) != "softmax":
+    for index in range(config.num_hidden_layers):
+        if (found := config.layer(index).normalizer) != "softmax":
             raise ClearheadError(
                 f"--prefix is for normalizer='softmax', and layer {index} has {found!r}, where "
                 "queries need no first token: leave --prefix out"
             )
+    if count >= (room := _room(config)):
+        raise ClearheadError(
+            f"a prefix of {count} tokens leaves no room for a text within {room} positions: "
+            "give a shorter one"
+        )
 
 
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
@@ -234,37 +239,44 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
             attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
 
 
-def check_filled(
+def difference_after(
     made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
 ) -> float:
-    """Compare `made` with `model` after the prefix, on random tokens.
+    """Compare `made` with `model` after the prefix, on random tokens within any sliding window.
 
     Returns:
         The Euclidean distance of the logits over the length of the model's.
-
-    Raises:
-        ClearheadError: other logits, or too few positions for a prefix and a text.
     """
-    longest = model.config.max_position_embeddings
-    room = min(longest, model.config.sliding_window or longest)
-    count = min(_CHECKED, room - len(ids))
-    if count < 1:
-        raise ClearheadError(
-            f"a prefix of {len(ids)} tokens leaves no room for a text within {room} positions: "
-            "give a shorter one"
-        )
+    count = min(_CHECKED, _room(model.config) - len(ids))
     draw = torch.Generator().manual_seed(0)
     text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with evaluating(model), evaluating(made):
         whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
         apart = whole.double() - made(input_ids=text).logits.double()
-    relative = float(apart.norm() / whole.double().norm())
+    return float(apart.norm() / whole.double().norm())
+
+
+def check_filled(
+    made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
+) -> float:
+    """`difference_after` where it is that of another order of sums.
+
+    Raises:
+        ClearheadError: other logits.
+    """
+    relative = difference_after(made, model, ids)
     if not relative <= TOLERANCE:
         raise ClearheadError(
             f"the model with a prefix gives other logits than the one after it, by {relative:.2g} "
             "of their size: please report this model"
         )
     return relative
+
+
+def _room(config: ClearheadConfig) -> int:
+    """Positions within which a token sees all before it."""
+    longest = config.max_position_embeddings
+    return min(longest, config.sliding_window or longest)
 
 
 def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:

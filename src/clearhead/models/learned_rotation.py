@@ -1,10 +1,10 @@
 """A rotation of the residual stream, learned from a model's weights alone.
 
 A random rotation evens out the columns of the layers' matrices that read the stream, and leaves
-their rows as long as they were: in a matrix with a row of six times the usual size, that row's largest entry
-sets the one scale of all. There are far more rotations than such entries, so one is sought that
-keeps them small. Rotations learned on text are SpinQuant's (arXiv 2405.16406), and as there a
-Cayley transform keeps the matrix orthogonal. This one reads no text.
+their rows as long as they were: in a matrix with a row of six times the usual size, that row's
+largest entry sets the one scale of all. There are far more rotations than such entries, so one is
+sought that keeps them small. Rotations learned on text are SpinQuant's (arXiv 2405.16406), and as
+there a Cayley transform keeps the matrix orthogonal. This one reads no text.
 """
 
 from collections.abc import Iterator

@@ -94,7 +94,7 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
         ClearheadError: a combination that cannot be built, or for which a weight has another size.
     """
     ours = model.config
-    config = _changed(ours, changes)
+    config = changed(ours, changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what is new
         made = ClearheadForCausalLM(config).to(model.device, model.dtype)
@@ -115,7 +115,12 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
     return Start(made.eval(), _patterns(new), _patterns(dropped))
 
 
-def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
+def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
+    """The configuration of a model with other mechanisms.
+
+    Raises:
+        ClearheadError: a combination that cannot be built.
+    """
     keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
     if changes.get("maps", ours.maps) != ours.maps:
         keys |= _MAPS_OWN
