@@ -4,6 +4,7 @@ import json
 import operator
 import shutil
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -167,6 +168,7 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
         (("--prefix", "a", *read), "would have no effect beside a given --prefix"),
         (("--sink-logit", "0"), "no effect without --to sink"),
         (("--to", "xsa", *read), "this model has normalizer='softmax': give --to sink"),
+        (("--to", "key-value", "prefix_length=16", *read), "give --length 17 or more"),
         (("--to", "maps=differential"), "num_attention_heads=9 is odd"),
     ):
         assert call("convert", str(source), str(made), *words, *turned) == 2
@@ -181,19 +183,37 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
     assert not made.exists()
 
 
-def test_learned_keys_and_values_are_the_mean_of_first_tokens(llama, text, tmp_path, capsys):
+@pytest.mark.parametrize("count", [1, 3])
+def test_learned_keys_and_values_are_the_mean_of_first_tokens(count, llama, text, tmp_path, capsys):
     made = tmp_path / "made"
     words = ("--calibrate", str(text), "--length", "24", "--windows", "4")
-    assert call("convert", str(llama), str(made), "--to", "key-value", *words) == 0
+    to = ("--to", "key-value", f"prefix_length={count}")
+    assert call("convert", str(llama), str(made), *to, *words) == 0
     assert "keys and values of first tokens" in capsys.readouterr().out
     ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, llama))
     windows = sample(str(text), AutoTokenizer.from_pretrained(made), length=24, count=8)[::2]
     with torch.no_grad():
-        cache = theirs(torch.stack(windows)[:, :1], use_cache=True).past_key_values
+        cache = theirs(torch.stack(windows)[:, :count], use_cache=True).past_key_values
     for layer, theirs_ in zip(ours.model.layers, cache.layers, strict=True):
-        # At position 0 rotation leaves keys as they are.
-        for found, wanted in (
-            (layer.self_attn.normalizer.key_bias, theirs_.keys),
-            (layer.self_attn.normalizer.value_bias, theirs_.values),
-        ):
-            assert torch.allclose(found, wanted.mean(0), atol=1e-5)
+        normalizer = layer.self_attn.normalizer
+        assert torch.allclose(normalizer.value_bias, theirs_.values.mean(0), atol=1e-5)
+        # At position 0 rotation leaves keys as they are, and elsewhere as long.
+        keys = theirs_.keys.mean(0)
+        assert torch.allclose(normalizer.key_bias[:, 0], keys[:, 0], atol=1e-5)
+        assert torch.allclose(normalizer.key_bias.norm(dim=-1), keys.norm(dim=-1), atol=1e-4)
+
+
+def test_a_calibration_never_replaces_a_prefix(llama, text, tmp_path, capsys):
+    prefixed, made = tmp_path / "prefixed", tmp_path / "made"
+    assert call("convert", str(llama), str(prefixed), "--prefix", r"\n attention") == 0
+    words = ("--calibrate", str(text), "--length", "24", "--windows", "2")
+    for to in ("mlp_rotation=hadamard", "key-value"):
+        assert call("convert", str(prefixed), str(made), "--to", to, *words) == 2
+        said = error_line(capsys)
+        assert "--calibrate would replace the keys and values that this model has" in said
+        assert not made.exists()
+    words = ("--text", str(text), "--length", "24", "--windows", "2")
+    assert call("convert", str(prefixed), str(made), "--to", "mlp_rotation=hadamard", *words) == 0
+    weights = [load_file(one / "model.safetensors") for one in (prefixed, made)]
+    name = "model.layers.0.self_attn.normalizer.key_bias"
+    assert torch.equal(weights[0][name], weights[1][name])

@@ -152,6 +152,14 @@ def test_every_parameter_learns_and_the_gradient_is_the_oracle_s():
         assert fast.abs().max() > 0
 
 
+def test_as_many_tokens_fill_it_as_it_has_places():
+    plain, made = _both()
+    before = made.model.layers[0].self_attn.normalizer.key_bias.clone()
+    with pytest.raises(ClearheadError, match="1 tokens cannot fill prefix_length=2: give 2"):
+        fill(made, plain, PREFIX[:, :1])
+    assert torch.equal(made.model.layers[0].self_attn.normalizer.key_bias, before)
+
+
 def test_it_starts_as_softmax1():
     model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key-value")).eval()
     plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()

@@ -180,8 +180,8 @@ def to_other_mechanisms(
         check_equalised(outline)
     if sink_logit is not None and not _sinks(outline):
         raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
-    if calibration is not None and prefix is None and not _has_keys(outline):
-        check_sinks(outline)
+    if calibration is not None and prefix is None:
+        _check_calibration(first, outline, length)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
         twice = 1 if text else 2
@@ -225,7 +225,7 @@ def to_other_mechanisms(
             nn.init.constant_(sink.logit, sink_logit)
     shares = list[dict[str, Any]]()
     hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
-    hidden[:, 0] = 0
+    hidden[:, : made.config.prefix_length] = 0
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
         relative = check_filled(made, before, chosen.ids)
@@ -238,7 +238,7 @@ def to_other_mechanisms(
         relative = measure("start")
     elif _has_keys(made):
         measure("start")
-        fill(made, before, torch.stack(calibrating)[:, :1])
+        fill(made, before, torch.stack(calibrating)[:, : made.config.prefix_length])
         measure("keys and values of first tokens; the text's own hidden", attention_mask=hidden)
         relative = measure("keys and values of first tokens")
     else:
@@ -285,6 +285,24 @@ def _of_the_source(model: str) -> dict[str, Any] | None:
     """The record of the conversion that made the source, with its prefix."""
     path = Path(model) / RECORD
     return read_json(path, "delete it to convert without it") if path.is_file() else None
+
+
+def _check_calibration(
+    first: ClearheadForCausalLM, outline: ClearheadForCausalLM, length: int
+) -> None:
+    """Refuse a calibration that a model has no place for, or in whose place it has learned keys."""
+    if not _has_keys(outline):
+        check_sinks(outline)
+    elif _has_keys(first):
+        raise ClearheadError(
+            "--calibrate would replace the keys and values that this model has: give --text to "
+            "measure on, or convert the model that it was made from"
+        )
+    elif (places := outline.config.prefix_length) >= length:
+        raise ClearheadError(
+            f"prefix_length={places} takes the first tokens of longer windows than --length "
+            f"{length}: give --length {places + 1} or more"
+        )
 
 
 def _sinks(model: ClearheadForCausalLM) -> list[Sink]:

@@ -215,7 +215,14 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
 
     Args:
         made: `model` with `normalizer="key-value"` and as many places as there are tokens.
+
+    Raises:
+        ClearheadError: another number of tokens.
     """
+    if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
+        raise ClearheadError(
+            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row"
+        )
     keys, values = list[Tensor](), list[Tensor]()
     attentions: list[Any] = [layer.self_attn for layer in model.model.layers]
     hooks = [
