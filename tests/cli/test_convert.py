@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from clearhead import ClearheadForCausalLM
+from clearhead.experiments import converting
 from clearhead.experiments.calibration import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
@@ -146,8 +147,24 @@ def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
     assert not record["same_function"]
     (measure,) = record["measures"]
     assert measure["divergence"] > 1e-4
+    assert "random tokens" not in said
     assert f"KL {measure['divergence']:.4f}" in said
     assert f"{measure['perplexity_before']:.2f} → {measure['perplexity']:.2f}" in said
+
+
+def test_a_divergence_of_nothing_has_no_sign_and_random_tokens_are_called_so(
+    llama, tmp_path, capsys, monkeypatch
+):
+    """Sums of float32 may end a little below zero."""
+    measured = converting.distance
+    monkeypatch.setattr(
+        converting, "distance", lambda *models: replace(measured(*models), divergence=-1e-7)
+    )
+    words = ("--to", "gated", "--length", "24", "--windows", "2")
+    assert call("convert", str(llama), str(tmp_path / "made"), *words) == 0
+    said = capsys.readouterr().out
+    assert "KL 0.0000 nats" in said
+    assert "(46 random tokens)" in said
 
 
 def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_path, capsys):

@@ -212,10 +212,11 @@ def to_other_mechanisms(
         with within_memory(f"give a smaller --length than {length}"):
             found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
+        source = RANDOM if read_from == RANDOM else f"tokens of {read_from}"
         lines.append(
-            f"{what}: KL {found.divergence:.4f} nats a token, perplexity "
+            f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
             f"{found.perplexity_before:.2f} → {found.perplexity:.2f}, largest difference of a "
-            f"logit {found.largest:.2g} ({found.tokens:,} tokens of {read_from})"
+            f"logit {found.largest:.2g} ({found.tokens:,} {source})"
         )
         return found.relative
 
