@@ -7,7 +7,13 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from clearhead.experiments import converting
 from clearhead.experiments.calibration import sample
@@ -39,6 +45,28 @@ def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, 
     assert next(map(json.loads, lines))["left_out"] == {}
     assert call("convert", str(made), str(tmp_path / "llama")) == 2
     assert "Llama has no normalizer='key-value'" in error_line(capsys)
+
+
+def test_a_prefix_says_that_it_is_seen_beyond_a_sliding_window(llama, tmp_path, capsys):
+    sliding, made = tmp_path / "sliding", tmp_path / "made"
+    config = AutoConfig.from_pretrained(llama).to_dict()
+    for key in ("model_type", "architectures"):
+        config.pop(key)
+    model = MistralForCausalLM(MistralConfig(**config | {"sliding_window": 8}))
+    model.load_state_dict(AutoModelForCausalLM.from_pretrained(llama).state_dict())
+    model.save_pretrained(sliding)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(sliding)
+    assert call("convert", str(sliding), str(made), "--prefix", "a", "--length", "24") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "within the sliding window of 8 tokens; beyond it every token still sees" in said
+    ours, theirs = map(AutoModelForCausalLM.from_pretrained, (made, sliding))
+    (token,) = json.loads((made / "conversion.json").read_text("utf-8"))["prefix"]["ids"]
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        wanted = theirs(torch.cat([torch.tensor([[token]]), tokens], 1)).logits[:, 1:]
+        apart = (ours(tokens).logits - wanted).abs().amax(-1)[0]
+    assert apart[:7].max() < 1e-4
+    assert apart[7:].min() > 1e-3
 
 
 def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):

@@ -230,10 +230,16 @@ def to_other_mechanisms(
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
         relative = check_filled(made, before, chosen.ids)
-        lines.append(
+        line = (
             f"prefix {chosen.text!r}, {len(chosen.ids)} tokens: logits are those of the first "
             f"model after it, to {relative:.1g} of their size"
         )
+        if (window := made.config.sliding_window) is not None:
+            line += (
+                f", within the sliding window of {window} tokens; beyond it every token still sees "
+                "the prefix, and the first model's would not"
+            )
+        lines.append(line)
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
