@@ -16,8 +16,10 @@ from clearhead.experiments.calibration import calibrate, check_sinks, sample
 from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
     SEARCHED,
+    Prefix,
     check_filled,
     check_prefix,
+    difference_after,
     fill,
     given_prefix,
     searched_prefix,
@@ -88,14 +90,15 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
-    with in_float32(model) as rounded:
-        if not config.changes:
-            found = to_the_other_format(model, config.model, serving=config.purpose is not None)
-        else:
+    if not config.changes:
+        found = to_the_other_format(model, config.model, serving=config.purpose is not None)
+    else:
+        with in_float32(model) as rounded:
             found = to_other_mechanisms(
                 model,
                 tokenizer,
                 config.model,
+                rounded=rounded,
                 preset=preset,
                 settings=settings,
                 basis=[part for part in config.rotate if part != "down"],
@@ -109,25 +112,47 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
                 length=config.length,
                 count=config.windows,
             )
-        made = rounded(found.model)
+    made = found.model
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
         write_json(folder / RECORD, {**found.record, "before": earlier})
         manifest.seal(folder)
     for line in found.lines:
         say(line)
-    same = found.record.get("same_function", True)
-    say(
-        f"{type(model).__name__} → {type(made).__name__}, "
-        f"{'with equal logits' if same else 'another function'}: {config.output}"
-    )
+    outcome = _outcome(found.record, _bits(model), _bits(made))
+    say(f"{type(model).__name__} → {type(made).__name__}, {outcome}: {config.output}")
+
+
+def _outcome(record: dict[str, Any], before: str, after: str) -> str:
+    if not record["same_in_float32"]:
+        return "another function"
+    if not record["same_function"]:
+        return (
+            f"with equal logits in float32; rounded to {after} they differ by "
+            f"{record['relative']:.1e} of their size"
+        )
+    if before != after:
+        return (
+            f"with equal logits, in {after}: {before} would move them by more than "
+            f"{TOLERANCE:.0e} of their size"
+        )
+    return "with equal logits"
+
+
+def _bits(model: Any) -> str:
+    """The dtype of a model's weights, in a word."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def to_the_other_format(model: Any, name: str, *, serving: bool = False) -> Conversion:
     """The same function in the other library's format, or in one that servers load."""
     made = for_serving(model) if serving else converted(model)
     record = _record(name, model, made)
-    return Conversion(model=made, record={**record, "relative": logit_difference(model, made)})
+    with in_float32(model), in_float32(made):
+        relative = logit_difference(model, made)
+    # Their float32 weights have been compared: what is left is what rounding does.
+    same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
+    return Conversion(model=made, record={**record, **same, "relative": relative})
 
 
 def to_other_mechanisms(
@@ -135,6 +160,7 @@ def to_other_mechanisms(
     tokenizer: Any,
     name: str,
     *,
+    rounded: Callable[[Any], Any],
     preset: str | None,
     settings: dict[str, Any],
     basis: Sequence[Part] = (),
@@ -151,6 +177,8 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
+        model: in float32, as within `in_float32`.
+        rounded: gives the new model the first's 16 bits, where it has them.
         basis, seed, learn: what is turned before, as in `rotated`.
         equalise: as in `equalised`, when all is turned.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
@@ -229,17 +257,7 @@ def to_other_mechanisms(
     hidden[:, : made.config.prefix_length] = 0
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
-        relative = check_filled(made, before, chosen.ids)
-        line = (
-            f"prefix {chosen.text!r}, {len(chosen.ids)} tokens: logits are those of the first "
-            f"model after it, to {relative:.1g} of their size"
-        )
-        if (window := made.config.sliding_window) is not None:
-            line += (
-                f", within the sliding window of {window} tokens; beyond it every token still sees "
-                "the prefix, and the first model's would not"
-            )
-        lines.append(line)
+        after = check_filled(made, first, chosen.ids)
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
@@ -259,7 +277,16 @@ def to_other_mechanisms(
             f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
             "TEXT, or --sink-logit 0 for softmax-1"
         )
-    exact = relative <= TOLERANCE
+    same_in_float32 = relative <= TOLERANCE
+    made = rounded(made)
+    if made.dtype.itemsize == 2:
+        bits = _bits(made)
+        with in_float32(made):
+            relative = measure(f"rounded to {bits}")
+            if chosen is not None:
+                after = difference_after(made, first, chosen.ids)
+    if chosen is not None:
+        lines.insert(0, _prefix_line(chosen, made, after))
     for what, names in (("new", start.new), ("dropped", start.dropped)):
         if names:
             lines.append(f"{what}: {', '.join(names)}")
@@ -274,7 +301,9 @@ def to_other_mechanisms(
             "seed": seed if basis else None,
             "learned_rotation": learn,
             "equalised": equalise,
-            "same_function": exact,
+            "same_in_float32": same_in_float32,
+            "same_function": relative <= TOLERANCE,
+            "relative": relative,
             "new": start.new,
             "dropped": start.dropped,
             "measures": measures,
@@ -283,7 +312,7 @@ def to_other_mechanisms(
             "length": length,
             "windows": len(windows),
             "shares": shares,
-            "prefix": None if chosen is None else asdict(chosen),
+            "prefix": None if chosen is None else {**asdict(chosen), "relative": after},
         },
     )
 
@@ -310,6 +339,22 @@ def _check_calibration(
             f"prefix_length={places} takes the first tokens of longer windows than --length "
             f"{length}: give --length {places + 1} or more"
         )
+
+
+def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
+    """How near the logits are to those of the first model after the prefix."""
+    line = (
+        f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
+        f"after it, to {after:.1g} of their size"
+    )
+    if made.dtype.itemsize == 2:
+        line += f" as rounded to {_bits(made)}"
+    if (window := made.config.sliding_window) is not None:
+        line += (
+            f", within the sliding window of {window} tokens; beyond it every token still sees the "
+            "prefix, and the first model's would not"
+        )
+    return line
 
 
 def _sinks(model: ClearheadForCausalLM) -> list[Sink]:
