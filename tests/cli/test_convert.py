@@ -18,7 +18,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from clearhead import ClearheadForCausalLM
+from clearhead import ClearheadForCausalLM, preset
+from clearhead.experiments import converting
 from clearhead.experiments.calibration import sample
 from clearhead.models import conversion
 from clearhead.models.families.llama import LLAMA
@@ -114,8 +115,53 @@ def test_a_model_in_sixteen_bits_stays_in_them(llama, tmp_path, capsys):
     assert json.loads((made / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
     weights = load_file(made / "model.safetensors").values()
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
-    (measure,) = json.loads((made / "conversion.json").read_text("utf-8"))["measures"]
-    assert measure["relative"] < 1e-5
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    assert [one["what"] for one in record["measures"]] == ["start", "rounded to bfloat16"]
+    assert all(one["relative"] < 1e-5 for one in record["measures"])
+    assert record["same_function"]
+
+
+def test_a_rounded_model_is_measured_as_it_is_written(llama, tmp_path, capsys):
+    """Turned weights are no longer numbers of 16 bits."""
+    half, turned, served = (tmp_path / name for name in ("half", "turned", "served"))
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(half)
+    words = ("--rotate", "residual", "values", "--length", "24", "--windows", "2")
+    assert call("convert", str(half), str(turned), *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    record = json.loads((turned / "conversion.json").read_text("utf-8"))
+    exact, rounded = record["measures"]
+    assert exact["relative"] < 1e-5
+    assert rounded["relative"] > 1e-3
+    assert (record["same_in_float32"], record["same_function"]) == (True, False)
+    wanted = f"in float32; rounded to bfloat16 they differ by {rounded['relative']:.1e} of their"
+    assert f"with equal logits {wanted} size" in said
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32) for one in (turned, half)
+    )
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        apart = (ours(ids).logits - theirs(ids).logits).norm() / theirs(ids).logits.norm()
+    assert float(apart) == pytest.approx(rounded["relative"], rel=0.7)
+    words = ("--prefix", "a", "--rotate", "residual", "--length", "24", "--windows", "2")
+    assert call("convert", str(half), str(tmp_path / "prefixed"), *words) == 0
+    assert "of their size as rounded to bfloat16" in capsys.readouterr().out
+    record = json.loads((tmp_path / "prefixed/conversion.json").read_text("utf-8"))
+    assert record["prefix"]["relative"] > 1e-3
+    sas = preset("sas", hidden_size=36, num_attention_heads=9, num_hidden_layers=2, vocab_size=300)
+    model = ClearheadForCausalLM(sas)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.bfloat16().save_pretrained(tmp_path / "sas")
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "sas")
+    assert call("convert", str(tmp_path / "sas"), str(served), "--for", "serving") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "with equal logits, in float32: bfloat16 would move them by more than 1e-04" in said
+    record = json.loads((served / "conversion.json").read_text("utf-8"))
+    assert record["same_function"]
+    assert record["relative"] < 1e-4
+    weights = load_file(served / "model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.float32}
 
 
 def test_weights_beyond_sixteen_bits_are_not_written(llama, tmp_path, capsys):
@@ -146,8 +192,24 @@ def test_another_function_says_how_far_it_is(llama, text, tmp_path, capsys):
     assert not record["same_function"]
     (measure,) = record["measures"]
     assert measure["divergence"] > 1e-4
+    assert "random tokens" not in said
     assert f"KL {measure['divergence']:.4f}" in said
     assert f"{measure['perplexity_before']:.2f} → {measure['perplexity']:.2f}" in said
+
+
+def test_a_divergence_of_nothing_has_no_sign_and_random_tokens_are_called_so(
+    llama, tmp_path, capsys, monkeypatch
+):
+    """Sums of float32 may end a little below zero."""
+    measured = converting.distance
+    monkeypatch.setattr(
+        converting, "distance", lambda *models: replace(measured(*models), divergence=-1e-7)
+    )
+    words = ("--to", "gated", "--length", "24", "--windows", "2")
+    assert call("convert", str(llama), str(tmp_path / "made"), *words) == 0
+    said = capsys.readouterr().out
+    assert "KL 0.0000 nats" in said
+    assert "(46 random tokens)" in said
 
 
 def test_a_sink_is_calibrated_on_what_the_first_token_takes(llama, text, tmp_path, capsys):
@@ -199,6 +261,22 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         capsys
     )
     assert not made.exists()
+
+
+def test_the_plain_preset_takes_no_mechanism_away(llama, settings, tmp_path, capsys):
+    """It changes no axis, so that a sink would stay and be called the transformer."""
+    sink, made = tmp_path / "sink", tmp_path / "made"
+    assert call("convert", str(llama), str(sink), "--to", "sink") == 0
+    train = ["train", "transformer", "--from", str(sink), "--output", str(made)]
+    tokenizer = settings.index("--data.vocabulary")
+    train += [*settings[:tokenizer], *settings[tokenizer + 2 :]]
+    for words in (["convert", str(sink), str(made), "--to", "transformer"], train):
+        assert call(*words) == 2
+        assert "this model has normalizer='sink': give normalizer=softmax" in error_line(capsys)
+        assert not made.exists()
+    words = ("--to", "transformer", "normalizer=softmax")
+    assert call("convert", str(sink), str(made), *words) == 0
+    assert "dropped: model.layers.*.self_attn.normalizer.logit" in capsys.readouterr().out
 
 
 def test_a_model_for_servers_has_its_code_beside_it_and_clearhead_runs_none_of_it_unasked(

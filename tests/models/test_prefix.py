@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
 from clearhead.experiments import prefixes
-from clearhead.experiments.prefixes import _pieces, fill
+from clearhead.experiments.prefixes import _largest, _pieces, fill
 from clearhead.models.inspection import longest_text
 from clearhead.models.starts import started
 from clearhead.nn import REGISTRY
@@ -152,13 +152,23 @@ def test_every_parameter_learns_and_the_gradient_is_the_oracle_s():
         assert fast.abs().max() > 0
 
 
+def test_as_many_tokens_fill_it_as_it_has_places():
+    plain, made = _both()
+    before = made.model.layers[0].self_attn.normalizer.key_bias.clone()
+    with pytest.raises(ClearheadError, match="1 tokens cannot fill prefix_length=2: give 2"):
+        fill(made, plain, PREFIX[:, :1])
+    assert torch.equal(made.model.layers[0].self_attn.normalizer.key_bias, before)
+
+
 def test_it_starts_as_softmax1():
-    model = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="key-value")).eval()
-    plain = ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer="softmax1")).eval()
+    model, plain = (
+        ClearheadForCausalLM(ClearheadConfig(**space.SHAPE, normalizer=one)).double().eval()
+        for one in ("key-value", "softmax1")
+    )
     plain.load_state_dict(model.state_dict(), strict=False)
     ids = _ids()
     with torch.no_grad():
-        assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-6)
+        assert torch.allclose(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-12)
 
 
 def test_the_rotation_is_the_same_function_and_is_turned_back():
@@ -296,6 +306,24 @@ def test_the_search_takes_what_fails_least_at_no_loss(monkeypatch):
     perplexities |= {(2,): 10.2, (1,): 10.0, (9,): 10.0}
     # The best then fails on one piece, with a smaller state than the newline.
     assert prefixes.searched_prefix(model, _Tokenizer(), text).ids == (1,)
+
+
+def test_the_largest_state_is_the_text_s_and_not_the_prefix_s():
+    plain, _ = _both()
+    with torch.no_grad():
+        plain.model.embed_tokens.weight[9] *= 1000
+    pieces = [torch.randint(0, 9, (5,)) for _ in range(20)]  # more than a batch
+    for ids in ((), (9,), (3, 9)):
+        found = _largest(plain, pieces, ids)
+        assert len(found) == len(pieces)
+        for one, piece in zip(found, pieces, strict=True):
+            whole = torch.cat([torch.tensor(ids, dtype=torch.long), piece])[None]
+            with torch.no_grad():
+                states = plain.model(whole, output_hidden_states=True).hidden_states
+            text = torch.stack([x[0, len(ids) :].abs().max() for x in states])
+            assert one == pytest.approx(float(text.max()), rel=1e-9)
+            if ids:
+                assert one < 0.1 * float(states[0].abs().max())
 
 
 def test_a_prefix_is_searched_for_on_pieces_of_every_window():

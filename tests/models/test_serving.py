@@ -159,10 +159,19 @@ def test_the_form_is_the_same_function(name, changes):
     assert [each.calls for each in instances.values()] == [3, 3]
 
 
-@pytest.mark.parametrize("name", ["coca", "differential-v2", "sas", "xsa"])
-def test_the_form_keeps_the_dtype_of_the_weights(name):
-    made = for_serving(_model(name, {}).bfloat16())
-    assert {weight.dtype for weight in made.state_dict().values()} == {torch.bfloat16}
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.bfloat16) for name in ("coca", "differential-v2", "xsa")),
+        ("sas", torch.float32),  # its one matrix for a value is a sum that 16 bits would round
+    ],
+)
+def test_the_form_keeps_the_dtype_of_the_weights_unless_that_moves_logits(name, dtype):
+    model = _model(name, {}).bfloat16()
+    made = for_serving(model)
+    assert {weight.dtype for weight in made.state_dict().values()} == {dtype}
+    assert {weight.dtype for weight in model.state_dict().values()} == {torch.bfloat16}
+    assert logit_difference(model.float(), made.float()) < 1e-4
 
 
 def test_its_attention_is_written_as_vllm_reads_it():

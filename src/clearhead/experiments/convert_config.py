@@ -12,6 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.metavars import Change, Model, Source, Text
 from clearhead.ranges import Count, Length, Natural
 
+AUTO = "auto"  # the prefix that is searched for
 _MEASURES = ("calibrate", "sink_logit", "text", "length", "windows")
 
 
@@ -39,7 +40,8 @@ class ConvertConfig(OpensModels):
     """Seed of the random rotations of the residual stream and the values."""
     learn_rotation: bool = False
     """Turn the residual stream once more, by a rotation learned from the weights alone, which makes
-    the largest of those that read the stream smaller: the same function, for one scale a matrix."""
+    the largest of the layers' weights that read it smaller: the same function, for one scale a
+    matrix."""
     equalise: bool = False
     """Give every row of a gated MLP's up projection one size, and the down projection the inverse:
     the same function, for one scale a matrix; for MLPs that --rotate down turns, now or before.
@@ -77,6 +79,13 @@ class ConvertConfig(OpensModels):
             raise ClearheadError(
                 "--calibrate fills new sinks, keys or values, or judges prefixes: give --to or "
                 "--prefix auto with it, or --text to measure on"
+            )
+        if self.prefix == AUTO and self.calibrate is None:
+            raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
+        if self.prefix not in (None, AUTO) and self.calibrate is not None:
+            raise ClearheadError(
+                "--calibrate would have no effect beside a given --prefix: leave it out, or give "
+                "--prefix auto"
             )
         if self.seed and not self.is_drawn:
             raise ClearheadError("--seed would have no effect without --rotate residual or values")

@@ -13,17 +13,19 @@ from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import calibrate, check_sinks, sample
-from clearhead.experiments.convert_config import ConvertConfig
+from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
-    AUTO,
+    SEARCHED,
     Prefix,
     check_filled,
     check_prefix,
+    difference_after,
     fill,
     given_prefix,
     searched_prefix,
 )
 from clearhead.experiments.run_setup import load_model, require_own_tokenizer
+from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
@@ -34,11 +36,11 @@ from clearhead.models.conversion import (
     require_convertible,
     with_equal_logits,
 )
-from clearhead.models.equalised import equalised
+from clearhead.models.equalised import check_equalised, equalised
 from clearhead.models.inspection import longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
-from clearhead.models.rotated import Part, rotated
-from clearhead.models.starts import started, target
+from clearhead.models.rotated import Part, check_rotation, rotated
+from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
 from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
@@ -71,6 +73,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     settings = overrides([*(word for word in config.to if "=" in word), *rotation])
     preset = next((word for word in config.to if "=" not in word), None)
     require_new(config.output)
+    earlier = _of_the_source(config.model)
     if (joined := whole(Path(config.model))) is not None:
         if config.changes or config.purpose:
             raise ClearheadError(
@@ -87,14 +90,15 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
-    with in_float32(model) as rounded:
-        if not config.changes:
-            found = to_the_other_format(model, config.model, serving=config.purpose is not None)
-        else:
+    if not config.changes:
+        found = to_the_other_format(model, config.model, serving=config.purpose is not None)
+    else:
+        with in_float32(model) as rounded:
             found = to_other_mechanisms(
                 model,
                 tokenizer,
                 config.model,
+                rounded=rounded,
                 preset=preset,
                 settings=settings,
                 basis=[part for part in config.rotate if part != "down"],
@@ -108,25 +112,47 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
                 length=config.length,
                 count=config.windows,
             )
-        made = rounded(found.model)
+    made = found.model
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
-        write_json(folder / RECORD, {**found.record, "before": _of_the_source(config.model)})
+        write_json(folder / RECORD, {**found.record, "before": earlier})
         manifest.seal(folder)
     for line in found.lines:
         say(line)
-    same = found.record.get("same_function", True)
-    say(
-        f"{type(model).__name__} → {type(made).__name__}, "
-        f"{'with equal logits' if same else 'another function'}: {config.output}"
-    )
+    outcome = _outcome(found.record, _bits(model), _bits(made))
+    say(f"{type(model).__name__} → {type(made).__name__}, {outcome}: {config.output}")
+
+
+def _outcome(record: dict[str, Any], before: str, after: str) -> str:
+    if not record["same_in_float32"]:
+        return "another function"
+    if not record["same_function"]:
+        return (
+            f"with equal logits in float32; rounded to {after} they differ by "
+            f"{record['relative']:.1e} of their size"
+        )
+    if before != after:
+        return (
+            f"with equal logits, in {after}: {before} would move them by more than "
+            f"{TOLERANCE:.0e} of their size"
+        )
+    return "with equal logits"
+
+
+def _bits(model: Any) -> str:
+    """The dtype of a model's weights, in a word."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def to_the_other_format(model: Any, name: str, *, serving: bool = False) -> Conversion:
     """The same function in the other library's format, or in one that servers load."""
     made = for_serving(model) if serving else converted(model)
     record = _record(name, model, made)
-    return Conversion(model=made, record={**record, "relative": logit_difference(model, made)})
+    with in_float32(model), in_float32(made):
+        relative = logit_difference(model, made)
+    # Their float32 weights have been compared: what is left is what rounding does.
+    same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
+    return Conversion(model=made, record={**record, **same, "relative": relative})
 
 
 def to_other_mechanisms(
@@ -134,6 +160,7 @@ def to_other_mechanisms(
     tokenizer: Any,
     name: str,
     *,
+    rounded: Callable[[Any], Any],
     preset: str | None,
     settings: dict[str, Any],
     basis: Sequence[Part] = (),
@@ -150,6 +177,8 @@ def to_other_mechanisms(
     """The same weights under other mechanisms, with the distance from the first model.
 
     Args:
+        model: in float32, as within `in_float32`.
+        rounded: gives the new model the first's 16 bits, where it has them.
         basis, seed, learn: what is turned before, as in `rotated`.
         equalise: as in `equalised`, when all is turned.
         prefix: a text that is to stand before every text as learned keys and values, or "auto" to
@@ -163,7 +192,24 @@ def to_other_mechanisms(
         ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
     changes = target(preset, settings)
+    first = imported(model)
+    check_baseline(preset, settings, first.config)
     length = min(length, model.config.max_position_embeddings)
+    # All that can be refused is refused before the search and the rotation take their minutes.
+    chosen = given_prefix(prefix, tokenizer) if prefix not in (None, AUTO) else None
+    if prefix is not None:
+        tokens = SEARCHED if chosen is None else len(chosen.ids)
+        check_prefix(first.config, changes, tokens)
+        changes |= {"normalizer": "key-value", "prefix_length": tokens}
+    check_rotation(first.config, basis)
+    with torch.device("meta"):
+        outline = ClearheadForCausalLM(changed(first.config, changes))
+    if equalise:
+        check_equalised(outline)
+    if sink_logit is not None and not _sinks(outline):
+        raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
+    if calibration is not None and prefix is None:
+        _check_calibration(first, outline, length)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
         twice = 1 if text else 2
@@ -173,17 +219,15 @@ def to_other_mechanisms(
         windows = sample(text, tokenizer, length=length, count=count)
     elif not windows:
         windows = _random(model.config.vocab_size, length, count)
-    first, measures, lines = imported(model), list[dict[str, Any]](), list[str]()
+    measures, lines = list[dict[str, Any]](), list[str]()
     before = first
+    if prefix == AUTO:
+        chosen = searched_prefix(first, tokenizer, calibrating)
+        changes["prefix_length"] = len(chosen.ids)
     if learn:
         terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
     if basis:
         before = with_equal_logits(first, rotated(first, basis, seed=seed, learn=learn))
-    chosen = None
-    if prefix is not None:
-        check_prefix(before, changes)
-        chosen = _prefix(prefix, first, tokenizer, calibrating)
-        changes |= {"normalizer": "key-value", "prefix_length": len(chosen.ids)}
     start = started(before, changes)
     made = start.model
     if equalise:
@@ -196,39 +240,33 @@ def to_other_mechanisms(
         with within_memory(f"give a smaller --length than {length}"):
             found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
+        source = RANDOM if read_from == RANDOM else f"tokens of {read_from}"
         lines.append(
-            f"{what}: KL {found.divergence:.4f} nats a token, perplexity "
+            f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
             f"{found.perplexity_before:.2f} → {found.perplexity:.2f}, largest difference of a "
-            f"logit {found.largest:.2g} ({found.tokens:,} tokens of {read_from})"
+            f"logit {found.largest:.2g} ({found.tokens:,} {source})"
         )
         return found.relative
 
-    sinks = [module for module in made.modules() if isinstance(module, Sink)]
+    sinks = _sinks(made)
     if sink_logit is not None:
-        if not sinks:
-            raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
     shares = list[dict[str, Any]]()
     hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
-    hidden[:, 0] = 0
+    hidden[:, : made.config.prefix_length] = 0
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
-        relative = check_filled(made, before, chosen.ids)
-        lines.append(
-            f"prefix {chosen.text!r}, {len(chosen.ids)} tokens: logits are those of the first "
-            f"model after it, to {relative:.1g} of their size"
-        )
+        after = check_filled(made, first, chosen.ids)
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
-    elif any(isinstance(module, KeyValue) for module in made.modules()):
+    elif _has_keys(made):
         measure("start")
-        fill(made, before, torch.stack(calibrating)[:, :1])
+        fill(made, before, torch.stack(calibrating)[:, : made.config.prefix_length])
         measure("keys and values of first tokens; the text's own hidden", attention_mask=hidden)
         relative = measure("keys and values of first tokens")
     else:
-        check_sinks(made)
         measure("start")
         calibrate(made, calibrating, without_first=True)
         measure("calibrated without the first token, which is hidden", attention_mask=hidden)
@@ -239,7 +277,16 @@ def to_other_mechanisms(
             f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
             "TEXT, or --sink-logit 0 for softmax-1"
         )
-    exact = relative <= TOLERANCE
+    same_in_float32 = relative <= TOLERANCE
+    made = rounded(made)
+    if made.dtype.itemsize == 2:
+        bits = _bits(made)
+        with in_float32(made):
+            relative = measure(f"rounded to {bits}")
+            if chosen is not None:
+                after = difference_after(made, first, chosen.ids)
+    if chosen is not None:
+        lines.insert(0, _prefix_line(chosen, made, after))
     for what, names in (("new", start.new), ("dropped", start.dropped)):
         if names:
             lines.append(f"{what}: {', '.join(names)}")
@@ -254,7 +301,9 @@ def to_other_mechanisms(
             "seed": seed if basis else None,
             "learned_rotation": learn,
             "equalised": equalise,
-            "same_function": exact,
+            "same_in_float32": same_in_float32,
+            "same_function": relative <= TOLERANCE,
+            "relative": relative,
             "new": start.new,
             "dropped": start.dropped,
             "measures": measures,
@@ -263,7 +312,7 @@ def to_other_mechanisms(
             "length": length,
             "windows": len(windows),
             "shares": shares,
-            "prefix": None if chosen is None else asdict(chosen),
+            "prefix": None if chosen is None else {**asdict(chosen), "relative": after},
         },
     )
 
@@ -274,17 +323,47 @@ def _of_the_source(model: str) -> dict[str, Any] | None:
     return read_json(path, "delete it to convert without it") if path.is_file() else None
 
 
-def _prefix(text: str, model: Any, tokenizer: Any, windows: list[Tensor]) -> Prefix:
-    if text != AUTO:
-        if windows:
-            raise ClearheadError(
-                "--calibrate would have no effect beside a given --prefix: leave it out, or give "
-                "--prefix auto"
-            )
-        return given_prefix(text, tokenizer)
-    if not windows:
-        raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
-    return searched_prefix(model, tokenizer, windows)
+def _check_calibration(
+    first: ClearheadForCausalLM, outline: ClearheadForCausalLM, length: int
+) -> None:
+    """Refuse a calibration that a model has no place for, or in whose place it has learned keys."""
+    if not _has_keys(outline):
+        check_sinks(outline)
+    elif _has_keys(first):
+        raise ClearheadError(
+            "--calibrate would replace the keys and values that this model has: give --text to "
+            "measure on, or convert the model that it was made from"
+        )
+    elif (places := outline.config.prefix_length) >= length:
+        raise ClearheadError(
+            f"prefix_length={places} takes the first tokens of longer windows than --length "
+            f"{length}: give --length {places + 1} or more"
+        )
+
+
+def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
+    """How near the logits are to those of the first model after the prefix."""
+    line = (
+        f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
+        f"after it, to {after:.1g} of their size"
+    )
+    if made.dtype.itemsize == 2:
+        line += f" as rounded to {_bits(made)}"
+    if (window := made.config.sliding_window) is not None:
+        line += (
+            f", within the sliding window of {window} tokens; beyond it every token still sees the "
+            "prefix, and the first model's would not"
+        )
+    return line
+
+
+def _sinks(model: ClearheadForCausalLM) -> list[Sink]:
+    return [module for module in model.modules() if isinstance(module, Sink)]
+
+
+def _has_keys(model: ClearheadForCausalLM) -> bool:
+    """True for learned keys and values."""
+    return any(isinstance(module, KeyValue) for module in model.modules())
 
 
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:

@@ -18,18 +18,18 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
 from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import TOLERANCE
 from clearhead.models.inspection import batches, evaluating
 from clearhead.terminal import say
 
-AUTO = "auto"
 LONGEST = 64  # tokens of a prefix that is given
 SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
 # Of text that a candidate is measured on. A prefix may do for most texts and fail for some, and
 # what fails shows within the first tokens: so many short pieces, rather than a few long ones.
-PIECES, LENGTH, TOGETHER = 64, 16, 16
-FAILS = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
+PIECES, PIECE_LENGTH, BATCH_SIZE = 64, 16, 16
+MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
 JUDGED = 256  # tokens of two windows on which perplexity is compared
 LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
@@ -76,9 +76,10 @@ def searched_prefix(
 
     Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
     fails on a piece of text whose largest state stays above a tenth of what is usual without a
-    prefix. Of those that raise perplexity by at most 1 %, the one that fails least is best, of
-    several the one with the smallest largest state. A second and a third token are added where they
-    fail less, or lower the largest state by 5 % more.
+    prefix. Of those whose perplexity is at most 1 % above the lower of that without a prefix and
+    that of the prefix found so far, the one that fails least is best, of several the one with the
+    smallest largest state. A second and a third token are added where they fail less, or lower the
+    largest state by 5 % more.
 
     Raises:
         ClearheadError: no candidate lowers the states at no loss.
@@ -87,14 +88,8 @@ def searched_prefix(
     candidates = list(_candidates(tokenizer, windows))
     states = _largest(model, read, ())
     usual = median(states)
-    plain = _tried(tokenizer, (), states, usual)
-    plain["perplexity"] = _perplexity(model, judged, ())
-    best, tried = plain, [plain]
-
-    def at_no_loss(one: dict[str, Any]) -> bool:
-        one["perplexity"] = _perplexity(model, judged, one["tokens"])
-        return bool(one["perplexity"] <= LOSS * min(plain["perplexity"], best["perplexity"]))
-
+    best = plain = _tried(tokenizer, (), states, usual)
+    tried, perplexities = [plain], {(): _perplexity(model, judged, ())}
     for number in range(1, SEARCHED + 1):
         longer = list[dict[str, Any]]()
         for candidate in candidates:
@@ -102,7 +97,16 @@ def searched_prefix(
             longer.append(_tried(tokenizer, ids, _largest(model, read, ids), usual))
         longer.sort(key=_rank)
         tried += longer
-        found = next((one for one in longer if _is_better(one, best) and at_no_loss(one)), None)
+        limit = LOSS * min(perplexities[()], perplexities[tuple(best["tokens"])])
+        found = None
+        for one in longer:
+            if not _is_better(one, best):
+                break
+            ids = tuple(one["tokens"])
+            perplexities[ids] = _perplexity(model, judged, ids)
+            if perplexities[ids] <= limit:
+                found = one
+                break
         if found is None:
             break
         best = found
@@ -115,6 +119,7 @@ def searched_prefix(
             f"none of {len(candidates)} tokens before the text lowers its largest hidden states, "
             f"{usual:,.0f} as a rule, at no loss of perplexity: give a prefix, such as \\n"
         )
+    tried = [{**one, "perplexity": perplexities.get(tuple(one["tokens"]))} for one in tried]
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 
 
@@ -125,9 +130,8 @@ def _tried(
         "tokens": list(ids),
         "text": tokenizer.decode(list(ids)),
         "largest": max(largest),
-        "fails": sum(one > FAILS * usual for one in largest),
+        "fails": sum(one > MASSIVE_SHARE * usual for one in largest),
         "pieces": len(largest),
-        "perplexity": None,
     }
 
 
@@ -142,7 +146,7 @@ def _is_better(found: dict[str, Any], best: dict[str, Any]) -> bool:
 
 def _pieces(windows: Sequence[Tensor]) -> list[Tensor]:
     """Pieces of one length, spread over the windows; whole windows where those are shorter."""
-    length = min(LENGTH, *map(len, windows))
+    length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
     count = min(PIECES, len(pieces))
     return [pieces[index * len(pieces) // count] for index in range(count)]
@@ -183,22 +187,27 @@ def _after(
     model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
 ) -> Iterator[Tensor]:
     """Batches of windows after a prefix, int64 [B, L]."""
-    for ids_BT in batches(model, windows, TOGETHER):
+    for ids_BT in batches(model, windows, BATCH_SIZE):
         yield torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
 
 
-def check_prefix(model: ClearheadForCausalLM, changes: dict[str, Any]) -> None:
-    """Raise a ClearheadError where keys and values of a token cannot stand before the text."""
+def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -> None:
+    """Raise a ClearheadError where keys and values of `count` tokens cannot stand before a text."""
     if (wanted := changes.get("normalizer")) is not None:
         raise ClearheadError(
             f"--prefix makes normalizer='key-value', and --to asks for {wanted!r}: give one"
         )
-    for index in range(model.config.num_hidden_layers):
-        if (found := model.config.layer(index).normalizer) != "softmax":
+    for index in range(config.num_hidden_layers):
+        if (found := config.layer(index).normalizer) != "softmax":
             raise ClearheadError(
                 f"--prefix is for normalizer='softmax', and layer {index} has {found!r}, where "
                 "queries need no first token: leave --prefix out"
             )
+    if count >= (room := _room(config)):
+        raise ClearheadError(
+            f"a prefix of {count} tokens leaves no room for a text within {room} positions: "
+            "give a shorter one"
+        )
 
 
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
@@ -206,7 +215,14 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
 
     Args:
         made: `model` with `normalizer="key-value"` and as many places as there are tokens.
+
+    Raises:
+        ClearheadError: another number of tokens.
     """
+    if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
+        raise ClearheadError(
+            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row"
+        )
     keys, values = list[Tensor](), list[Tensor]()
     attentions: list[Any] = [layer.self_attn for layer in model.model.layers]
     hooks = [
@@ -230,37 +246,44 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
             attention.normalizer.value_bias.copy_(value_BGND.double().mean(0))
 
 
-def check_filled(
+def difference_after(
     made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
 ) -> float:
-    """Compare `made` with `model` after the prefix, on random tokens.
+    """Compare `made` with `model` after the prefix, on random tokens within any sliding window.
 
     Returns:
         The Euclidean distance of the logits over the length of the model's.
-
-    Raises:
-        ClearheadError: other logits, or too few positions for a prefix and a text.
     """
-    longest = model.config.max_position_embeddings
-    room = min(longest, model.config.sliding_window or longest)
-    count = min(_CHECKED, room - len(ids))
-    if count < 1:
-        raise ClearheadError(
-            f"a prefix of {len(ids)} tokens leaves no room for a text within {room} positions: "
-            "give a shorter one"
-        )
+    count = min(_CHECKED, _room(model.config) - len(ids))
     draw = torch.Generator().manual_seed(0)
     text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with evaluating(model), evaluating(made):
         whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
         apart = whole.double() - made(input_ids=text).logits.double()
-    relative = float(apart.norm() / whole.double().norm())
+    return float(apart.norm() / whole.double().norm())
+
+
+def check_filled(
+    made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
+) -> float:
+    """`difference_after` where it is that of another order of sums.
+
+    Raises:
+        ClearheadError: other logits.
+    """
+    relative = difference_after(made, model, ids)
     if not relative <= TOLERANCE:
         raise ClearheadError(
             f"the model with a prefix gives other logits than the one after it, by {relative:.2g} "
             "of their size: please report this model"
         )
     return relative
+
+
+def _room(config: ClearheadConfig) -> int:
+    """Positions within which a token sees all before it."""
+    longest = config.max_position_embeddings
+    return min(longest, config.sliding_window or longest)
 
 
 def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:

@@ -20,7 +20,9 @@ from clearhead.experiments.run_setup import (
     masked_batches,
 )
 from clearhead.models import BASELINE, preset
+from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.loading import best_device
+from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
 from clearhead.train import (
     BatchSource,
@@ -68,6 +70,8 @@ def _run(
             lambda: open_base(source, job.data, length, trust_remote_code=trust, began=began)
         )
         corpus = base.corpus
+        if isinstance(base.model, ClearheadForCausalLM):
+            check_baseline(job.preset, job.set, base.model.config)
         model, new, dropped = base.start(job.preset, job.set)
         for what, names in (("new", new), ("dropped", dropped)):
             if names:

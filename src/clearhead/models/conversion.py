@@ -48,6 +48,8 @@ def converted(model: Any) -> Any:
 def for_serving(model: Any) -> Any:
     """A clearhead model as one that servers load: of a family of transformers, or `served`.
 
+    A model in 16 bits stays in them unless they would move its logits: then it is in float32.
+
     Raises:
         ClearheadError: for another library's model, where neither has a place for this one, and
             where it would give other logits.
@@ -61,7 +63,19 @@ def for_serving(model: Any) -> Any:
             made = _convert(model)
         except ClearheadError:  # no family has a place for it
             made = served(model)
-        return rounded(with_equal_logits(model, made))
+        return _rounded_where_equal(model, with_equal_logits(model, made), rounded)
+
+
+def _rounded_where_equal(model: Any, made: Any, rounded: Callable[[Any], Any]) -> Any:
+    """Return `made` in the model's 16 bits, or in float32 where these would move its logits."""
+    wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
+    rounded(made)
+    with in_float32(made):
+        equal = logit_difference(model, made) <= TOLERANCE
+    if not equal:
+        for tensor, data in wide:
+            tensor.data = data
+    return made
 
 
 @contextmanager

@@ -9,6 +9,7 @@ afterwards, so that none of them stands out.
 """
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 
@@ -27,23 +28,12 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
     copies of the weights in their dtype.
 
     Raises:
-        ClearheadError: an MLP without a gate, whose function lies between the two matrices, or
-            without a rotation, where columns of the down projection would become unequal.
+        ClearheadError: as `check_equalised`.
     """
+    check_equalised(model)
     made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     with torch.no_grad():
-        for index, layer in enumerate(made.model.layers):
-            spec = made.config.layer(index)
-            if not layer.mlp.gated:
-                raise ClearheadError(
-                    f"mlp={spec.mlp!r} has a function between its two matrices, so that no scale "
-                    "passes from one to the other: --equalise takes mlp swiglu or geglu"
-                )
-            if spec.mlp_rotation != "hadamard":
-                raise ClearheadError(
-                    "--equalise gives the sizes of rows to columns of the down projections, which "
-                    "only a rotation evens out: give --rotate down too"
-                )
+        for layer in made.model.layers:
             up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight
             sizes_O = up.weight.double().abs().amax(1)
             if not (nonzero := sizes_O[sizes_O > 0]).numel():
@@ -56,3 +46,25 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
             # The rotation before the down projection is part of its weights.
             down.copy_(rotate_channels(rotate_channels(down.double()) * scale_O))
     return made
+
+
+def check_equalised(model: ClearheadForCausalLM) -> None:
+    """Refuse a model whose rows cannot be made equal; it may be one without weights.
+
+    Raises:
+        ClearheadError: an MLP without a gate, whose function lies between the two matrices, or
+            without a rotation, where columns of the down projection would become unequal.
+    """
+    for index, layer in enumerate(model.model.layers):
+        mlp: Any = layer.mlp
+        spec = model.config.layer(index)
+        if not mlp.gated:
+            raise ClearheadError(
+                f"mlp={spec.mlp!r} has a function between its two matrices, so that no scale "
+                "passes from one to the other: --equalise takes mlp swiglu or geglu"
+            )
+        if spec.mlp_rotation != "hadamard":
+            raise ClearheadError(
+                "--equalise gives the sizes of rows to columns of the down projections, which "
+                "only a rotation evens out: give --rotate down too"
+            )

@@ -1,10 +1,10 @@
 """A rotation of the residual stream, learned from a model's weights alone.
 
-A random rotation evens out the columns of the matrices that read the stream, and leaves their rows
-as long as they were: in a matrix with a row of six times the usual size, that row's largest entry
-sets the one scale of all. There are far more rotations than such entries, so one is sought that
-keeps them small. Rotations learned on text are SpinQuant's (arXiv 2405.16406), and as there a
-Cayley transform keeps the matrix orthogonal. This one reads no text.
+A random rotation evens out the columns of the layers' matrices that read the stream, and leaves
+their rows as long as they were: in a matrix with a row of six times the usual size, that row's
+largest entry sets the one scale of all. There are far more rotations than such entries, so one is
+sought that keeps them small. Rotations learned on text are SpinQuant's (arXiv 2405.16406), and as
+there a Cayley transform keeps the matrix orthogonal. This one reads no text.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,13 @@ def learned_rotation(matrices: Iterator[Tensor]) -> Tensor:
     `matrix @ rotation` small.
 
     Args:
-        matrices: weights [*, D] that read the residual stream.
+        matrices: weights [*, D] of the layers, which read the residual stream; the output head,
+            which reads it too, takes no part.
     """
     rows_ND = torch.cat([_long_rows(weight.detach().float()) for weight in matrices])
-    width = rows_ND.shape[1]
+    count, width = rows_ND.shape
+    if not count:  # nothing to make smaller
+        return torch.eye(width, dtype=torch.float64, device=rows_ND.device)
     half_DD = torch.zeros(width, width, device=rows_ND.device, requires_grad=True)
     adam = torch.optim.Adam([half_DD], lr=RATE / width**0.5)
     with torch.enable_grad():

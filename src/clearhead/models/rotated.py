@@ -53,11 +53,9 @@ def rotated(
     if learn and "residual" not in parts:
         raise ClearheadError("only the rotation of the residual stream can be learned")
     config, state = deepcopy(model.config), model.state_dict()
+    check_rotation(config, parts)
     if "residual" in parts:
-        _check_residual(config)
         config.tie_word_embeddings &= model.model.norm.weight.numel() == 1
-    if "values" in parts:
-        _check_values(config)
     made = filled(ClearheadForCausalLM, config, state, model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -70,6 +68,14 @@ def rotated(
             readers = chain.from_iterable(map(_readers, made.model.layers))
             _turn_residual(made, learned_rotation(linear.weight for linear, _ in readers))
     return made
+
+
+def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
+    """Raise a ClearheadError for a mechanism that tells channels apart, naming its axis."""
+    if "residual" in parts:
+        _check_residual(config)
+    if "values" in parts:
+        _check_values(config)
 
 
 def _check_residual(config: ClearheadConfig) -> None:
@@ -133,7 +139,7 @@ def _turn_residual(model: ClearheadForCausalLM, turn: Tensor) -> None:
 
 
 def _readers(layer: Any) -> Iterator[tuple[nn.Linear, Any]]:
-    """The matrices that read the stream, each with the norm before it."""
+    """The layer's matrices that read the stream, each with the norm before it."""
     second = getattr(layer, "post_attention_layernorm", layer.input_layernorm)
     for branch, norm in ((layer.self_attn, layer.input_layernorm), (layer.mlp, second)):
         for name, module in branch.named_modules():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.catalogue import PRESETS
+from clearhead.models.catalogue import BASELINE, PRESETS
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig, window_begin
 from clearhead.nn.registry import REGISTRY
@@ -64,6 +64,29 @@ def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     return changes | dict(settings)
 
 
+def check_baseline(
+    preset: str | None, settings: Mapping[str, Any], config: ClearheadConfig
+) -> None:
+    """Raise a ClearheadError where the preset transformer, which changes no axis, would leave a
+    model on other axes than its own."""
+    if preset != BASELINE:
+        return
+    plain, found = {each.name: each.default for each in fields(LayerSpec)}, dict[str, str]()
+    for index in range(config.num_hidden_layers):
+        layer = config.layer(index)
+        found |= {
+            axis: getattr(layer, axis)
+            for axis in AXES
+            if getattr(layer, axis) != plain[axis] and axis not in settings
+        }
+    if found:
+        wanted = " ".join(f"{axis}={plain[axis]}" for axis in found)
+        raise ClearheadError(
+            f"the preset {BASELINE} changes no axis, and this model has {_words(found)}: give "
+            f"{wanted}, or leave {BASELINE} out"
+        )
+
+
 def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
     """The model with other mechanisms, from copies of its weights.
 
@@ -71,7 +94,7 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
         ClearheadError: a combination that cannot be built, or for which a weight has another size.
     """
     ours = model.config
-    config = _changed(ours, changes)
+    config = changed(ours, changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what is new
         made = ClearheadForCausalLM(config).to(model.device, model.dtype)
@@ -92,7 +115,12 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
     return Start(made.eval(), _patterns(new), _patterns(dropped))
 
 
-def _changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
+def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfig:
+    """The configuration of a model with other mechanisms.
+
+    Raises:
+        ClearheadError: a combination that cannot be built.
+    """
     keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
     if changes.get("maps", ours.maps) != ours.maps:
         keys |= _MAPS_OWN

@@ -29,7 +29,9 @@ Question = Measurement | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.
 SWEEP_SEED = 1000
 SWEPT_ROTATION = 0
-"""The seed of random rotations that sweeps start from, whatever seeds count."""
+"""The seed of random rotations that sweeps start from, whatever seeds count. It is seed 0's own
+too, which the rate may therefore suit a little better than it suits the others; the text and the
+order that chose the rate do not count again. The sweeps of `results/` started from it."""
 TRAINED = ""
 """The model of a question: the one that the trial trains."""
 TEXT = ""
