@@ -1,13 +1,15 @@
 """Folders that `clearhead convert` and `train --from` take in or refuse for what they hold."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from .conftest import call
+from .conftest import call, refusal
 
 
 @pytest.fixture
@@ -21,6 +23,22 @@ def going_on(settings: list[str]) -> list[str]:
     """Options of a job of two steps, of a model with a tokenizer of its own."""
     place = settings.index("--data.vocabulary")
     return settings[:place] + settings[place + 2 :]
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _refused(capsys: pytest.CaptureFixture[str], folder: Path, going_on: list[str]) -> str:
+    """The line that convert and train --from both end with, and that leaves nothing."""
+    output = folder.with_name("output")
+    said = refusal(capsys, "convert", folder, output)
+    words = ("train", "gated", "--from", folder, "--output", output)
+    assert refusal(capsys, *words, *going_on) == said
+    assert not output.exists()
+    return said
 
 
 def test_an_adapter_beside_its_model_is_merged(source, going_on, tmp_path, capsys):
@@ -42,3 +60,40 @@ def test_an_adapter_beside_its_model_is_merged(source, going_on, tmp_path, capsy
             assert torch.allclose(found, theirs(ids).logits, atol=1e-4)
     run = tmp_path / "run"
     assert call("train", "--from", source, "--output", run, *going_on) == 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8"), (torch.uint8, "U8")],
+)
+def test_weights_in_few_bits_without_their_scales_are_refused(
+    dtype, name, shards, source, going_on, capsys
+):
+    key = "model.layers.1.mlp.up_proj.weight"
+    if shards > 1:
+        model = AutoModelForCausalLM.from_pretrained(source)
+        (source / "model.safetensors").unlink()
+        model.save_pretrained(source, max_shard_size="60kB")
+    paths = sorted(source.glob("*.safetensors"))
+    assert (len(paths) > 1) == (shards > 1)
+    for path in paths:
+        weights = load_file(path)
+        if key in weights:
+            weights[key] = weights[key].to(dtype)
+            weights[f"{key}_scale"] = torch.ones(1)
+        save_file(weights, path, metadata={"format": "pt"})
+    said = _refused(capsys, source, going_on)
+    assert f"1 of its tensors have 8 bits or fewer, such as {key} ({name})" in said
+    assert "multiply them by their scales" in said
+
+
+def test_a_stored_causal_mask_is_no_weight_in_few_bits(tokenizer, tmp_path):
+    folder = tmp_path / "neox"
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = GPTNeoXConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **shape)
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
+    _rewrite(folder, lambda weights: weights.update(mask))
+    assert call("convert", folder, tmp_path / "made") == 0

@@ -11,7 +11,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
-from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.loading import explained, load_config, resolved, stored_dtypes
 from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
@@ -20,6 +20,9 @@ _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Dtypes of weights that need scales, by safetensors' names. GPT-2 and GPT-NeoX store causal masks.
+_FEW_BITS = ("F8", "F6", "F4", "I8", "U8")
+_MASKS = ("attn.bias", "attention.bias")
 # Ways back to full precision, by transformers' names of methods.
 _DEQUANTISED = {
     "bitsandbytes": "model.dequantize()",
@@ -148,6 +151,27 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
     require_full_precision(config, name)
+    _refuse_few_bits(name)
+
+
+def _refuse_few_bits(name: str) -> None:
+    """Raise a ClearheadError for weights in 8 bits or fewer, which transformers would cast alone.
+
+    Without a `quantization_config` it ignores their scales.
+    """
+    narrow = {
+        key: dtype
+        for key, dtype in stored_dtypes(name).items()
+        if dtype.startswith(_FEW_BITS) and not key.endswith(_MASKS)
+    }
+    if narrow:
+        key = min(narrow)
+        raise ClearheadError(
+            f"{name} is quantised: {len(narrow)} of its tensors have 8 bits or fewer, such as "
+            f"{key} ({narrow[key]}), and its config.json has no quantization_config: multiply them "
+            "by their scales, save them in 16 bits, and give that; or give the one that it was "
+            "made from"
+        )
 
 
 def require_full_precision(config: Any, name: str) -> None:

@@ -165,6 +165,28 @@ def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
 
 
+def stored_dtypes(name: str) -> dict[str, str]:
+    """{weight: dtype, such as "F8_E4M3"} of what is stored, from the headers of safetensors."""
+    from safetensors import safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    files, found = list[str](), dict[str, str]()
+    with explained(name), without_bars():
+        if whole := cached_file(
+            name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False
+        ):
+            files = [whole]
+        elif index := cached_file(
+            name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False
+        ):
+            files = get_checkpoint_shard_files(name, index)[0]
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
+    return found
+
+
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
     """Kind of model that the checkpoint was saved as."""
     with explained(name):
