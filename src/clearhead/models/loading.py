@@ -218,7 +218,8 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
         refuse_code(name, what, error)
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
 
 
