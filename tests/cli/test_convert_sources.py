@@ -97,3 +97,28 @@ def test_a_stored_causal_mask_is_no_weight_in_few_bits(tokenizer, tmp_path):
     mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
     _rewrite(folder, lambda weights: weights.update(mask))
     assert call("convert", folder, tmp_path / "made") == 0
+
+
+def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, going_on, capsys):
+    path = source / "config.json"
+    path.write_text(
+        path.read_text("utf-8").replace('word_embeddings": false', 'word_embeddings": true')
+    )
+    said = _refused(capsys, source, going_on)
+    assert "ties its head to its embedding (tie_word_embeddings=true)" in said
+    assert "set tie_word_embeddings to false in config.json" in said
+    _rewrite(source, lambda weights: weights.pop("lm_head.weight"))
+    assert call("convert", source, source.with_name("tied")) == 0
+
+
+def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, tmp_path, capsys):
+    key = "model.layers.1.mlp.up_proj.weight"
+    _rewrite(source, lambda weights: weights[key][0].fill_(torch.nan))
+    assert f"{key} of this LlamaForCausalLM has weights that are not finite: give" in (
+        _refused(capsys, source, going_on)
+    )
+    _rewrite(source, lambda weights: [weight.zero_() for weight in weights.values()])
+    said = _refused(capsys, source, going_on)
+    assert (
+        "this LlamaForCausalLM gives logits that are all 0 as it is: its weights are lost" in said
+    )

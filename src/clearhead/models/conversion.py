@@ -1,5 +1,6 @@
 """A model as the same function in another library's format, and back."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -44,6 +45,7 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
+    _require_sound(model)
     with in_float32(model) as rounded:
         return rounded(with_equal_logits(model, _convert(model)))
 
@@ -59,6 +61,7 @@ def for_serving(model: Any) -> Any:
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
+    _require_sound(model)
     with in_float32(model) as rounded:
         try:
             made = _convert(model)
@@ -118,8 +121,37 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`."""
-    return model if isinstance(model, ClearheadForCausalLM) else converted(model)
+    """A clearhead model as it is, and any other as by `converted`.
+
+    Raises:
+        ClearheadError: as `converted`.
+    """
+    if not isinstance(model, ClearheadForCausalLM):
+        return converted(model)
+    _require_sound(model)
+    return model
+
+
+def _require_sound(model: Any) -> None:
+    """Raise a ClearheadError where no other model could be equal to this one.
+
+    For weights that are not finite, and for a head that is stored beside the embedding to which the
+    configuration ties it: transformers leaves the two apart.
+    """
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise ClearheadError(
+                f"{name} of this {type(model).__name__} has weights that are not finite: give a "
+                "checkpoint from before they were lost, or download it again"
+            )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and getattr(model.config, "tie_word_embeddings", False)
+    if tied and not torch.equal(head.weight, embedding.weight):
+        raise ClearheadError(
+            f"the configuration of this {type(model).__name__} ties its head to its embedding "
+            "(tie_word_embeddings=true), and its checkpoint has a head with other weights: set "
+            "tie_word_embeddings to false in config.json, or remove the head's weights"
+        )
 
 
 def _convert(model: Any) -> Any:
@@ -202,10 +234,21 @@ def _refuse_gguf(name: str) -> None:
 
 
 def logit_difference(model: Any, made: Any) -> float:
-    """The Euclidean distance of two models' logits of random tokens, over the first's length."""
+    """The Euclidean distance of two models' logits of random tokens, over the first's length.
+
+    Raises:
+        ClearheadError: where the first model's logits are all 0, or not finite.
+    """
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with torch.no_grad():
         one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), made))
-    return float((one - other).norm() / one.norm())
+    length = float(one.norm())
+    if not 0 < length < math.inf:
+        what = "not finite" if length else "all 0"
+        raise ClearheadError(
+            f"this {type(model).__name__} gives logits that are {what} as it is: its weights are "
+            "lost; give another checkpoint, or download it again"
+        )
+    return float((one - other).norm()) / length
