@@ -195,9 +195,12 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
     short = tmp_path / "short.txt"
     short.write_text("attention noise sink", "utf-8")
     assert call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
-    assert "two windows of 64 are needed: give more text, or a smaller --length" in error_line(
+    assert "too few for two windows of 64: give more text, or a smaller --length" in error_line(
         capsys
     )
+    words = ("--text", str(short), "--length", "64")
+    assert call("convert", str(llama), str(made), "--to", "gated", *words) == 2
+    assert "too few for a window of 64: give more text" in error_line(capsys)
     assert not made.exists()
 
 

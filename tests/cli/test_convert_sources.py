@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from .conftest import call, refusal
+from .conftest import call, refusal, saved_llama
 
 
 @pytest.fixture
@@ -122,3 +122,29 @@ def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, tmp_path
     assert (
         "this LlamaForCausalLM gives logits that are all 0 as it is: its weights are lost" in said
     )
+
+
+def test_one_window_of_text_measures(llama, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("attention noise sink " * 6, "utf-8")
+    read = AutoTokenizer.from_pretrained(llama)(text.read_text("utf-8")).input_ids
+    words = ("--to", "gated", "--text", text, "--length", len(read) - 1)
+    assert call("convert", llama, tmp_path / "made", *words) == 0
+    assert f"({len(read) - 2} tokens of" in capsys.readouterr().out
+
+
+def test_a_model_of_one_position_has_no_distance(tokenizer, tmp_path, capsys):
+    folder = saved_llama(tmp_path / "short", tokenizer, max_position_embeddings=1)
+    said = refusal(capsys, "convert", folder, tmp_path / "made", "--to", "gated")
+    assert "windows of 1 token have no next token to compare" in said
+
+
+@pytest.mark.parametrize("verb", ["eval", "diagnose", "generate"])
+def test_a_folder_of_gguf_is_told_how_to_dequantise(verb, tmp_path, capsys):
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    words = ("key",) if verb == "generate" else ("--data.data", tmp_path)
+    said = refusal(capsys, verb, folder, *words)
+    assert "is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained(" in said
+    assert "gguf_file='model.Q4_1.gguf')" in said

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -168,8 +168,8 @@ def to_other_mechanisms(
     length = min(length, model.config.max_position_embeddings)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
-        twice = 1 if text else 2
-        read = sample(calibration, tokenizer, length=length, count=twice * count)
+        twice: Literal[1, 2] = 1 if text else 2
+        read = sample(calibration, tokenizer, length=length, count=twice * count, least=twice)
         calibrating, windows = read[::twice], read[1::2]
     if text is not None:
         windows = sample(text, tokenizer, length=length, count=count)

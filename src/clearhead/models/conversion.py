@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,13 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
-from clearhead.models.loading import explained, load_config, resolved, stored_dtypes
+from clearhead.models.loading import (
+    explained,
+    load_config,
+    refuse_gguf,
+    resolved,
+    stored_dtypes,
+)
 from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
@@ -178,7 +183,7 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     Raises:
         ClearheadError: with the way to dequantise it.
     """
-    _refuse_gguf(name)
+    refuse_gguf(name)
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
@@ -217,19 +222,6 @@ def require_full_precision(config: Any, name: str) -> None:
     raise ClearheadError(
         f"{name} is quantised ({method}): {f'open it with {way}' if way else _BY_PRODUCTS}, "
         "save_pretrained, and give that; or give the one that it was made from"
-    )
-
-
-def _refuse_gguf(name: str) -> None:
-    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
-    path = Path(name)
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
-        return
-    raise ClearheadError(
-        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
-        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
-        "tokenizer, and give that"
     )
 
 

@@ -35,9 +35,10 @@ def load(
     A kind is "causal", "masked" or "bare": saved without a head for language.
 
     Raises:
-        ClearheadError: where there is no such model, its files are damaged or incomplete, it is of
-            another kind, or it needs code of its own without `trust_remote_code`.
+        ClearheadError: where there is no such model, its files are damaged, incomplete or GGUF, it
+            is of another kind, or it needs code of its own without `trust_remote_code`.
     """
+    refuse_gguf(name)
     name = resolved(name)
     verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
@@ -295,6 +296,19 @@ def resolved(name: str) -> str:
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
     return name
+
+
+def refuse_gguf(name: str) -> None:
+    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
+    path = Path(name)
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
+        return
+    raise ClearheadError(
+        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
+        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
+        "tokenizer, and give that"
+    )
 
 
 def _beside_adapters(folder: Path) -> str:
