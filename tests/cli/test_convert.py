@@ -246,11 +246,16 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     for name in (folder, folder / "model.Q4_1.gguf"):
         assert call("convert", str(name), str(made)) == 2
         assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in error_line(capsys)
-    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    LlamaConfig(quantization_config=quantised).save_pretrained(folder)
     (folder / "model.Q4_1.gguf").unlink()
-    assert call("convert", str(folder), str(made)) == 2
-    assert "is quantised (bitsandbytes): open it with model.dequantize()" in error_line(capsys)
+    for quantised, said in (
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "open it with model.dequantize()"),
+        ({"quant_method": "gptq", "bits": 4}, 'the program "Dequantise a model" of docs/howto.md'),
+    ):
+        LlamaConfig(quantization_config=quantised).save_pretrained(folder)
+        assert call("convert", str(folder), str(made)) == 2
+        line = error_line(capsys)
+        assert f"is quantised ({quantised['quant_method']}): " in line
+        assert said in line
     assert not made.exists()
 
 

@@ -36,10 +36,6 @@ _DEQUANTISED = {
     "mxfp4": "quantization_config=Mxfp4Config(dequantize=True)",
     "compressed-tensors": "quantization_config=CompressedTensorsConfig(dequantize=True)",
 }
-# Of others, GPTQ's, AWQ's or torchao's 4 bits, every layer still multiplies by its weight.
-_BY_PRODUCTS = (
-    "fill a new model of its class, linear layers' weights with (layer(torch.eye(inputs)) - bias).T"
-)
 
 
 def converted(model: Any) -> Any:
@@ -218,10 +214,13 @@ def require_full_precision(config: Any, name: str) -> None:
         return
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     method = str(getattr(method, "value", method))
-    way = _DEQUANTISED.get(method)
+    way = "open it with {}, save_pretrained, and give that"
+    if method not in _DEQUANTISED:  # GPTQ, AWQ, HQQ, torchao
+        way = 'save a copy in full precision by the program "Dequantise a model" of docs/howto.md, '
+        way += "and give that"
     raise ClearheadError(
-        f"{name} is quantised ({method}): {f'open it with {way}' if way else _BY_PRODUCTS}, "
-        "save_pretrained, and give that; or give the one that it was made from"
+        f"{name} is quantised ({method}): {way.format(_DEQUANTISED.get(method))}; or give the one "
+        "that it was made from"
     )
 
 
