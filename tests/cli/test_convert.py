@@ -257,9 +257,12 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
     short = tmp_path / "short.txt"
     short.write_text("attention noise sink", "utf-8")
     assert call("convert", str(llama), str(made), "--to", "sink", "--calibrate", str(short)) == 2
-    assert "two windows of 64 are needed: give more text, or a smaller --length" in error_line(
+    assert "too few for two windows of 64: give more text, or a smaller --length" in error_line(
         capsys
     )
+    words = ("--text", str(short), "--length", "64")
+    assert call("convert", str(llama), str(made), "--to", "gated", *words) == 2
+    assert "too few for a window of 64: give more text" in error_line(capsys)
     assert not made.exists()
 
 
@@ -321,11 +324,16 @@ def test_few_bits_are_refused_with_the_way_back(tmp_path, capsys):
     for name in (folder, folder / "model.Q4_1.gguf"):
         assert call("convert", str(name), str(made)) == 2
         assert "gguf_file='model.Q4_1.gguf'), save_pretrained" in error_line(capsys)
-    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    LlamaConfig(quantization_config=quantised).save_pretrained(folder)
     (folder / "model.Q4_1.gguf").unlink()
-    assert call("convert", str(folder), str(made)) == 2
-    assert "is quantised (bitsandbytes): open it with model.dequantize()" in error_line(capsys)
+    for quantised, said in (
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "open it with model.dequantize()"),
+        ({"quant_method": "gptq", "bits": 4}, 'the program "Dequantise a model" of docs/howto.md'),
+    ):
+        LlamaConfig(quantization_config=quantised).save_pretrained(folder)
+        assert call("convert", str(folder), str(made)) == 2
+        line = error_line(capsys)
+        assert f"is quantised ({quantised['quant_method']}): " in line
+        assert said in line
     assert not made.exists()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import LlamaConfig
 
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
@@ -29,7 +30,7 @@ from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
 from clearhead.train import TrainConfig
 
-from .conftest import call
+from .conftest import call, refusal
 
 ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales]
 
@@ -192,6 +193,19 @@ def test_another_model_and_budget_take_the_place_of_the_experiments_own(tmp_path
 def test_a_model_to_start_from_is_refused_where_arms_begin_anew(capsys):
     assert _call("blocks", "--from", "my-model", "--dry-run") == 2
     assert "--from has no effect on transformer, which begins anew" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path, capsys):
+    quantised = tmp_path / "fp8"
+    LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
+    for name, said in (
+        (quantised, "is quantised (fp8): open it with"),
+        ("nobody/nothing", "cannot load a model from 'nobody/nothing'"),
+    ):
+        assert said in refusal(
+            capsys, "reproduce", "retrofit", "--from", name, "--output", tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

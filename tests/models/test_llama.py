@@ -93,9 +93,9 @@ def test_widths_that_transformers_refuses_are_refused_in_a_line():
     [
         (
             "torchao",
-            r"is quantised \(torchao\): fill a new model of its class, linear layers' weig",
+            r"is quantised \(torchao\): save a copy in full precision by the program \"Dequant",
         ),
-        ("gptq", r"\(layer\(torch.eye\(inputs\)\) - bias\).T, save_pretrained, and give that"),
+        ("gptq", r"\"Dequantise a model\" of docs/howto.md, and give that; or give the one"),
         ("compressed-tensors", r"CompressedTensorsConfig\(dequantize=True\), save_pretrained"),
         ("fp8", r"FineGrainedFP8Config\(dequantize=True\), save_pretrained, and give that"),
     ],

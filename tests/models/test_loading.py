@@ -108,6 +108,14 @@ def test_weights_that_are_not_those_of_the_configuration_are_refused(changes, mi
     assert said in _refusal(folder)
 
 
+def test_the_reason_below_a_heading_of_transformers_is_told(save):
+    folder = save(LlamaForCausalLM(LlamaConfig(**THEIRS)))
+    _configure(folder, num_attention_heads=5)
+    assert "The hidden size (32) is not a multiple of the number of attention heads (5)" in (
+        _refusal(folder)
+    )
+
+
 def test_another_size_is_refused_with_both(save, capfd):
     folder = save(_ours())
     _configure(folder, vocab_size=301)

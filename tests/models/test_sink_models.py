@@ -1,5 +1,6 @@
 """`attn_implementation="clearhead"` in transformers' sink models, against their eager form."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +145,17 @@ def test_dropout_of_attention_is_refused():
     model.set_attn_implementation("clearhead")
     with pytest.raises(ClearheadError, match="dropout"):
         model(_ids())
+
+
+def test_the_lines_of_the_page_on_serving_work_as_written():
+    page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8")
+    section = page.partition("## Sink models of transformers")[2]
+    lines = section.partition("```python\n")[2].partition("```")[0]
+    model = _model("gpt_oss")
+    wanted = model(_ids()).logits
+    exec(compile(lines, "serving.md", "exec"), {"model": model})
+    assert model.config._attn_implementation == "clearhead"
+    _close(model(_ids()).logits, wanted)
 
 
 def test_ordinary_models_run_too():

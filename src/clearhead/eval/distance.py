@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.models.inspection import batches, evaluating
 
 ROWS = 64  # tokens whose distributions are held at once
@@ -46,12 +47,18 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
         inputs: what else `after` takes, such as an attention_mask.
 
     Raises:
-        ClearheadError: no windows, of different lengths, or with tokens unknown to the model.
+        ClearheadError: no windows, of one token, of different lengths, or with tokens unknown to
+            the model.
     """
     tokens, losses, divergence = 0, [0.0, 0.0], 0.0
     largest = squared = length = 0.0
     with evaluating(before), evaluating(after):
         for ids_BT in batches(before, windows, 1):
+            if ids_BT.shape[1] == 1:
+                raise ClearheadError(
+                    "windows of 1 token have no next token to compare: give longer ones, to a "
+                    "model with max_position_embeddings of at least 2"
+                )
             logits = before(input_ids=ids_BT, use_cache=False).logits[0].float()
             other = after(input_ids=ids_BT, use_cache=False, **inputs).logits[0].float()
             parts = zip(logits[:-1].split(ROWS), other[:-1].split(ROWS), strict=True)

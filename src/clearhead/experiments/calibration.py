@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,14 +19,17 @@ _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
 
 
-def sample(text: str, tokenizer: Any, *, length: int, count: int) -> list[Tensor]:
+def sample(
+    text: str, tokenizer: Any, *, length: int, count: int, least: Literal[1, 2] = 1
+) -> list[Tensor]:
     """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
 
     Args:
         text: a source, as `--data.data` names them.
+        least: windows without which the text is refused.
 
     Raises:
-        ClearheadError: no such source, or less text than two windows.
+        ClearheadError: no such source, or less text than `least` windows.
     """
     (source,) = find(DataConfig(data=(text,)), say)
     found: list[tuple[int, int, Tensor]] = []
@@ -44,10 +47,11 @@ def sample(text: str, tokenizer: Any, *, length: int, count: int) -> list[Tensor
         documents += bool(whole)
         if documents == count:
             break
-    if len(found) < 2:
+    if len(found) < least:
+        needed = "a window" if least == 1 else "two windows"
         raise ClearheadError(
-            f"the longest document of {text} has {tokens:,} tokens, and two windows of {length} "
-            "are needed: give more text, or a smaller --length"
+            f"the longest document of {text} has {tokens:,} tokens, too few for {needed} of "
+            f"{length}: give more text, or a smaller --length"
         )
     found.sort(key=lambda entry: entry[:2])
     return [piece for _, _, piece in found[:count]]

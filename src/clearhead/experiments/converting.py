@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from clearhead.nn.softmax1 import NOTHING
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, read_json, require_new, write_json
 from clearhead.records.provenance import provenance
+from clearhead.train.adapters import merge
 from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
@@ -89,6 +90,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         return
     require_convertible(config.model, trust_remote_code=config.trust_remote_code)
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
+    merge(model)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
         found = to_the_other_format(model, config.model, serving=config.purpose is not None)
@@ -212,8 +214,8 @@ def to_other_mechanisms(
         _check_calibration(first, outline, length)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
-        twice = 1 if text else 2
-        read = sample(calibration, tokenizer, length=length, count=twice * count)
+        twice: Literal[1, 2] = 1 if text else 2
+        read = sample(calibration, tokenizer, length=length, count=twice * count, least=twice)
         calibrating, windows = read[::twice], read[1::2]
     if text is not None:
         windows = sample(text, tokenizer, length=length, count=count)

@@ -1,9 +1,9 @@
 """A model as the same function in another library's format, and back."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +11,13 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
-from clearhead.models.loading import explained, load_config, resolved
+from clearhead.models.loading import (
+    explained,
+    load_config,
+    refuse_gguf,
+    resolved,
+    stored_dtypes,
+)
 from clearhead.models.serving import served
 
 _TOKENS = 64  # that both read, to be compared
@@ -20,6 +26,9 @@ _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Dtypes of weights that need scales, by safetensors' names. GPT-2 and GPT-NeoX store causal masks.
+_FEW_BITS = ("F8", "F6", "F4", "I8", "U8")
+_MASKS = ("attn.bias", "attention.bias")
 # Ways back to full precision, by transformers' names of methods.
 _DEQUANTISED = {
     "bitsandbytes": "model.dequantize()",
@@ -27,10 +36,6 @@ _DEQUANTISED = {
     "mxfp4": "quantization_config=Mxfp4Config(dequantize=True)",
     "compressed-tensors": "quantization_config=CompressedTensorsConfig(dequantize=True)",
 }
-# Of others, GPTQ's, AWQ's or torchao's 4 bits, every layer still multiplies by its weight.
-_BY_PRODUCTS = (
-    "fill a new model of its class, linear layers' weights with (layer(torch.eye(inputs)) - bias).T"
-)
 
 
 def converted(model: Any) -> Any:
@@ -41,6 +46,7 @@ def converted(model: Any) -> Any:
             for this model, and where both give other logits.
     """
     require_full_precision(model.config, "the model")
+    _require_sound(model)
     with in_float32(model) as rounded:
         return rounded(with_equal_logits(model, _convert(model)))
 
@@ -58,6 +64,7 @@ def for_serving(model: Any) -> Any:
         raise ClearheadError(
             f"a {type(model).__name__} is not clearhead's, and is served as it is: leave --for out"
         )
+    _require_sound(model)
     with in_float32(model) as rounded:
         try:
             made = _convert(model)
@@ -129,8 +136,37 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`."""
-    return model if isinstance(model, ClearheadForCausalLM) else converted(model)
+    """A clearhead model as it is, and any other as by `converted`.
+
+    Raises:
+        ClearheadError: as `converted`.
+    """
+    if not isinstance(model, ClearheadForCausalLM):
+        return converted(model)
+    _require_sound(model)
+    return model
+
+
+def _require_sound(model: Any) -> None:
+    """Raise a ClearheadError where no other model could be equal to this one.
+
+    For weights that are not finite, and for a head that is stored beside the embedding to which the
+    configuration ties it: transformers leaves the two apart.
+    """
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise ClearheadError(
+                f"{name} of this {type(model).__name__} has weights that are not finite: give a "
+                "checkpoint from before they were lost, or download it again"
+            )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and getattr(model.config, "tie_word_embeddings", False)
+    if tied and not torch.equal(head.weight, embedding.weight):
+        raise ClearheadError(
+            f"the configuration of this {type(model).__name__} ties its head to its embedding "
+            "(tie_word_embeddings=true), and its checkpoint has a head with other weights: set "
+            "tie_word_embeddings to false in config.json, or remove the head's weights"
+        )
 
 
 def _convert(model: Any) -> Any:
@@ -157,11 +193,32 @@ def require_convertible(name: str, *, trust_remote_code: bool = False) -> None:
     Raises:
         ClearheadError: with the way to dequantise it.
     """
-    _refuse_gguf(name)
+    refuse_gguf(name)
     name = resolved(name)
     with explained(name):
         config = load_config(name, trust_remote_code=trust_remote_code)
     require_full_precision(config, name)
+    _refuse_few_bits(name)
+
+
+def _refuse_few_bits(name: str) -> None:
+    """Raise a ClearheadError for weights in 8 bits or fewer, which transformers would cast alone.
+
+    Without a `quantization_config` it ignores their scales.
+    """
+    narrow = {
+        key: dtype
+        for key, dtype in stored_dtypes(name).items()
+        if dtype.startswith(_FEW_BITS) and not key.endswith(_MASKS)
+    }
+    if narrow:
+        key = min(narrow)
+        raise ClearheadError(
+            f"{name} is quantised: {len(narrow)} of its tensors have 8 bits or fewer, such as "
+            f"{key} ({narrow[key]}), and its config.json has no quantization_config: multiply them "
+            "by their scales, save them in 16 bits, and give that; or give the one that it was "
+            "made from"
+        )
 
 
 def require_full_precision(config: Any, name: str) -> None:
@@ -171,31 +228,32 @@ def require_full_precision(config: Any, name: str) -> None:
         return
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     method = str(getattr(method, "value", method))
-    way = _DEQUANTISED.get(method)
+    way = "open it with {}, save_pretrained, and give that"
+    if method not in _DEQUANTISED:  # GPTQ, AWQ, HQQ, torchao
+        way = 'save a copy in full precision by the program "Dequantise a model" of docs/howto.md, '
+        way += "and give that"
     raise ClearheadError(
-        f"{name} is quantised ({method}): {f'open it with {way}' if way else _BY_PRODUCTS}, "
-        "save_pretrained, and give that; or give the one that it was made from"
-    )
-
-
-def _refuse_gguf(name: str) -> None:
-    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
-    path = Path(name)
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
-        return
-    raise ClearheadError(
-        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
-        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
-        "tokenizer, and give that"
+        f"{name} is quantised ({method}): {way.format(_DEQUANTISED.get(method))}; or give the one "
+        "that it was made from"
     )
 
 
 def logit_difference(model: Any, made: Any) -> float:
-    """The Euclidean distance of two models' logits of random tokens, over the first's length."""
+    """The Euclidean distance of two models' logits of random tokens, over the first's length.
+
+    Raises:
+        ClearheadError: where the first model's logits are all 0, or not finite.
+    """
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with torch.no_grad():
         one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), made))
-    return float((one - other).norm() / one.norm())
+    length = float(one.norm())
+    if not 0 < length < math.inf:
+        what = "not finite" if length else "all 0"
+        raise ClearheadError(
+            f"this {type(model).__name__} gives logits that are {what} as it is: its weights are "
+            "lost; give another checkpoint, or download it again"
+        )
+    return float((one - other).norm()) / length

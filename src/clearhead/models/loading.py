@@ -35,9 +35,10 @@ def load(
     A kind is "causal", "masked" or "bare": saved without a head for language.
 
     Raises:
-        ClearheadError: where there is no such model, its files are damaged or incomplete, it is of
-            another kind, or it needs code of its own without `trust_remote_code`.
+        ClearheadError: where there is no such model, its files are damaged, incomplete or GGUF, it
+            is of another kind, or it needs code of its own without `trust_remote_code`.
     """
+    refuse_gguf(name)
     name = resolved(name)
     verify_model(Path(name))
     kind = kind_of(name, trust_remote_code=trust_remote_code)
@@ -165,6 +166,28 @@ def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -
     return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
 
 
+def stored_dtypes(name: str) -> dict[str, str]:
+    """{weight: dtype, such as "F8_E4M3"} of what is stored, from the headers of safetensors."""
+    from safetensors import safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    files, found = list[str](), dict[str, str]()
+    with explained(name), without_bars():
+        if whole := cached_file(
+            name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False
+        ):
+            files = [whole]
+        elif index := cached_file(
+            name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False
+        ):
+            files = get_checkpoint_shard_files(name, index)[0]
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
+    return found
+
+
 def kind_of(name: str, *, trust_remote_code: bool = False) -> str:
     """Kind of model that the checkpoint was saved as."""
     with explained(name):
@@ -196,7 +219,8 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own
         refuse_code(name, what, error)
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
 
 
@@ -272,6 +296,19 @@ def resolved(name: str) -> str:
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
     return name
+
+
+def refuse_gguf(name: str) -> None:
+    """Raise a ClearheadError for a GGUF file, or a folder of nothing else."""
+    path = Path(name)
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    if not files or files[0].suffix != ".gguf" or any(path.glob("*.safetensors")):
+        return
+    raise ClearheadError(
+        f"{name} is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained("
+        f"{str(files[0].parent)!r}, gguf_file={files[0].name!r}), save_pretrained with its "
+        "tokenizer, and give that"
+    )
 
 
 def _beside_adapters(folder: Path) -> str:

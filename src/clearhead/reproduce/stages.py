@@ -14,6 +14,7 @@ from clearhead.experiments.configs import RECORDS
 from clearhead.experiments.job_runner import Start, finished_as, gpus, is_finished, run
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
+from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
@@ -94,6 +95,17 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
                     f"this command is {asked}: choose another --output, and copy rates.json there "
                     "to keep its rates"
                 )
+
+
+def check_bases(trials: Iterable[Trial]) -> None:
+    """Refuse a trained model to start from that no job could open, before the first job.
+
+    Raises:
+        ClearheadError: as `require_convertible`.
+    """
+    bases = {one.config.base: None for one in trials if one.base is None and one.config.base}
+    for name in bases:
+        require_convertible(name)
 
 
 def _with(options: Collection[str], others: Iterable[str]) -> str:

@@ -75,11 +75,13 @@ def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor])
 def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
     """Add the adapters to the weights, in place of them; before, write them to `folder`.
 
-    A model without adapters stays as it is, and nothing is written.
+    Afterwards all weights can be trained, which PEFT had frozen. A model without adapters stays as
+    it is, and nothing is written.
     """
     if not present(model):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     if folder is not None:
         with without_bars():
@@ -89,5 +91,11 @@ def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
             model.set_submodule(name, layer.get_base_layer())
+        elif isinstance(layer, AuxiliaryTrainingWrapper):  # a module that is saved whole
+            whole = layer.unload_and_optionally_merge_module(
+                merge=True, safe_merge=False, adapter_names=None
+            )
+            model.set_submodule(name, whole)
     model._hf_peft_config_loaded = False
     del model.peft_config
+    model.requires_grad_(True)

@@ -1,0 +1,150 @@
+"""Folders that `clearhead convert` and `train --from` take in or refuse for what they hold."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
+
+from .conftest import call, refusal, saved_llama
+
+
+@pytest.fixture
+def source(llama: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny Llama's folder, to be changed."""
+    return Path(shutil.copytree(llama, tmp_path / "source"))
+
+
+@pytest.fixture
+def going_on(settings: list[str]) -> list[str]:
+    """Options of a job of two steps, of a model with a tokenizer of its own."""
+    place = settings.index("--data.vocabulary")
+    return settings[:place] + settings[place + 2 :]
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _refused(capsys: pytest.CaptureFixture[str], folder: Path, going_on: list[str]) -> str:
+    """The line that convert and train --from both end with, and that leaves nothing."""
+    output = folder.with_name("output")
+    said = refusal(capsys, "convert", folder, output)
+    words = ("train", "gated", "--from", folder, "--output", output)
+    assert refusal(capsys, *words, *going_on) == said
+    assert not output.exists()
+    return said
+
+
+def test_an_adapter_beside_its_model_is_merged(source, going_on, tmp_path, capsys):
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    chosen = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    settings = peft.LoraConfig(**chosen, r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings)
+    with torch.no_grad():
+        model.lm_head.modules_to_save["default"].weight.mul_(2)
+    adapted.save_pretrained(source)
+    theirs, ids = AutoModelForCausalLM.from_pretrained(source).eval(), torch.arange(20)[None]
+    for words in ((), ("--to", "gated")):
+        made = tmp_path / f"made{len(words)}"
+        assert call("convert", source, made, *words) == 0
+        assert "with equal logits" in capsys.readouterr().out
+        with torch.no_grad():
+            found = AutoModelForCausalLM.from_pretrained(made)(ids).logits
+            assert torch.allclose(found, theirs(ids).logits, atol=1e-4)
+    run = tmp_path / "run"
+    assert call("train", "--from", source, "--output", run, *going_on) == 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8"), (torch.uint8, "U8")],
+)
+def test_weights_in_few_bits_without_their_scales_are_refused(
+    dtype, name, shards, source, going_on, capsys
+):
+    key = "model.layers.1.mlp.up_proj.weight"
+    if shards > 1:
+        model = AutoModelForCausalLM.from_pretrained(source)
+        (source / "model.safetensors").unlink()
+        model.save_pretrained(source, max_shard_size="60kB")
+    paths = sorted(source.glob("*.safetensors"))
+    assert (len(paths) > 1) == (shards > 1)
+    for path in paths:
+        weights = load_file(path)
+        if key in weights:
+            weights[key] = weights[key].to(dtype)
+            weights[f"{key}_scale"] = torch.ones(1)
+        save_file(weights, path, metadata={"format": "pt"})
+    said = _refused(capsys, source, going_on)
+    assert f"1 of its tensors have 8 bits or fewer, such as {key} ({name})" in said
+    assert "multiply them by their scales" in said
+
+
+def test_a_stored_causal_mask_is_no_weight_in_few_bits(tokenizer, tmp_path):
+    folder = tmp_path / "neox"
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = GPTNeoXConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **shape)
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
+    _rewrite(folder, lambda weights: weights.update(mask))
+    assert call("convert", folder, tmp_path / "made") == 0
+
+
+def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, going_on, capsys):
+    path = source / "config.json"
+    path.write_text(
+        path.read_text("utf-8").replace('word_embeddings": false', 'word_embeddings": true')
+    )
+    said = _refused(capsys, source, going_on)
+    assert "ties its head to its embedding (tie_word_embeddings=true)" in said
+    assert "set tie_word_embeddings to false in config.json" in said
+    _rewrite(source, lambda weights: weights.pop("lm_head.weight"))
+    assert call("convert", source, source.with_name("tied")) == 0
+
+
+def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, tmp_path, capsys):
+    key = "model.layers.1.mlp.up_proj.weight"
+    _rewrite(source, lambda weights: weights[key][0].fill_(torch.nan))
+    assert f"{key} of this LlamaForCausalLM has weights that are not finite: give" in (
+        _refused(capsys, source, going_on)
+    )
+    _rewrite(source, lambda weights: [weight.zero_() for weight in weights.values()])
+    said = _refused(capsys, source, going_on)
+    assert (
+        "this LlamaForCausalLM gives logits that are all 0 as it is: its weights are lost" in said
+    )
+
+
+def test_one_window_of_text_measures(llama, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("attention noise sink " * 6, "utf-8")
+    read = AutoTokenizer.from_pretrained(llama)(text.read_text("utf-8")).input_ids
+    words = ("--to", "gated", "--text", text, "--length", len(read) - 1)
+    assert call("convert", llama, tmp_path / "made", *words) == 0
+    assert f"({len(read) - 2} tokens of" in capsys.readouterr().out
+
+
+def test_a_model_of_one_position_has_no_distance(tokenizer, tmp_path, capsys):
+    folder = saved_llama(tmp_path / "short", tokenizer, max_position_embeddings=1)
+    said = refusal(capsys, "convert", folder, tmp_path / "made", "--to", "gated")
+    assert "windows of 1 token have no next token to compare" in said
+
+
+@pytest.mark.parametrize("verb", ["eval", "diagnose", "generate"])
+def test_a_folder_of_gguf_is_told_how_to_dequantise(verb, tmp_path, capsys):
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    words = ("key",) if verb == "generate" else ("--data.data", tmp_path)
+    said = refusal(capsys, verb, folder, *words)
+    assert "is GGUF: dequantise it by AutoModelForCausalLM.from_pretrained(" in said
+    assert "gguf_file='model.Q4_1.gguf')" in said
