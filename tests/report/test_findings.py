@@ -10,6 +10,7 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
+from clearhead.report import page_of
 from clearhead.report.costs import add_costs
 
 ROOT = Path(__file__).parents[2]
@@ -318,3 +319,14 @@ def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
         checked += 1
     assert not faults
     assert checked >= 10
+
+
+SURVIVING = re.findall(r"\b(\d+)\s+of\s+(\d+)\s+in\s+`([\w-]+).jsonl`", PAGE)
+
+
+@pytest.mark.parametrize("found", SURVIVING, ids=lambda found: found[2])
+def test_so_many_comparisons_survive_as_the_page_says(found: tuple[str, str, str]) -> None:
+    survive, made, name = found
+    account = page_of(load(ROOT / "results" / f"{name}.jsonl")).account
+    assert account.startswith(f"Comparisons on this page: {made}. ")
+    assert account.endswith(f": {survive}.")
