@@ -135,3 +135,9 @@ def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge):
     contrast = Contrast(**sides, metric="loss", claimed="lower", words="", at={})
     (outcome,) = contrast.judge("r", parse(lines))
     assert outcome.at_edge == (edge == "best", False)
+
+
+def test_a_sink_to_remove_is_what_diagnose_calls_one():
+    """30 % of the queries (tests/diagnose/test_advice.py); chance is 7.4 % of those of 64 tokens."""
+    softmax1 = (one for claim in claims() if claim.family == "softmax1" for one in claim.contrasts)
+    assert {one.needs for one in softmax1 if one.metric == "first_token_argmax_share"} == {0.3}
