@@ -168,7 +168,7 @@ def test_it_starts_as_softmax1():
     plain.load_state_dict(model.state_dict(), strict=False)
     ids = _ids()
     with torch.no_grad():
-        assert torch.allclose(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-12)
+        assert torch.allclose(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-6)
 
 
 def test_the_rotation_is_the_same_function_and_is_turned_back():

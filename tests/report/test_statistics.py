@@ -169,6 +169,27 @@ def test_the_error_of_drawn_items_widens_the_interval() -> None:
     assert component([1.0, 2.0, 6.0]) == Component(variance=7 / 3, degrees=2)
 
 
+@pytest.mark.parametrize("variance", [1e-6, 1e-3, 0.01, 0.1, 1.0])
+def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float) -> None:
+    """Many items have many degrees of freedom: joined with those of two or three seeds, they could
+    narrow the interval that the seeds alone give."""
+    items = [Component(variance=variance, degrees=1000)]
+    for variant, baseline in (([0.9, 0.8, 1.0], [0.5, 0.1, 0.0]), ([3.0, 2.9], [2.0, 2.2])):
+        for alone, both in (
+            (compare(variant, baseline), compare(variant, baseline, items)),
+            (
+                compare_ratio(variant, [7.0, 7.1]),
+                compare_ratio(variant, [7.0, 7.1], lambda _: items),
+            ),
+        ):
+            assert alone is not None
+            assert both is not None
+            assert both.p >= alone.p
+            assert both.interval[0] <= alone.interval[0] < alone.interval[1] <= both.interval[1]
+            # An interval without zero, and only one, has a p-value of at most 5 %.
+            assert (both.p <= 0.05) == (both.interval[0] > 0 or both.interval[1] < 0)
+
+
 def test_benjamini_hochberg_by_hand() -> None:
     # Limits at 5 %: .01, .02, .03, .04, .05. The third is the last below its own; the second, above
     # its own, survives with it.

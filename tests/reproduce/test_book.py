@@ -10,6 +10,7 @@ from clearhead.records.loading import load
 from clearhead.report.page import Tag, render
 from clearhead.reproduce import book
 from clearhead.reproduce.claims import Contrast, claims
+from clearhead.reproduce.cost import Cost
 
 from ..report.conftest import own
 from .test_claims import RECORDS, _records
@@ -54,6 +55,23 @@ def test_the_page_is_read_in_ten_minutes():
     page = render(book.page({path.name: load([path]) for path in RECORDS}))
     assert len(page) < 1_500_000
     assert 1_000 < len(_Unfolded(page).words) < 2_500
+
+
+def test_what_is_undecided_has_the_command_for_small_and_its_cost(tmp_path):
+    """The cost is that of --list; what is decided, and what is counted, has none."""
+    losses = {"transformer": [2.5, 2.6, 2.4], "sas": [2.4, 2.62, 2.5]}
+    lines = [*book.markdown({"r": _records(tmp_path, losses)})]
+    shown = [line for line in lines if "--scale small" in line]
+    (line,) = shown
+    assert "### sas/figure5: undecided" in line
+    asked = "At `small`: `clearhead reproduce sas/figure5 --scale small`, 36 runs, 173 M tokens, "
+    assert asked in line
+    assert "of training on one GPU" in line
+
+
+def test_the_tokens_of_a_long_experiment_are_written_out():
+    said = Cost(runs=6, tokens=3_000_000_000, flops=1e18, beyond=0).in_words("small")
+    assert said.startswith("6 runs, 3,000 M tokens, ")
 
 
 @pytest.mark.parametrize("name", ["softmax1/kurtosis", "softmax1/table3", "softmax1/move"])

@@ -278,10 +278,11 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
     assert outcome.arm.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
 
 
-def test_claims_name_experiments_and_arms_that_exist():
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_claims_name_experiments_and_arms_that_exist(scale):
     known: dict[str, set[str]] = {}
     for study in EXPERIMENTS.values():
-        known[study.name] = {one.name for one in study.trials("tiny")}
+        known[study.name] = {one.name for one in study.trials(scale)}
     for claim in claims():
         assert claim.family in book.FAMILIES
         assert claim.contrasts, claim.name

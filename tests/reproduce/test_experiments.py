@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import clearhead.reproduce
+from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import DiagnoseConfig
-from clearhead.reproduce import EXPERIMENTS, Experiment
+from clearhead.reproduce import EXPERIMENTS, Experiment, rows
 from clearhead.reproduce.claims import choose_studies, claims
 
 FOLDER = Path(clearhead.reproduce.__file__).parent
@@ -32,6 +33,30 @@ def test_every_table_and_figure_that_a_claim_stands_for_is_a_name_of_it():
     for claim, place in named:
         assert place.startswith(f"{claim.family}/")
         assert choose_studies([place], "tiny") == choose_studies([claim.name], "tiny")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("diff/table8", "diff/table1"),
+        ("coca/figure5", "coca/table2"),
+        ("coca/table6", "coca/memory"),
+        ("sas/figure7", "sas/bert"),
+        ("sas/figure13", "sas/residual"),
+    ],
+)
+def test_a_table_or_figure_is_a_name_of_the_claim_that_it_shows(place: str, name: str):
+    assert choose_studies([place], "tiny") == choose_studies([name], "tiny")
+
+
+def test_what_no_experiment_makes_again_is_refused_with_what_it_shows_and_the_nearest_claim():
+    for place in rows("left_out"):
+        with pytest.raises(ClearheadError) as refused:
+            choose_studies([place["name"]], "tiny")
+        said = str(refused.value)
+        assert said.startswith(f"no experiment for {place['name']}, {place['shows']}: ")
+        assert place["nearest"] in said
+        assert choose_studies([place["nearest"]], "tiny")
 
 
 def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):

@@ -169,3 +169,24 @@ def test_accuracy_on_tasks_decides_nothing_where_the_baseline_guesses(shift, ver
     (outcome,) = _outcomes("diff/table1", parse(lines))
     assert outcome.than.mean == pytest.approx(0.374 + shift + 0.001, abs=1e-6)
     assert outcome.judgement(threshold=0.05) is Judgement[verdict]
+
+
+def test_a_sink_to_remove_is_what_diagnose_calls_one():
+    """30 % of the queries (tests/diagnose/test_advice.py); chance is 7.4 % of those of 64 tokens."""
+    softmax1 = (one for claim in claims() if claim.family == "softmax1" for one in claim.contrasts)
+    assert {one.needs for one in softmax1 if one.metric == "first_token_argmax_share"} == {0.3}
+
+
+def test_outliers_of_the_first_token_and_of_the_others_are_compared_apart():
+    """As in the paper's table 2; the mean of both is a number that no paper has."""
+    lines = []
+    for arm, first, rest in (("transformer", 9.5, 7.0), (OURS, 2.9, 2.8)):
+        for seed in range(2):
+            run = {"run": f"{arm}/{seed}"}
+            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
+            line = {"kind": "measure", **run, "metric": "kurtosis"}
+            lines.append({**line, "tokens": "first", "value": first + 0.1 * seed})
+            lines.append({**line, "tokens": "rest", "value": rest + 0.1 * seed})
+    (claim,) = (one for one in claims() if one.name == "softmax1/kurtosis")
+    found = [(one.arm.mean, one.than.mean) for one in claim.outcomes({"r": parse(lines)})]
+    assert found == [pytest.approx((2.95, 9.55)), pytest.approx((2.85, 7.05))]

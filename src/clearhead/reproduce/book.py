@@ -6,6 +6,7 @@ A summary comes first, a line a claim; then, folded, each claim with all its com
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
 from clearhead.records.runs import Records
@@ -16,6 +17,7 @@ from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
+from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import (
     Claim,
     Judgement,
@@ -24,6 +26,7 @@ from clearhead.reproduce.claims import (
     judged,
     threshold_over,
 )
+from clearhead.reproduce.cost import cost
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -63,7 +66,8 @@ NAMES = {
     "softmax-1, null key": "a key of value zero beside all others, so that a head can attend to "
     "nothing; its logit is fixed, or learned.",
     "OrthoAdam": "Adam in a randomly rotated basis of the weights.",
-    "kurtosis": "how far single channels of the hidden states stand out: 3 for a bell curve.",
+    "kurtosis": "how far single channels of the hidden states stand out: 3 for a bell curve. It is "
+    "the mean of that of the first token and that of the others, unless one of them is named.",
     "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
     "weights in 4 bits, one scale for each channel.",
     "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",
@@ -131,7 +135,7 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
     for _, title, chosen in _families(rows):
         yield f"\n## {title}\n\n{_counted(chosen)}"
         for claim, outcomes, verdict in chosen:
-            context = f"{claim.says} {_context(claim, outcomes)}".strip()
+            context = f"{claim.says} {_context(claim, outcomes, verdict)}".strip()
             yield f"\n### {claim.name}: {verdict}\n\n{context}"
             if outcomes:
                 yield f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
@@ -202,7 +206,7 @@ def _p_value(one: Outcome) -> float:
 
 def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
     claim, outcomes, verdict = judged
-    note = _context(claim, outcomes).replace("`", "")
+    note = _context(claim, outcomes, verdict).replace("`", "")
     yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
     lines = [(Heading(title=one.contrast.words, note=one.source), one) for one in outcomes]
     columns = [
@@ -226,13 +230,26 @@ def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
     return (Entry(text=str(one.judgement(threshold)), note=note),)
 
 
-def _context(claim: Claim, outcomes: Sequence[Outcome]) -> str:
-    """The published numbers, the command where nothing was measured, and what limits the claim."""
+def _context(claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement) -> str:
+    """The published numbers, what limits the claim, and the command that may decide it."""
     parts = [f"Published: {claim.published}" if claim.published else ""]
     if not outcomes:
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
     parts.append(claim.why.removesuffix("."))
+    if verdict is Judgement.UNDECIDED and (bill := _bill_of(claim)):
+        parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
     return " ".join(f"{part}." for part in parts if part)
+
+
+def _bill_of(claim: Claim) -> str:
+    """What the claim's arms cost at `small`; nothing where they train no model."""
+    trials = [
+        one
+        for one in EXPERIMENTS[claim.study].trials("small")
+        if any(fnmatchcase(one.name, pattern) for pattern in claim.arms)
+    ]
+    found = cost(trials)
+    return found.in_words("small") if found.runs else ""
 
 
 def _weighed(one: Outcome, threshold: float) -> str:

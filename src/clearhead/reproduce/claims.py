@@ -357,8 +357,8 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
     """Each experiment asked for, once, with the patterns of its arms to run; none is all of them.
 
     Raises:
-        ClearheadError: no name, an unknown one, or a scale that an experiment asked for by name
-            does not have.
+        ClearheadError: no name, an unknown one, a table or figure that no experiment makes again,
+            or a scale that an experiment asked for by name does not have.
     """
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
@@ -367,6 +367,10 @@ def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, t
     places = [place for claim in claims() for place in (claim.name, *claim.also)]
     known = [*EXPERIMENTS, *sorted(families), *places, EVERYTHING]
     for name in names:
+        for place in rows("left_out"):
+            if name == place["name"]:
+                nearest = f"the claim nearest to it is {place['nearest']}"
+                raise ClearheadError(f"no experiment for {name}, {place['shows']}: {nearest}")
         choose("experiment or claim", name, known)
         if name in EXPERIMENTS:
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)

@@ -37,9 +37,10 @@ class Cost:
         time = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
         if hours > 100:
             time = f"{hours / 24:,.0f} days"
-        tokens = (
-            f"{self.tokens / 1e6:,.3g} M" if self.tokens < 1e10 else f"{self.tokens / 1e9:,.0f} G"
-        )
+        digits = ".3g" if self.tokens < 1e9 else ",.0f"
+        tokens = f"{self.tokens / 1e6:{digits}} M"
+        if self.tokens >= 1e10:
+            tokens = f"{self.tokens / 1e9:,.0f} G"
         more = f", sweeps may add up to {self.beyond} runs" if self.beyond else ""
         known = f"{self.runs} runs, {tokens} tokens, about {time} of training on {PLACES[scale]}"
         return known + more
