@@ -172,7 +172,7 @@ def test_accuracy_on_tasks_decides_nothing_where_the_baseline_guesses(shift, ver
 
 
 def test_a_sink_to_remove_is_what_diagnose_calls_one():
-    """30 % of the queries (tests/diagnose/test_advice.py); chance is 7.4 % of those of 64 tokens."""
+    """30 % of queries (tests/diagnose/test_advice.py); chance is 7.4 % in texts of 64 tokens."""
     softmax1 = (one for claim in claims() if claim.family == "softmax1" for one in claim.contrasts)
     assert {one.needs for one in softmax1 if one.metric == "first_token_argmax_share"} == {0.3}
 
