@@ -93,6 +93,19 @@ def test_each_seed_starts_from_a_rotation_that_it_draws(tmp_path):
     assert made("prefix rotated") == ["models/rotate=down-prefix=-n"]
 
 
+def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
+    """At kurtosis 100 SAS-P's norms had a gain for each channel (results/blocks.jsonl)."""
+    norms = {
+        one.name: one.arm.model["norm"] for one in EXPERIMENTS["outliers-deep"].trials("small")
+    }
+    assert norms.pop("sas-p · norm rmsnorm") == "rmsnorm"
+    assert {*norms.values()} == {"rmsnorm-single"}
+    (plain,) = (
+        one for one in EXPERIMENTS["blocks"].trials("small") if one.key == "24 layers/sas-p"
+    )
+    assert "norm" not in plain.arm.model
+
+
 def test_the_logits_of_table_5_are_asked_for():
     """Training measures hidden states alone."""
     (claim,) = (one for one in claims() if one.name == "diff/table5")

@@ -97,7 +97,8 @@ def longer(scale: str) -> Iterator[Trial]:
 def outliers(scale: str) -> Iterator[Trial]:
     """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
 
-    Norms have one gain, as OrthoAdam's argument needs. Its rotation is a parameter's own (the
+    Norms have one gain, as OrthoAdam's argument needs; at `small` SAS-P under AdamW has a gain for
+    each channel, too, with which its outliers have been seen. OrthoAdam's rotation is a parameter's own (the
     paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
@@ -114,6 +115,8 @@ def outliers(scale: str) -> Iterator[Trial]:
         yield table.trial(preset, *rates)
         yield table.trial(preset, *rates, **ORTHOADAM)  # the interventions
         yield table.trial(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
+    if scale == "small":  # SAS-P as it grew kurtosis 100: a gain for each channel
+        yield table.trial("sas-p", *SAS[24], norm="rmsnorm")
 
 
 def books(scale: str) -> Iterator[Trial]:
