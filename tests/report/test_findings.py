@@ -351,9 +351,7 @@ def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
         numbers = _by_seed(records, arm + asked.pop("on", ""), asked)
         if not numbers and arm not in records.arms():
             continue
-        percent = "%" in column or (
-            columns[column]["metric"] == "accuracy" and name == "ladder"
-        )
+        percent = "%" in column or (columns[column]["metric"] == "accuracy" and name == "ladder")
         scale = 100 if percent else 1
         mean, spread = found.groups()
         wrong = not _near(mean, scale * fmean(numbers))

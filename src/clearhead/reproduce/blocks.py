@@ -98,8 +98,8 @@ def outliers(scale: str) -> Iterator[Trial]:
     """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
 
     Norms have one gain, as OrthoAdam's argument needs; at `small` SAS-P under AdamW has a gain for
-    each channel, too, with which its outliers have been seen. OrthoAdam's rotation is a parameter's own (the
-    paper's), and one for all axes of a size.
+    each channel, too, with which its outliers have been seen. OrthoAdam's rotation is a parameter's
+    own (the paper's), and one for all axes of a size.
     """
     table = _small_table(24, 256_000, 64_000, width=64) if scale == "tiny" else tables(scale)[24]
     shape = {**table.config.set, "norm": "rmsnorm-single"}
