@@ -221,6 +221,7 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "loss at hidden tokens, nats": {"metric": "masked loss"},
             "hidden tokens named, %": {"metric": "masked accuracy"},
             "Banking-77, % right": {"metric": "accuracy", "on": " on banking77"},
+            "kurtosis, first token": {"metric": "kurtosis", **FIRST},
             "kurtosis, rest": {"metric": "kurtosis", **REST},
         },
     ),
