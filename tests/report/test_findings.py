@@ -1,24 +1,16 @@
 """docs/findings.md: the numbers in its tables are those of the committed records."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
 from clearhead.records.loading import load
-from clearhead.records.runs import Records
-from clearhead.report import page_of
-from clearhead.report.costs import add_costs
-from clearhead.report.statistics import compare
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT.joinpath("docs/findings.md").read_text("utf-8")
-FIRST, REST = {"tokens": "first"}, {"tokens": "rest"}
+from .findings import FIRST, LOSS, REST, ROOT, by_seed, cells, near
+
 OPENING = {"at": "documents", "map": "softmax"}
-LOSS = {"metric": "loss", "length": 128, "task": None}
 OUTLIERS = {
     "AdamW": "transformer",
     "OrthoAdam, a rotation a parameter": "transformer · orthoadam",
@@ -306,122 +298,26 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
 }
 
 
-def _cells(start: str) -> Iterator[tuple[str, str, str]]:
-    """Row, column and text of every cell of the table that begins so."""
-    found = re.findall(rf"^{re.escape(start)}.*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
-    assert len(found) == 1, start
-    head, _, *rows = (
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines()
-    )
-    for row in rows:
-        yield from ((row[0], name, text) for name, text in zip(head[1:], row[1:], strict=True))
-
-
-def _by_seed(records: Records, arm: str, asked: dict[str, Any]) -> list[float]:
-    """A number a seed: the final one, and its mean where it has several."""
-    numbers = []
-    for run in records.of(arm):
-        add_costs(run)
-        values = [
-            one.value
-            for one in run.select(**{"step": None, "layer": None, "head": None, **asked})
-            if one.value is not None
-        ]
-        if values:
-            numbers.append(fmean(values))
-    return numbers
-
-
-def _near(shown: str, value: float) -> bool:
-    """Rounded to the digits shown, either way at a half."""
-    digits = len(shown.partition(".")[2])
-    return abs(float(shown.replace(",", "").replace("−", "-")) - value) <= 0.5 * 10**-digits + 1e-9
-
-
 @pytest.mark.parametrize("start", TABLES, ids=lambda start: " ".join(start.split())[:40])
 def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
     name, label, arms, columns = TABLES[start]
     records = load(ROOT / "results" / f"{name}.jsonl").labelled(label)
     checked, faults = 0, []
-    for row, column, text in _cells(start):
+    for row, column, text in cells(start):
         found = re.match(r"\**(−?[\d.,]*\d)(?: ± ([\d.]*\d))?", text)
         if column not in columns or not found or (arms and row not in arms):
             continue
         arm = arms.get(row, row.strip("`"))
         asked = dict(columns[column])
-        numbers = _by_seed(records, arm + asked.pop("on", ""), asked)
+        numbers = by_seed(records, arm + asked.pop("on", ""), asked)
         if not numbers and arm not in records.arms():
             continue
         percent = "%" in column or (columns[column]["metric"] == "accuracy" and name == "ladder")
         scale = 100 if percent else 1
         mean, spread = found.groups()
-        wrong = not _near(mean, scale * fmean(numbers))
-        if wrong or (spread and not _near(spread, scale * stdev(numbers))):
+        wrong = not near(mean, scale * fmean(numbers))
+        if wrong or (spread and not near(spread, scale * stdev(numbers))):
             faults.append(f"{row}, {column}: {text}, not {[scale * one for one in numbers]}")
         checked += 1
     assert not faults
     assert checked >= 10
-
-
-# A table with a column an arm: its rows' records and numbers.
-BACKCOPY: dict[str, tuple[str, dict[str, Any]]] = {
-    "largest weight on the first token, chance 7.4 %": (
-        "backcopy-diagnoses",
-        {"metric": "first_token_argmax_share", "map": "softmax"},
-    ),
-    "the same in layer 1 of 2": (
-        "backcopy-diagnoses",
-        {"metric": "first_token_argmax_share", "map": "softmax", "layer": 1},
-    ),
-    "weight on the first token": (
-        "backcopy-diagnoses",
-        {"metric": "first_token_mass", "map": "softmax"},
-    ),
-    "weight on no key": ("backcopy-diagnoses", {"metric": "null_mass", "map": "softmax"}),
-    "kurtosis of the hidden states, first token": (
-        "backcopy-diagnoses",
-        {"metric": "kurtosis", **FIRST},
-    ),
-    "the rest": ("backcopy-diagnoses", {"metric": "kurtosis", **REST}),
-    "loss, nats": ("backcopy", LOSS),
-}
-NUMBER = r"[−+]?[\d.]*\d"
-
-
-def test_the_sinks_table_and_its_differences_are_those_of_the_records() -> None:
-    """Its rows are of two records; the differences are Welch's."""
-    shown: dict[str, dict[str, str]] = {}
-    for row, column, text in _cells("| mean ± sd over seeds | `transformer` | `softmax1` |"):
-        shown.setdefault(row, {})[column.strip("`")] = text
-    faults = []
-    for row, (name, asked) in BACKCOPY.items():
-        records = load(ROOT / "results" / f"{name}.jsonl")
-        scale = 100 if "%" in shown[row]["softmax1"] else 1
-        arms = {
-            arm: [scale * one for one in _by_seed(records, arm, asked)]
-            for arm in ("transformer", "softmax1")
-        }
-        expected = [
-            (arm, one(values)) for arm, values in arms.items() if values for one in (fmean, stdev)
-        ]
-        found = compare(arms["softmax1"], arms["transformer"])
-        if found is not None and found.interval is not None:
-            expected += [("difference, 95 %", one) for one in (found.mean, *found.interval)]
-        for column in shown[row]:
-            numbers = re.findall(NUMBER, re.sub(r"95 %", "", shown[row][column]))
-            values = [value for where, value in expected if where == column]
-            near = (_near(n, v) for n, v in zip(numbers, values, strict=True))
-            if not all(near):
-                faults.append(f"{row}, {column}: {numbers}, not {values}")
-    assert not faults
-
-
-SURVIVING = re.findall(r"\b(\d+)\s+of\s+(\d+)\s+in\s+`([\w-]+).jsonl`", PAGE)
-
-
-@pytest.mark.parametrize("found", SURVIVING, ids=lambda found: found[2])
-def test_so_many_comparisons_survive_as_the_page_says(found: tuple[str, str, str]) -> None:
-    survive, made, name = found
-    account = page_of(load(ROOT / "results" / f"{name}.jsonl")).account
-    assert account.startswith(f"Comparisons on this page: {made}. ")
-    assert account.endswith(f": {survive}.")

@@ -8,20 +8,11 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.report import page_of
-from clearhead.report.page import Fold, Statement
 from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import EXPERIMENTS, book, stages
 from clearhead.reproduce.claims import Contrast, Judgement, claims, judged, threshold_over
 
-from ..cli.conftest import call
-
 ROOT = Path(__file__).parents[2]
-# The records that hold runs; sweeps of rates decide nothing.
-RECORDS = tuple(
-    path
-    for path in sorted((ROOT / "results").glob("*.jsonl"))
-    if not any(word in path.stem for word in ("bench", "gpu", "rates", "sweeps"))
-)
 
 
 def _records(folder: Path, losses: dict[str, list[float]], label: str = "6 layers"):
@@ -298,33 +289,6 @@ def _has(pattern: str, arms: set[str]) -> bool:
 
     trained = pattern.partition(" on ")[0]
     return any(fnmatchcase(arm, trained) for arm in arms)
-
-
-def test_the_committed_book_is_that_of_the_committed_records(tmp_path):
-    made = tmp_path / "claims.md"
-    assert call("reproduce", "--judge", *RECORDS, "--output", made) == 0
-    committed = (ROOT / "docs" / "claims.md").read_text()
-    assert committed.endswith(made.read_text()), "see the command in docs/claims.md"
-
-
-def test_the_page_shows_every_claim_with_its_verdict_and_opens_with_those_that_have_numbers():
-    sources = {path.name: load([path]) for path in RECORDS}
-    summary, *families = book.page(sources).sections
-    marks = {
-        one.name: one.mark
-        for section in families
-        for one in section.blocks
-        if isinstance(one, Statement)
-    }
-    verdicts = {claim.name: verdict for claim, _, verdict in judged(sources)}
-    assert marks == verdicts
-    first = {one.name: one.mark for one in summary.blocks if isinstance(one, Statement)}
-    assert first == {n: v for n, v in verdicts.items() if v is not Judgement.UNTESTED}
-    assert [*first.values()] == sorted(first.values(), key=[*Judgement].index)
-    *untested, names = (one for one in summary.blocks if isinstance(one, Fold))
-    lines = [line for fold in untested for line in fold.lines]
-    assert len(lines) == [*verdicts.values()].count(Judgement.UNTESTED)
-    assert any(line.startswith("kurtosis: ") for line in names.lines)
 
 
 def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):

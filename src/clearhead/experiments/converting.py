@@ -344,7 +344,7 @@ def _check_calibration(
 
 
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
-    """How near the logits are to those of the first model after the prefix."""
+    """The line that compares the logits with the first model's after the prefix."""
     line = (
         f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
         f"after it, to {after:.1g} of their size"

@@ -242,7 +242,7 @@ def _context(claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement) -> s
 
 
 def _bill_of(claim: Claim) -> str:
-    """What the claim's arms cost at `small`; nothing where they train no model."""
+    """The cost of the claim's arms at `small`, in words; empty where they train no model."""
     trials = [
         one
         for one in EXPERIMENTS[claim.study].trials("small")

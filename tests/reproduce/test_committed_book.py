@@ -1,0 +1,45 @@
+"""docs/claims.md: the book of the committed records."""
+
+from pathlib import Path
+
+from clearhead.records.loading import load
+from clearhead.report.page import Fold, Statement
+from clearhead.reproduce import book
+from clearhead.reproduce.claims import Judgement, judged
+
+from ..cli.conftest import call
+
+ROOT = Path(__file__).parents[2]
+# The records that hold runs; sweeps of rates decide nothing.
+RECORDS = tuple(
+    path
+    for path in sorted((ROOT / "results").glob("*.jsonl"))
+    if not any(word in path.stem for word in ("bench", "gpu", "rates", "sweeps"))
+)
+
+
+def test_the_committed_book_is_that_of_the_committed_records(tmp_path):
+    made = tmp_path / "claims.md"
+    assert call("reproduce", "--judge", *RECORDS, "--output", made) == 0
+    committed = (ROOT / "docs" / "claims.md").read_text()
+    assert committed.endswith(made.read_text()), "see the command in docs/claims.md"
+
+
+def test_the_page_shows_every_claim_with_its_verdict_and_opens_with_those_that_have_numbers():
+    sources = {path.name: load([path]) for path in RECORDS}
+    summary, *families = book.page(sources).sections
+    marks = {
+        one.name: one.mark
+        for section in families
+        for one in section.blocks
+        if isinstance(one, Statement)
+    }
+    verdicts = {claim.name: verdict for claim, _, verdict in judged(sources)}
+    assert marks == verdicts
+    first = {one.name: one.mark for one in summary.blocks if isinstance(one, Statement)}
+    assert first == {n: v for n, v in verdicts.items() if v is not Judgement.UNTESTED}
+    assert [*first.values()] == sorted(first.values(), key=[*Judgement].index)
+    *untested, names = (one for one in summary.blocks if isinstance(one, Fold))
+    lines = [line for fold in untested for line in fold.lines]
+    assert len(lines) == [*verdicts.values()].count(Judgement.UNTESTED)
+    assert any(line.startswith("kurtosis: ") for line in names.lines)
