@@ -13,7 +13,8 @@ from clearhead.reproduce.claims import Contrast, claims
 from clearhead.reproduce.cost import Cost
 
 from ..report.conftest import own
-from .test_claims import RECORDS, _records
+from .test_claims import _records
+from .test_committed_book import RECORDS
 
 
 def test_of_each_file_the_page_says_how_it_was_made(tmp_path):
