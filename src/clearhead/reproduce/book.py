@@ -42,15 +42,13 @@ EDGE = "†"
 CAPTION = (
     "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
     "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
-    "one is decided on the other side. Comparisons of the same numbers count once. Below a claim "
-    "stands its most telling comparison: the mean of its model ± the standard deviation over "
-    "seeds, against that of the baseline or of the model named; their difference with its 95 % "
-    "interval; and, where it is undecided, the smallest effect that these seeds would have shown. "
-    "Counted numbers have a bound in place of an interval. “Alone”: decided by itself, but not "
-    "among all of the book. “†”: a model whose learning rate is the lowest or the highest of those "
-    "that were tried, so that a better one may lie beyond. “Ours”: no paper makes this claim. "
-    "Published numbers are of much larger models than ours. Names are explained at the end of this "
-    "part."
+    "one is decided on the other side. The same numbers count once. Below a claim stands its most "
+    "telling comparison: mean ± standard deviation over seeds, against the baseline or the model "
+    "named; the difference with its 95 % interval; and, where it is undecided, the smallest effect "
+    "that would have shown. Counted numbers have a bound instead. “Alone”: decided by itself, but "
+    "not among all. “†”: the lowest or the highest learning rate of those tried, so "
+    "that a better one may lie beyond. “Ours”: no paper makes this claim. Published numbers are of "
+    "much larger models. Names: see the end of this part."
 )
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
