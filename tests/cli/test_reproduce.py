@@ -98,10 +98,8 @@ def test_the_list_says_what_each_experiment_asks(capsys):
     assert asked + cost in out
     own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
     own += ", sweeps may add up to 6 runs"
-    assert (
-        f"sas/residual, sas/figure13: A small gain of the MLP branch is better than a gain of 1. [{own}]"
-        in out
-    )
+    says = "A small gain of the MLP branch is better than a gain of 1."
+    assert f"sas/residual, sas/figure13: {says} [{own}]" in out
     assert len(out) == len(EXPERIMENTS) + len(claims())
 
 
