@@ -29,6 +29,7 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.conversion import (
     TOLERANCE,
     converted,
+    for_llama_cpp,
     for_serving,
     imported,
     in_float32,
@@ -93,7 +94,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
     merge(model)
     require_own_tokenizer(config.model, model, tokenizer)
     if not config.changes:
-        found = to_the_other_format(model, config.model, serving=config.purpose is not None)
+        found = to_the_other_format(model, config.model, config.purpose)
     else:
         with in_float32(model) as rounded:
             found = to_other_mechanisms(
@@ -146,9 +147,9 @@ def _bits(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def to_the_other_format(model: Any, name: str, *, serving: bool = False) -> Conversion:
+def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
     """The same function in the other library's format, or in one that servers load."""
-    made = for_serving(model) if serving else converted(model)
+    made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
     record = _record(name, model, made)
     with in_float32(model), in_float32(made):
         relative = logit_difference(model, made)

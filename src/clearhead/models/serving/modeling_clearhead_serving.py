@@ -140,11 +140,12 @@ class ClearheadServingAttention(nn.Module):
         hidden, keys, width = config.hidden_size, config.num_key_value_heads, self.head_dim
         self.q_proj = nn.Linear(hidden, queries * self.query_width, bias=config.bias)
         self.k_proj = nn.Linear(hidden, keys * self.key_width, bias=config.bias)
+        # No identity: vLLM merges projections alike in layers whose parts are named alike.
+        values = config.value_projections[layer_idx]
+        self.v_proj = nn.Linear(hidden, keys * width, bias=config.bias) if values else None
         # The identity takes any sizes.
-        value: Any = nn.Linear if config.value_projections[layer_idx] else nn.Identity
         output: Any = nn.Linear if config.output_projection else nn.Identity
         norm: Any = LlamaRMSNorm if config.qk_norm else nn.Identity
-        self.v_proj = value(hidden, keys * width, bias=config.bias)
         self.o_proj = output(self.heads * width, hidden, bias=config.bias)
         self.q_norm, self.k_norm = norm(width, config.norm_eps), norm(width, config.norm_eps)
         sinks = nn.Parameter(torch.zeros(config.num_attention_heads)) if config.sinks else None
@@ -168,7 +169,8 @@ class ClearheadServingAttention(nn.Module):
         shape = hidden_states.shape[:-1]
         query = self.q_norm(self.q_proj(hidden_states).view(*shape, -1, self.query_width))
         key = self.k_norm(self.k_proj(hidden_states).view(*shape, -1, self.key_width))
-        own = self.v_proj(hidden_states).view(*shape, -1, self.head_dim)
+        own = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
+        own = own.view(*shape, -1, self.head_dim)
         query, key, value = (x.transpose(1, 2) for x in (query, key, own))
         if self.config.scores != "dot":
             query, key = collinear(query, key, position_embeddings, self.config.scores)

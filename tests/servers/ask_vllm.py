@@ -1,0 +1,59 @@
+"""What vLLM makes of folders of models; run in an environment of its own, without clearhead.
+
+Usage: python ask_vllm.py PROMPTS.json OUT.json FOLDER…
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+from vllm import LLM, SamplingParams
+
+PROMPTS, OUT, *FOLDERS = sys.argv[1:]
+
+
+def ask(folder: str, prompts: list[list[int]], tokens: int, vocabulary: int) -> dict[str, Any]:
+    """Log-probabilities of every next token of the prompts, and greedy continuations."""
+    llm = LLM(
+        folder,
+        model_impl="transformers",
+        trust_remote_code=True,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=128,
+        max_logprobs=vocabulary,
+        enable_prefix_caching=False,
+    )
+    wanted = SamplingParams(
+        max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, prompt_logprobs=-1
+    )
+    answers = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted)
+    del llm
+    gc.collect()
+    return {
+        "logprobs": [
+            [[row[i].logprob for i in range(vocabulary)] for row in each.prompt_logprobs[1:]]
+            for each in answers
+        ],
+        "tokens": [list(each.outputs[0].token_ids) for each in answers],
+    }
+
+
+found: dict[str, Any] = {}
+asked = json.loads(Path(PROMPTS).read_text())
+for folder in FOLDERS:
+    try:
+        found[folder] = ask(folder, **asked)
+    except Exception as error:  # what a refusal says belongs in the record
+        found[folder] = {"refused": str(error)}
+    Path(OUT).write_text(json.dumps(found))
