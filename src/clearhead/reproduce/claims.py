@@ -187,7 +187,8 @@ class Contrast:
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
         """Measures with a value. A step is one of training: milestones are not the final number.
 
-        What a task measured aside has the name of another text's: it counts where it is alone. Of
+        What a task measured aside has the name of another text's: it counts where it is alone. So
+        does what windows measure that open documents (`at`), unless a contrast asks for them. Of
         several maps the one that multiplies the values counts, which is the last.
         """
         found = [
@@ -198,6 +199,8 @@ class Contrast:
         maps = {one.dimensions.get("map") for one in found}
         if last := next((name for name in reversed(MAPS) if name in maps), None):
             found = [one for one in found if one.dimensions.get("map", last) == last]
+        if "at" not in at:
+            found = [one for one in found if "at" not in one.dimensions] or found
         return [one for one in found if not one.details.get("aside")] or found
 
 
