@@ -4,7 +4,11 @@ from functools import partial
 
 import pytest
 
-from .conftest import call
+from clearhead import reproduce
+from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce.claims import claims
+
+from .conftest import call, refusal
 
 _call = partial(call, "reproduce")
 
@@ -16,12 +20,60 @@ _call = partial(call, "reproduce")
         (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
         (("sink", "--scale", "paper"), "unknown scale of sink 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),
-        (("sas", "--judge", "x.jsonl"), "judge reads records of all claims"),
+        (("softmax1/share", "--scale", "paper"), "has no arms at paper: its experiment, sink, has"),
+        (
+            ("coca/bidirectional", "--scale", "paper"),
+            "coca/bidirectional has no arms at paper: its experiment, encoders, has them at smoke, "
+            "tiny, small",
+        ),
     ],
 )
 def test_requests_that_nothing_decides_are_refused(words, said, capsys):
-    assert _call(*words) == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal(capsys, "reproduce", *words)
+
+
+def test_of_a_family_the_claims_without_arms_at_a_scale_are_named(tmp_path, capsys):
+    words = ["coca", "--scale", "paper", "--output", str(tmp_path), "--dry-run"]
+    assert _call(*words) == 0
+    printed = capsys.readouterr()
+    said = "left out, without arms at paper: coca/memory, coca/bidirectional"
+    assert said in printed.err.splitlines()
+    assert "clearhead compare coca-slack --size coca-350m" in printed.out
+
+
+def test_the_list_says_that_a_claim_has_no_arms_at_a_scale(capsys, monkeypatch):
+    kept = {name: EXPERIMENTS[name] for name in ("encoders", "memory")}
+    chosen = tuple(one for one in claims() if one.study in kept)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", kept)
+    monkeypatch.setattr(reproduce.claims, "claims", lambda: chosen)
+    assert _call("--list", "--scale", "paper") == 0
+    listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    for name, bill in (
+        ("coca/bidirectional", "[encoders, no arms at paper, at tiny 12 runs, 15.6 M tokens, "),
+        ("coca/memory, coca/table6", "[memory, no arms at paper, at tiny no training]"),
+        ("sas/glue, sas/table2", "[encoders, at paper 9 runs, 45 G tokens, "),
+    ):
+        assert bill in listed[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sas", "--judge", "x.jsonl"), "sas would have no effect with --judge: give it --output"),
+        (
+            ("--judge", "x.jsonl", "--scale", "small", "--from", "m"),
+            "--scale, --from would have no effect with --judge: give it --output alone",
+        ),
+        (("--list", "--only", "sas", "--dry-run"), "--only, --dry-run would have no effect with"),
+        (("--list", "blocks"), "blocks would have no effect with --list: give it --scale alone"),
+        (
+            ("--compose", "x.jsonl", "--test-data", "y"),
+            "--test-data would have no effect with --compose: give it alone",
+        ),
+    ],
+)
+def test_where_nothing_is_run_options_of_runs_are_refused(words, said, capsys):
+    assert said in refusal(capsys, "reproduce", *words)
 
 
 def test_a_claim_about_a_task_asks_for_the_arms_that_are_measured_on_it(tmp_path, capsys):

@@ -119,7 +119,16 @@ def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):
         (("blocks", "--only", "sass"), "only names 'sass': arms are transformer, parallel,"),
         (("encoders", "--questions", "rta"), "questions names 'rta': questions are rte, banking77"),
         (("blocks", "--questions", "rte"), "questions names 'rte': questions are none"),
-        (("blocks", "--test-data", "x"), "test_data has no effect on blocks"),
+        (("encoders", "--only", "*rope*", "--questions", "rte"), "'rte': questions are none"),
+        (("blocks", "--test-data", "x"), "--test-data has no effect on blocks: leave it out"),
+        (
+            ("abilities", "--questions", "answers", "--test-data", "x"),
+            "--test-data has no effect on abilities with --questions 'answers': leave it out",
+        ),
+        (
+            ("retrofit", "--only", "as it is", "prefix", "--tokens", "4096"),
+            "--tokens has no effect on retrofit with --only 'as it is' 'prefix': leave it out",
+        ),
         (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
     ],
 )

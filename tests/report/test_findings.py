@@ -237,6 +237,10 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
             "loss, nats": LOSS,
             "kurtosis, first token": {"metric": "kurtosis", **FIRST},
             "kurtosis, others": {"metric": "kurtosis", **REST},
+            "added perplexity, `w8a8-coarse`": BITS["`w8a8-coarse`"],
+            "`w8a8-token`": {"metric": "added_perplexity", "scheme": "w8a8-token"},
+            "`w4-channel`": BITS["`w4-channel`"],
+            "`w3-channel`": {"metric": "added_perplexity", "scheme": "w3-channel"},
         },
     ),
     "| mean ± sd over seeds; in brackets": (

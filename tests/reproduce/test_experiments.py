@@ -10,7 +10,8 @@ import clearhead.reproduce
 from clearhead.errors import ClearheadError
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.reproduce import EXPERIMENTS, Experiment, rows
-from clearhead.reproduce.claims import choose_studies, claims
+from clearhead.reproduce.claims import claims
+from clearhead.reproduce.requests import choose_studies
 
 FOLDER = Path(clearhead.reproduce.__file__).parent
 

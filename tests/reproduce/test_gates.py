@@ -1,6 +1,7 @@
 """Which numbers a claim compares; what keeps it from a verdict: no defect, a ratio to nothing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -190,3 +191,43 @@ def test_outliers_of_the_first_token_and_of_the_others_are_compared_apart():
     (claim,) = (one for one in claims() if one.name == "softmax1/kurtosis")
     found = [(one.arm.mean, one.than.mean) for one in claim.outcomes({"r": parse(lines)})]
     assert found == [pytest.approx((2.95, 9.55)), pytest.approx((2.85, 7.05))]
+
+
+def test_windows_that_open_documents_are_not_joined_with_those_anywhere_in_a_text():
+    """There the begin token stands first: `elimination` measures both."""
+    lines = []
+    for arm, anywhere, opening in (("transformer", 3.2, 11.0), (OURS, 3.0, 3.4)):
+        for seed in range(2):
+            run = {"run": f"{arm}/{seed}"}
+            lines.append({"kind": "run", **run, "arm": arm, "preset": arm, "seed": seed})
+            line = {"kind": "measure", **run, "metric": "kurtosis", "tokens": "first"}
+            lines.append({**line, "value": anywhere + 0.1 * seed})
+            lines.append({**line, "at": "documents", "value": opening + 0.1 * seed})
+            rotated = {**line, "metric": "kurtosis_rotated"}
+            lines.append({**rotated, "value": 2.8 + 0.1 * seed})
+    records = parse(lines)
+    (kurtosis,) = (one for one in claims() if one.name == "softmax1/kurtosis")
+    (first,) = kurtosis.outcomes({"r": records})
+    assert (first.arm.mean, first.than.mean) == (pytest.approx(3.05), pytest.approx(3.25))
+    assert not first.applies  # no outliers to remove there
+    (move,) = (one for one in claims() if one.name == "softmax1/move")
+    assert not any(one.applies for one in move.outcomes({"r": records}))
+    asked = replace(first.contrast, at={"tokens": "first", "at": "documents"})
+    (opening,) = asked.judge("r", records)
+    assert (opening.arm.mean, opening.than.mean) == (pytest.approx(3.45), pytest.approx(11.05))
+    assert opening.applies
+
+
+def test_windows_that_open_documents_count_where_nothing_else_was_measured():
+    (claim,) = (one for one in claims() if one.name == "softmax1/fading")
+    lines = []
+    for seed in range(2):
+        run = {"run": f"softmax1/{seed}"}
+        head = {"arm": "softmax1", "preset": "softmax1", "seed": seed, "label": "backcopy"}
+        lines.append({"kind": "run", **run, **head})
+        line = {"kind": "measure", **run, "metric": "null_mass", "map": "softmax"}
+        for position, value in ((32, 0.2), (256, 0.1)):
+            line |= {"at": "documents", "position": position, "value": value + 0.01 * seed}
+            lines.append(dict(line))
+    (outcome,) = claim.outcomes({"r": parse(lines)})
+    assert outcome.arm.mean < outcome.than.mean

@@ -1,26 +1,31 @@
 """clearhead reproduce: the papers' claims and the experiments that decide them, at a scale."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import HallucinationOptions
-from clearhead.experiments.configs import Base, FinetuneJob
-from clearhead.experiments.sweep_configs import EvaluateSettings, SweepConfig
+from clearhead.experiments.configs import Base
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
 from clearhead.terminal import say, show, write
 from clearhead.train.config import Tracker
 
 if TYPE_CHECKING:
-    from clearhead.reproduce import Experiment as Study
-    from clearhead.reproduce.trials import Table, Trial
+    from clearhead.reproduce.requests import Changes
+    from clearhead.reproduce.trials import Trial
+
+
+BESIDE = {"list": ("scale",), "judge": ("output",), "compose": ()}
+"""What runs nothing → the options that it takes."""
+OTHERWISE = {"base": "from", "test_data": "test-data", "dry_run": "dry-run"}
+"""Field → the name of its option, where that is another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,7 @@ def run(words: list[str]) -> int:
         "every seed at the best, evaluate, and set the published number beside ours.",
         examples=("--list", 'blocks --jobs 2 --only transformer "sas*"'),
     )
+    _refuse_idle(command)
     if command.list:
         _list(command.scale)
         return 0
@@ -94,6 +100,24 @@ def run(words: list[str]) -> int:
             _print(trials, output)
         return 0
     return _run(command, chosen)
+
+
+def _refuse_idle(command: Command) -> None:
+    """Refuse what would have no effect where nothing is run."""
+    mode = next((one for one in BESIDE if getattr(command, one)), None)
+    if mode is None:
+        return
+    idle = [
+        " ".join(command.names) if one.name == "names" else f"--{OTHERWISE.get(one.name, one.name)}"
+        for one in fields(command)
+        if one.name not in (mode, *BESIDE[mode]) and getattr(command, one.name) != one.default
+    ]
+    if idle:
+        alone = " and ".join(f"--{one}" for one in BESIDE[mode])
+        raise ClearheadError(
+            f"{', '.join(idle)} would have no effect with --{mode}: "
+            + (f"give it {alone} alone" if alone else "give it alone")
+        )
 
 
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
@@ -127,24 +151,29 @@ def _list(scale: str) -> None:
     from clearhead.reproduce import EXPERIMENTS
     from clearhead.reproduce.claims import claims
     from clearhead.reproduce.cost import cost
+    from clearhead.reproduce.requests import has_arms
 
-    priced, trials = {}, {}
-    for one in EXPERIMENTS.values():
-        priced[one.name] = next(at for at in (scale, "tiny") if at in one.scales)
-        trials[one.name] = list(one.trials(priced[one.name]))
+    @cache
+    def trials(study: str, at: str) -> "tuple[Trial, ...]":
+        return tuple(EXPERIMENTS[study].trials(at))
 
-    def bill(study: str, patterns: Iterable[str] = ("*",)) -> str:
-        at = priced[study]
+    def bill(study: str, at: str, patterns: Iterable[str] = ("*",)) -> str:
         chosen = [
-            one for one in trials[study] if any(fnmatchcase(one.name, each) for each in patterns)
+            one
+            for one in trials(study, at)
+            if any(fnmatchcase(one.name, each) for each in patterns)
         ]
         return f"at {at} {cost(chosen).in_words(at)}"
 
     for claim in claims():
-        names = ", ".join((claim.name, *claim.also))
-        write(f"{names}: {claim.says} [{claim.study}, {bill(claim.study, claim.arms)}]")
+        names, at, none = ", ".join((claim.name, *claim.also)), scale, ""
+        if not has_arms(claim, scale):
+            at, none = "tiny", f"no arms at {scale}, "
+        write(f"{names}: {claim.says} [{claim.study}, {none}{bill(claim.study, at, claim.arms)}]")
     for one in EXPERIMENTS.values():
-        write(f"{one.name}: {one.question} {one.paper}; {', '.join(one.scales)}; {bill(one.name)}")
+        at = scale if scale in one.scales else "tiny"
+        scales = ", ".join(one.scales)
+        write(f"{one.name}: {one.question} {one.paper}; {scales}; {bill(one.name, at)}")
 
 
 def _compose(command: Command) -> int:
@@ -159,8 +188,6 @@ def _compose(command: Command) -> int:
 
 
 def _judge(command: Command) -> int:
-    if command.names or command.dry_run:
-        raise ClearheadError("judge reads records of all claims: give it --output alone")
     output = command.output or Path("claims.html")
     _publish_book({Path(one).name: Path(one) for one in command.judge}, output)
     return 0
@@ -183,92 +210,46 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
 
 def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
     """The experiments asked for: name, trials and folder."""
-    from clearhead.reproduce.claims import ALL, choose_studies
+    from clearhead.reproduce.claims import ALL
+    from clearhead.reproduce.requests import change, choose_studies, without_arms
 
     studies = choose_studies(command.names, command.scale)
-    found: list[tuple[str, Sequence[Trial], Path]] = []
-    known: dict[str, dict[str, None]] = {"arms": {}, "questions": {}}
-    for study, arms in studies:
+    if absent := without_arms(command.names, command.scale):
+        say(f"left out, without arms at {command.scale}: {', '.join(absent)}")
+    chosen: dict[str, list[Trial]] = {}
+    folders: dict[str, Path] = {}
+    arms, questions = dict[str, None](), dict[str, None]()
+    for study, named in studies:
         output = command.output or Path("runs") / f"{study.name}-{command.scale}"
         if command.output is not None and len(studies) > 1:
             output = command.output / study.name
-        own = list(study.trials(command.scale))
-        known["questions"] |= dict.fromkeys(name for one in own for name in one.table.questions)
-        trials = [
-            _based(replace(one, output=output, table=_changed(one.table, command, study)), command)
-            for one in own
-        ]
-        known["arms"] |= dict.fromkeys(one.name for one in trials)
-        patterns = command.only or arms or (ALL,)
-        chosen = [one for one in trials if any(fnmatchcase(one.name, p) for p in patterns)]
-        if chosen:
-            found.append((study.name, chosen, output))
-    for option, patterns, kind in (
-        ("only", command.only, "arms"),
-        ("questions", command.questions, "questions"),
-    ):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in known[kind]):
-                there = ", ".join(known[kind]) or "none"
-                raise ClearheadError(f"{option} names {pattern!r}: {kind} are {there}")
-    return found
+        own = [replace(one, output=output) for one in study.trials(command.scale)]
+        arms |= dict.fromkeys(one.name for one in own)
+        patterns = command.only or named or (ALL,)
+        trials = [one for one in own if any(fnmatchcase(one.name, p) for p in patterns)]
+        questions |= dict.fromkeys(name for one in trials for name in one.table.questions)
+        if trials:
+            chosen[study.name], folders[study.name] = trials, output
+    _check_patterns("only", command.only, "arms", arms)
+    _check_patterns("questions", command.questions, "questions", questions)
+    changed = change(chosen, _changes(command), say=say)
+    return [(name, trials, folders[name]) for name, trials in changed.items()]
 
 
-def _based(trial: "Trial", command: Command) -> "Trial":
-    """The trial from the command's model, where there is one."""
-    if command.base is None:
-        return trial
-    if trial.config.base is None:
-        raise ClearheadError(f"--from has no effect on {trial.name}, which begins anew")
-    config = replace(trial.config, base=command.base)
-    return replace(trial, base=None, table=replace(trial.table, config=config))
+def _check_patterns(
+    option: str, patterns: Iterable[str], kind: str, names: Collection[str]
+) -> None:
+    """Refuse a pattern that names nothing of what is asked for."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            there = ", ".join(names) or "none"
+            raise ClearheadError(f"{option} names {pattern!r}: {kind} are {there}")
 
 
-def _changed(table: "Table", command: Command, study: "Study") -> "Table":
-    """The table with the seeds and texts of the command in place of its own."""
-    config = replace(table.config, track=command.track)
-    questions: dict[str, Any] = {
-        name: replace(one, track=command.track) if isinstance(one, FinetuneJob) else one
-        for name, one in table.questions.items()
-        if any(fnmatchcase(name, p) for p in command.questions or ("*",))
-    }
-    if command.seeds:
-        config = replace(config, seeds=command.seeds)
-    if command.tokens is not None:
-        config = replace(config, train=replace(config.train, tokens=command.tokens))
-        table = replace(table, sweep_tokens=min(table.sweep_tokens, command.tokens))
-    if command.data:
-        config = replace(config, data=replace(config.data, data=command.data))
-    if command.test_data:
-        asked = {n: q for n, q in questions.items() if isinstance(q, SweepConfig)}
-        if not asked:
-            raise ClearheadError(f"test_data has no effect on {study.name}: leave it out")
-        hub = {
-            name: question
-            for name, question in asked.items()
-            if any(one.startswith("hf:") for one in (*question.data.data, *_documents(question)))
-        }
-        for name, question in (hub or asked).items():
-            questions[name] = _reading(question, command.test_data)
-    return replace(table, config=config, questions=questions)
+def _changes(command: Command) -> "Changes":
+    from clearhead.reproduce.requests import Changes
 
-
-def _documents(question: Any) -> tuple[str, ...]:
-    """The sources of the documents that a question has summarised."""
-    return getattr(question, "hallucination", HallucinationOptions()).files
-
-
-def _reading(question: Any, sources: tuple[str, ...]) -> Any:
-    """The question on other texts: on other documents where it has some, or else on other text."""
-    from clearhead.reproduce.trials import WHOLE
-
-    if _documents(question):
-        documents = replace(question.hallucination, files=sources)
-        return replace(question, hallucination=documents)
-    text = replace(question.data, data=sources)
-    if isinstance(question, EvaluateSettings):
-        return replace(question, data=text, split="all")
-    return replace(question, data=replace(text, validation=WHOLE))
+    return Changes(**{one.name: getattr(command, one.name) for one in fields(Changes)})
 
 
 def _print(trials: "Sequence[Trial]", output: Path) -> None:

@@ -65,7 +65,8 @@ NAMES = {
     "nothing; its logit is fixed, or learned.",
     "OrthoAdam": "Adam in a randomly rotated basis of the weights.",
     "kurtosis": "how far single channels of the hidden states stand out: 3 for a bell curve. It is "
-    "the mean of that of the first token and that of the others, unless one of them is named.",
+    "the mean of that of the first token and that of the others, unless one of them is named, in "
+    "windows anywhere in a text.",
     "w8a8-coarse, w4-channel": "weights and activations in 8 bits, one scale for each tensor; "
     "weights in 4 bits, one scale for each channel.",
     "needles, passkeys": "facts hidden in a long text, which the model is to repeat.",

@@ -1,7 +1,4 @@
-"""The papers' claims, each with its published numbers, and verdicts on them from records.
-
-`choose_studies` finds the experiments that given names ask for: of claims, families, or their own.
-"""
+"""The papers' claims, each with its published numbers, and verdicts on them from records."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +8,14 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from clearhead.errors import ClearheadError, choose
 from clearhead.records.runs import MAPS, Measure, Records, Run
 from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds, threshold_of
-from clearhead.reproduce import EXPERIMENTS, Experiment, rows
+from clearhead.reproduce import rows
 
 ALL = "*"  # arms
-EVERYTHING = "all"  # claims
 
 
 Side = tuple[Records, Sequence[str]]  # records, and patterns of an arm in them
@@ -187,7 +182,8 @@ class Contrast:
     def _selected(self, run: Run, at: Mapping[str, Any]) -> list[Measure]:
         """Measures with a value. A step is one of training: milestones are not the final number.
 
-        What a task measured aside has the name of another text's: it counts where it is alone. Of
+        What a task measured aside has the name of another text's: it counts where it is alone. So
+        does what windows measure that open documents (`at`), unless a contrast asks for them. Of
         several maps the one that multiplies the values counts, which is the last.
         """
         found = [
@@ -198,6 +194,8 @@ class Contrast:
         maps = {one.dimensions.get("map") for one in found}
         if last := next((name for name in reversed(MAPS) if name in maps), None):
             found = [one for one in found if one.dimensions.get("map", last) == last]
+        if "at" not in at:
+            found = [one for one in found if "at" not in one.dimensions] or found
         return [one for one in found if not one.details.get("aside")] or found
 
 
@@ -279,7 +277,7 @@ class Claim:
             for each in self.contrasts
             for one in (*each.arm, *each.than, *each.less, *each.needs_in)
         }
-        return {name.partition(" on ")[0] for name in named} or {ALL}
+        return trained_arms(named) or {ALL}
 
     def outcomes(self, sources: Mapping[str, Records]) -> list[Outcome]:
         """Outcomes of the contrasts in each source; those without numbers are left out."""
@@ -289,6 +287,11 @@ class Claim:
             for source, records in sources.items()
             for one in each.judge(source, records)
         ]
+
+
+def trained_arms(patterns: Iterable[str]) -> set[str]:
+    """Patterns of arms without the task that their models are fine-tuned on."""
+    return {name.partition(" on ")[0] for name in patterns}
 
 
 @cache
@@ -351,40 +354,3 @@ def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
 
 def _names(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
-
-
-def choose_studies(names: Sequence[str], scale: str) -> list[tuple[Experiment, tuple[str, ...]]]:
-    """Each experiment asked for, once, with the patterns of its arms to run; none is all of them.
-
-    Raises:
-        ClearheadError: no name, an unknown one, a table or figure that no experiment makes again,
-            or a scale that an experiment asked for by name does not have.
-    """
-    if not names:
-        raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
-    wanted: dict[str, set[str]] = {}
-    families = {claim.family for claim in claims()}
-    places = [place for claim in claims() for place in (claim.name, *claim.also)]
-    known = [*EXPERIMENTS, *sorted(families), *places, EVERYTHING]
-    for name in names:
-        for place in rows("left_out"):
-            if name == place["name"]:
-                nearest = f"the claim nearest to it is {place['nearest']}"
-                raise ClearheadError(f"no experiment for {name}, {place['shows']}: {nearest}")
-        choose("experiment or claim", name, known)
-        if name in EXPERIMENTS:
-            choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
-            wanted[name] = {ALL}
-            continue
-        chosen = [
-            claim
-            for claim in claims()
-            if name in (claim.name, *claim.also, claim.family, EVERYTHING)
-        ]
-        for claim in chosen:
-            wanted.setdefault(claim.study, set()).update(claim.arms)
-    return [
-        (one, () if ALL in wanted[one.name] else tuple(sorted(wanted[one.name])))
-        for one in EXPERIMENTS.values()
-        if one.name in wanted and scale in one.scales
-    ]

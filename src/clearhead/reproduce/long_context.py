@@ -135,7 +135,7 @@ def _paper() -> Table:
         **SCALED,
         **HELD_OUT,
     )
-    return Table(config=config, questions={"text": text})
+    return Table(config=config, questions={"text": text, "order": _order(512)})
 
 
 def _scaled(**options: Any) -> EvaluateSettings:

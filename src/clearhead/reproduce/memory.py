@@ -11,7 +11,7 @@ from clearhead.reproduce.trials import Table, Trial
 
 # Layers, width and heads.
 SHAPES = {"tiny": ((2, 64, 2), (4, 128, 4)), "small": ((12, 512, 8), (24, 1024, 16))}
-LENGTHS = {"tiny": (4096, 8192, 16_384), "small": (16_384, 32_768)}
+LENGTHS = {"tiny": (4096, 8192, 16_384), "small": (8192, 16_384, 32_768)}
 
 
 def memory(scale: str) -> Iterator[Trial]:
