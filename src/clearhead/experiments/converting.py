@@ -253,7 +253,8 @@ def to_other_mechanisms(
         )
         return found.relative
 
-    sinks = [made.model.layers[index].self_attn.normalizer for index in added]
+    layers: Any = made.model.layers
+    sinks = [layers[index].self_attn.normalizer for index in added]
     if sink_logit is not None:
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
