@@ -237,7 +237,7 @@ def test_requests_without_effect_are_refused_before_the_work(llama, text, tmp_pa
         (("--calibrate", str(text)), "--calibrate, --length would have no effect without --to"),
         (("--to", "gated", "sink"), "the presets gated and sink: give one"),
         (("--to", "gated", "--calibrate", str(text)), "has normalizer='softmax': give --to sink"),
-        (("--to", "gated", "--sink-logit", "0"), "no effect without --to sink"),
+        (("--to", "gated", "--sink-logit", "0"), "has no effect without: a model keeps its own"),
         (("--to", "sink", "--calibrate", str(text), "--sink-logit", "0"), "give one"),
         (("--rotate", "down", "--calibrate", str(text)), "give --to or --prefix auto with it"),
         (("--rotate", "down", "--learn-rotation"), "no effect without --rotate residual"),

@@ -197,7 +197,7 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
         (("--prefix", "auto", "--equalise", *read), "give --rotate down too"),
         (("--prefix", "auto"), "give --calibrate TEXT"),
         (("--prefix", "a", *read), "would have no effect beside a given --prefix"),
-        (("--sink-logit", "0"), "no effect without --to sink"),
+        (("--sink-logit", "0"), "a model keeps its own"),
         (("--to", "xsa", *read), "this model has normalizer='softmax': give --to sink"),
         (("--to", "key-value", "prefix_length=16", *read), "give --length 17 or more"),
         (("--to", "maps=differential"), "num_attention_heads=9 is odd"),

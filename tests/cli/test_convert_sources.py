@@ -62,6 +62,71 @@ def test_an_adapter_beside_its_model_is_merged(source, going_on, tmp_path, capsy
     assert call("train", "--from", source, "--output", run, *going_on) == 0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "tied"),
+    [
+        ({"target_modules": ["q_proj", "embed_tokens"]}, False),
+        ({"target_modules": ["q_proj", "lm_head"]}, False),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, False),
+        ({"target_modules": ["embed_tokens"], "ensure_weight_tying": True}, True),
+    ],
+)
+def test_adapters_of_one_end_of_a_tied_model_untie_it(
+    chosen, tied, going_on, tokenizer, tmp_path, capsys
+):
+    """PEFT adapts the embedding without the head, or the head without the embedding."""
+    peft = pytest.importorskip("peft")
+    source = saved_llama(tmp_path / "source", tokenizer, tie_word_embeddings=True)
+    settings = peft.LoraConfig(**chosen, r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(source), settings).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(2)
+        ids = torch.arange(20)[None]
+        wanted = adapted(input_ids=ids).logits
+    adapted.save_pretrained(source)
+    made, run = tmp_path / "made", tmp_path / "run"
+    assert call("convert", source, made) == 0
+    assert "with equal logits" in capsys.readouterr().out
+    going_on += ["--train.learning-rate", "1e-9"]
+    assert call("train", "--from", source, "--output", run, *going_on) == 0
+    for folder in (made, run / "final"):
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        assert model.config.tie_word_embeddings == (head.weight is embedding.weight) == tied
+        with torch.no_grad():
+            assert torch.allclose(model(ids).logits, wanted, atol=1e-3)
+
+
+def test_adapted_tokens_are_merged(source, tmp_path):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(source), settings).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "trainable_tokens_delta" in name:
+                parameter.normal_()
+        ids = torch.arange(20)[None]
+        wanted = adapted(input_ids=ids).logits
+    adapted.save_pretrained(source)
+    assert call("convert", source, tmp_path / "made") == 0
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "made")(ids).logits
+    assert torch.allclose(found, wanted, atol=1e-4)
+
+
+def test_an_adapter_that_no_weights_hold_is_refused(source, going_on, capsys):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["q_proj"], lora_bias=True)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(source), settings).save_pretrained(
+        source
+    )
+    assert "cannot be merged into its model (Impossible to merge" in (
+        _refused(capsys, source, going_on)
+    )
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "name"),

@@ -2,19 +2,29 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from clearhead.data import tokenizer as tokenizers
+from clearhead.errors import ClearheadError
+from clearhead.models import hub as hub_module
+from clearhead.models.hub import reachable
 
-from .conftest import saved_llama
+from .conftest import call, refusal, saved_llama
 
+NONE = "owner/none"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -38,6 +48,86 @@ def _clearhead(hub: Path, *words: object) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
     )
+
+
+@pytest.fixture
+def online(hub: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that moves the hub of this process to an address."""
+
+    def move(address: str, *, timeout: int = 10) -> None:
+        changes = {"ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": timeout}
+        changes |= {"HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(hub)}
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        changes["HUGGINGFACE_CO_URL_TEMPLATE"] = template
+        for name, value in changes.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setattr(hub_module, "_known", {})
+
+    monkeypatch.chdir(hub)
+    return move
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("verb", ["convert", "train", "reproduce"])
+def test_a_hub_that_cannot_be_reached_is_refused_soon(verb, online, silent, tmp_path, capsys):
+    """huggingface_hub waits for 23 s beside its time-outs, for each file."""
+    output = tmp_path / "output"
+    words = {
+        "convert": (NONE, output),
+        "train": ("--from", NONE, "--data.data", tmp_path, "--output", output),
+        "reproduce": ("retrofit", "--scale", "tiny", "--from", NONE, "--output", output),
+    }[verb]
+    online(silent, timeout=1)
+    began = time.monotonic()
+    line = refusal(capsys, verb, *words)
+    assert time.monotonic() - began < 15
+    assert f"'{NONE}' is neither a folder nor in the cache, and {silent} does not answer (" in line
+    assert "nothing within 1 s; HF_HUB_ETAG_TIMEOUT sets another limit" in line
+
+
+def test_an_address_at_which_nothing_listens_is_tried_again(online):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    online(address)
+    began = time.monotonic()
+    with pytest.raises(ClearheadError, match=f"{address} does not answer"), reachable(NONE):
+        pass
+    assert 3 <= time.monotonic() - began < 10
+
+
+def test_a_model_of_the_cache_needs_no_hub(online, silent, tmp_path, capsys):
+    """Nor do its optional files, which the cache cannot have."""
+    made = tmp_path / "made"
+    online(silent, timeout=1)
+    began = time.monotonic()
+    assert call("convert", "owner/tiny", made) == 0
+    assert time.monotonic() - began < 15
+    assert f"{silent} does not answer (nothing within 1 s" in capsys.readouterr().err
+    assert (made / "model.safetensors").exists()
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_a_hub_that_says_no_has_answered(status, online):
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        online(f"http://127.0.0.1:{server.server_port}")
+        with reachable(NONE):
+            assert not huggingface_hub.constants.HF_HUB_OFFLINE
+        server.shutdown()
 
 
 def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):

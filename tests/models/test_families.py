@@ -13,6 +13,8 @@ from .space import WHOLE
 
 SHAPE = {**WHOLE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
+LONG = {**ROPE, "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8}
+LONG |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SINKS = {"sliding_window": 5, "rope_parameters": ROPE}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size": 61}
 NEOX = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
@@ -92,6 +94,27 @@ def test_the_logits_are_equal(case):
     assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
+def test_the_layer_types_of_a_mistral_say_nothing_of_its_windows():
+    """Mistral's attention slides in every layer; only texts beyond the window show it."""
+    kinds = ["full_attention", "full_attention"]
+    theirs = _model("mistral", sliding_window=5, layer_types=kinds)
+    wanted = _logits(theirs)
+    assert (_logits(converted(theirs)) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("gpt2", GPT2, "attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1 of this GPT2 is for"),
+        ("llama", {"attention_dropout": 0.2}, "attention_dropout=0.2 of this Llama is for"),
+        ("llama", {}, ""),
+    ],
+)
+def test_dropout_that_is_left_out_is_said(kind, settings, said, capsys):
+    converted(_model(kind, **settings))
+    assert capsys.readouterr().err[: len(said) + 9] == (said and f"{said} training")
+
+
 @pytest.mark.parametrize(
     "case",
     ["llama with biases", "mistral", "qwen3 with a window", "granite-swa", "pythia"],
@@ -165,6 +188,9 @@ def test_what_has_no_place_is_refused(name, change, said):
         ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
         ("gpt2", {**GPT2, "activation_function": "silu"}, "unknown GPT2 activation 'silu'"),
         ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.45}}, "3 rotated channels"),
+        ("gpt_neox", {"head_dim": 16}, "its heads have 8 channels"),
+        ("llama", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, "has no effect on"),
+        ("llama", {"rope_parameters": LONG}, "rope_type='longrope' is none of default"),
         ("granite_swa", {**SINKS, "layer_rope_theta": [5.0, 9.0]}, "one base for all"),
         (
             "flint",

@@ -53,6 +53,19 @@ def test_rotary_scaling_comes_along(kind):
         assert torch.allclose(LLAMA.exported(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("dynamic", "with a cache, transformers and"), ("linear", "")]
+)
+def test_where_a_dynamic_base_differs_is_said(kind, said, capsys):
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 500.0}
+    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)).eval()
+    for model in (theirs, converted(theirs)):
+        capsys.readouterr()
+        converted(model)
+        assert said in (line := capsys.readouterr().err)
+        assert bool(said) == bool(line)
+
+
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "transformer" and "bert" not in n])
 def test_every_other_preset_is_refused(name):
     config = preset(name, "tiny", num_hidden_layers=1, vocab_size=61)

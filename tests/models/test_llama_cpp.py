@@ -14,6 +14,7 @@ from clearhead.models.conversion import converted, for_llama_cpp, for_serving, l
 
 from .space import WHOLE
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -66,6 +67,7 @@ def test_a_sixteen_bit_model_stays_in_sixteen_bits():
         ),
         ("transformer", {"qk_norm": "rmsnorm", **WINDOWS}, "reads a Qwen3ForCausalLM without its"),
         ("differential", {"num_attention_heads": 2}, "llama.cpp has no DiffLlamaForCausalLM"),
+        ("sink", {"rope_parameters": DYNAMIC}, "rope_type='dynamic' turns cached keys again"),
         ("gated", {}, "llama.cpp has no family for this model: Llama has no epilogue='gate'"),
     ],
 )

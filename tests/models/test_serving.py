@@ -213,6 +213,11 @@ def test_presets_of_a_family_of_transformers_are_served_as_that():
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "turns cached keys again",
         ),
+        (  # Llama has a place for it, and keeps cached keys as they were turned
+            "transformer",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "turns cached keys again",
+        ),
     ],
 )
 def test_what_one_call_a_layer_cannot_hold_is_refused(name, changes, reason):

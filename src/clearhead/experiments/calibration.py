@@ -1,7 +1,7 @@
 """The first token's share of attention, head by head, as the logit of a learned sink."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import torch
@@ -11,10 +11,12 @@ from clearhead.data.config import DataConfig
 from clearhead.data.sources import find
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.terminal import say
 
+SINK = "sink"  # the normalizer
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
 
@@ -92,50 +94,66 @@ class _Rows:
         ]
 
 
-def check_sinks(model: ClearheadForCausalLM) -> None:
-    """Raise a ClearheadError for a layer without a learned sink, or V1's maps.
+def added_sinks(before: ClearheadConfig, after: ClearheadConfig) -> tuple[int, ...]:
+    """Layers to which a conversion adds learned sinks. Those that a model has are trained."""
+    return tuple(
+        index
+        for index in range(after.num_hidden_layers)
+        if after.layer(index).normalizer == SINK and before.layer(index).normalizer != SINK
+    )
+
+
+def check_sinks(before: ClearheadConfig, after: ClearheadConfig) -> None:
+    """Raise a ClearheadError for a conversion that adds no learned sink, or adds one to V1's maps.
 
     Those reach attention in another order than their sinks'.
     """
-    for index in range(model.config.num_hidden_layers):
-        layer = model.config.layer(index)
-        if layer.normalizer != "sink":
+    layers = [after.layer(index) for index in added_sinks(before, after)]
+    if not layers:
+        own = [after.layer(index).normalizer for index in range(after.num_hidden_layers)]
+        if SINK in own:
             raise ClearheadError(
-                "--calibrate sets the logits of learned sinks, and this model has "
-                f"normalizer={layer.normalizer!r}: give --to sink, --to key-value or --prefix auto"
+                "--calibrate sets the sinks that a conversion adds, and this model has its own, "
+                "which stay as they are: give --text to measure on, or convert the model that it "
+                "was made from"
             )
-        if layer.maps == "differential":
-            raise ClearheadError(
-                "--calibrate is not for maps='differential': choose maps=single or differential-v2"
-            )
+        raise ClearheadError(
+            "--calibrate sets the logits of learned sinks, and this model has "
+            f"normalizer={own[0]!r}: give --to sink, --to key-value or --prefix auto"
+        )
+    if any(layer.maps == "differential" for layer in layers):
+        raise ClearheadError(
+            "--calibrate is not for maps='differential': choose maps=single or differential-v2"
+        )
 
 
 def calibrate(
-    model: ClearheadForCausalLM, windows: Iterable[Tensor], *, without_first: bool
+    model: ClearheadForCausalLM,
+    windows: Iterable[Tensor],
+    layers: Collection[int],
+    *,
+    without_first: bool,
 ) -> list[dict[str, Any]]:
-    """Give each learned sink the logit at which its mean weight is the first token's; no training.
+    """Give learned sinks the logit at which their mean weight is the first token's; no training.
 
     Args:
-        model: with `normalizer="sink"`; its sinks are set, and rest nowhere meanwhile.
+        layers: those with `normalizer="sink"` whose sinks are set, and which no row notices
+            meanwhile.
         without_first: for rows from which the first token is hidden, where the sink takes its
             place; else the sink is beside it.
 
     Returns:
         The first tokens' mean weights that were found, measures "first_token_share".
-
-    Raises:
-        ClearheadError: as `check_sinks`.
     """
-    check_sinks(model)
-    layers: list[Any] = [layer.self_attn for layer in model.model.layers]
-    for attention in layers:
-        torch.nn.init.constant_(attention.normalizer.logit, NOTHING)
-    rows = _Rows(len(layers), without_first=without_first)
+    blocks: Any = model.model.layers
+    for layer in layers:
+        torch.nn.init.constant_(blocks[layer].self_attn.normalizer.logit, NOTHING)
+    rows = _Rows(len(blocks), without_first=without_first)
     shares = measure(model, windows, batch_size=1, attention=[rows])
-    for layer, attention in enumerate(layers):
+    for layer in layers:
         logits = _balanced(torch.cat(rows.totals[layer], 1), rows.mean_share(layer))
         with torch.no_grad():
-            attention.normalizer.logit.copy_(logits)
+            blocks[layer].self_attn.normalizer.logit.copy_(logits)
     return shares
 
 

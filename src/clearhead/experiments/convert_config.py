@@ -51,11 +51,12 @@ class ConvertConfig(OpensModels):
     modelling file of its own, which they run with trust_remote_code. llama.cpp: of a family, as
     its converter to GGUF reads it."""
     calibrate: Source | None = None
-    """Give learned sinks the logits at which they take what the first token takes in this text, or
-    learned keys and values those of its first tokens: a file, a folder, or another source of
-    --data.data."""
+    """Give the sinks that --to adds the logits at which they take what the first token takes in
+    this text, or learned keys and values those of its first tokens: a file, a folder, or another
+    source of --data.data."""
     sink_logit: float | None = None
-    """First logit of learned sinks; −40 where not given, which no row notices; 0 is softmax-1."""
+    """First logit of the sinks that --to adds; −40 where not given, which no row notices; 0 is
+    softmax-1."""
     text: Source | None = None
     """Text on which the distance of both models is measured; where not given, windows of
     --calibrate that did not calibrate, or else random tokens."""

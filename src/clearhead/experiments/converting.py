@@ -12,7 +12,7 @@ from clearhead import terminal
 from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
-from clearhead.experiments.calibration import calibrate, check_sinks, sample
+from clearhead.experiments.calibration import added_sinks, calibrate, check_sinks, sample
 from clearhead.experiments.convert_config import AUTO, ConvertConfig
 from clearhead.experiments.prefixes import (
     SEARCHED,
@@ -43,7 +43,6 @@ from clearhead.models.loading import load_tokenizer
 from clearhead.models.rotated import Part, check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
-from clearhead.nn.sink import Sink
 from clearhead.nn.softmax1 import NOTHING
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, read_json, require_new, write_json
@@ -209,8 +208,12 @@ def to_other_mechanisms(
         outline = ClearheadForCausalLM(changed(first.config, changes))
     if equalise:
         check_equalised(outline)
-    if sink_logit is not None and not _sinks(outline):
-        raise ClearheadError("--sink-logit has no effect without --to sink or normalizer=sink")
+    added = added_sinks(first.config, outline.config)
+    if sink_logit is not None and not added:
+        raise ClearheadError(
+            "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
+            "effect without: a model keeps its own"
+        )
     if calibration is not None and prefix is None:
         _check_calibration(first, outline, length)
     calibrating, windows = list[Tensor](), list[Tensor]()
@@ -251,7 +254,8 @@ def to_other_mechanisms(
         )
         return found.relative
 
-    sinks = _sinks(made)
+    layers: Any = made.model.layers
+    sinks = [layers[index].self_attn.normalizer for index in added]
     if sink_logit is not None:
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
@@ -271,9 +275,9 @@ def to_other_mechanisms(
         relative = measure("keys and values of first tokens")
     else:
         measure("start")
-        calibrate(made, calibrating, without_first=True)
+        calibrate(made, calibrating, added, without_first=True)
         measure("calibrated without the first token, which is hidden", attention_mask=hidden)
-        shares = calibrate(made, calibrating, without_first=False)
+        shares = calibrate(made, calibrating, added, without_first=False)
         relative = measure("calibrated beside the first token")
     if sinks and not calibrating and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):
         lines.append(
@@ -331,7 +335,7 @@ def _check_calibration(
 ) -> None:
     """Refuse a calibration that a model has no place for, or in whose place it has learned keys."""
     if not _has_keys(outline):
-        check_sinks(outline)
+        check_sinks(first.config, outline.config)
     elif _has_keys(first):
         raise ClearheadError(
             "--calibrate would replace the keys and values that this model has: give --text to "
@@ -358,10 +362,6 @@ def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> st
             "prefix, and the first model's would not"
         )
     return line
-
-
-def _sinks(model: ClearheadForCausalLM) -> list[Sink]:
-    return [module for module in model.modules() if isinstance(module, Sink)]
 
 
 def _has_keys(model: ClearheadForCausalLM) -> bool:

@@ -19,7 +19,8 @@ from clearhead.models.loading import (
     resolved,
     stored_dtypes,
 )
-from clearhead.models.serving import served
+from clearhead.models.serving import served, turns_anew
+from clearhead.terminal import say
 
 _TOKENS = 64  # that both read, to be compared
 TOLERANCE = 1e-4  # of the logits' norm, that another order of sums may make in float32
@@ -49,7 +50,15 @@ def converted(model: Any) -> Any:
     require_full_precision(model.config, "the model")
     _require_sound(model)
     with in_float32(model) as rounded:
-        return rounded(with_equal_logits(model, _convert(model)))
+        made = rounded(with_equal_logits(model, _convert(model)))
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        say(
+            f"rope_type='dynamic': beyond {model.config.max_position_embeddings} tokens logits are "
+            "equal for one text without a cache; in a batch, and with a cache, transformers and "
+            "clearhead choose other bases (docs/mechanisms.md)"
+        )
+    return made
 
 
 def for_serving(model: Any) -> Any:
@@ -64,7 +73,8 @@ def for_serving(model: Any) -> Any:
 
     def made() -> Any:
         try:
-            return _convert(model)
+            # A family's model with a dynamic base gives other logits with a cache.
+            return served(model) if turns_anew(model.config) else _convert(model)
         except ClearheadError:  # no family has a place for it
             return served(model)
 
@@ -80,6 +90,8 @@ def for_llama_cpp(model: Any) -> Any:
     """
 
     def made() -> Any:
+        if reason := turns_anew(model.config):
+            raise ClearheadError(f"llama.cpp has no place for this model: {reason}")
         try:
             theirs = _convert(model)
         except ClearheadError as error:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from clearhead.errors import ClearheadError
+from clearhead.models.hub import reachable
 from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
@@ -212,9 +213,10 @@ def auto_class(kind: str) -> Any:
 
 @contextmanager
 def explained(name: str, what: str = "model") -> Iterator[None]:
-    """In one line why `what` of a checkpoint cannot be loaded."""
+    """In one line why `what` of a checkpoint cannot be loaded, a hub that does not answer soon."""
     try:
-        yield
+        with reachable(name):
+            yield
     except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and the hub each raise their own

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from clearhead.errors import require
+from clearhead.errors import ClearheadError, require
 from clearhead.models.loading import without_bars
 
 FOLDER = "adapter"  # in the final model's
@@ -75,8 +75,12 @@ def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor])
 def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
     """Add the adapters to the weights, in place of them; before, write them to `folder`.
 
-    Afterwards all weights can be trained, which PEFT had frozen. A model without adapters stays as
-    it is, and nothing is written.
+    Afterwards all weights can be trained, which PEFT had frozen, and the head is tied to the
+    embedding only where it still equals it. A model without adapters stays as it is, and nothing is
+    written.
+
+    Raises:
+        ClearheadError: for adapters that PEFT cannot merge, such as biases where there were none.
     """
     if not present(model):
         return
@@ -87,15 +91,42 @@ def merge(model: PreTrainedModel, folder: Path | None = None) -> None:
         with without_bars():
             model.save_pretrained(folder)
     layers: dict[str, Any] = dict(model.named_modules())
-    for name, layer in layers.items():
-        if isinstance(layer, BaseTunerLayer):
-            layer.merge()
-            model.set_submodule(name, layer.get_base_layer())
-        elif isinstance(layer, AuxiliaryTrainingWrapper):  # a module that is saved whole
-            whole = layer.unload_and_optionally_merge_module(
-                merge=True, safe_merge=False, adapter_names=None
-            )
-            model.set_submodule(name, whole)
+    merged = list[str]()
+    try:
+        for name, layer in layers.items():
+            if any(name.startswith(f"{parent}.") for parent in merged):
+                continue  # a part of what was replaced
+            if isinstance(layer, BaseTunerLayer):
+                layer.merge()
+                model.set_submodule(name, layer.get_base_layer())
+            elif isinstance(layer, AuxiliaryTrainingWrapper):  # saved whole, or some tokens' rows
+                whole = layer.unload_and_optionally_merge_module(
+                    merge=True, safe_merge=False, adapter_names=None
+                )
+                model.set_submodule(name, whole)
+                merged.append(name)
+    except (NotImplementedError, RuntimeError, ValueError) as error:  # of kinds that PEFT refuses
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ClearheadError(
+            f"this adapter cannot be merged into its model ({reason}): give the model without it"
+        ) from error
     model._hf_peft_config_loaded = False
     del model.peft_config
+    # transformers saves by the names that it loaded last: the adapter's, which no model has.
+    model._weight_conversions = None
     model.requires_grad_(True)
+    _settle_head(model)
+
+
+def _settle_head(model: PreTrainedModel) -> None:
+    """Untie the head in the configuration where adapters moved it or the embedding alone.
+
+    PEFT splits the two. Where both were moved alike, they are one again.
+    """
+    head = model.get_output_embeddings()
+    if head is None or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    if torch.equal(head.weight, model.get_input_embeddings().weight):
+        model.tie_weights()
+    else:
+        model.config.tie_word_embeddings = False

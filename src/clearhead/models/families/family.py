@@ -15,6 +15,7 @@ from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig, window_begin
 from clearhead.models.layers import SLIDING
 from clearhead.spec import AXES
+from clearhead.terminal import say
 
 _SAME = (
     "vocab_size",
@@ -34,6 +35,8 @@ _SAME = (
 )
 # What a layer starts from, and what it leaves out in training: no part of a trained function.
 _STARTS = ("initializer_range", "query_range", "value_init", "dropout")
+# What transformers leaves out in training, by its names.
+_DROPOUTS = ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
 _LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 State = dict[str, Tensor]
@@ -80,6 +83,12 @@ class Family:
                     f"a {self.name} with {key}={found!r} has no place in clearhead: it needs "
                     f"{value!r}"
                 )
+        shares = {key: getattr(model.config, key, 0.0) for key in _DROPOUTS}
+        if dropped := [f"{key}={share:g}" for key, share in shares.items() if share]:
+            say(
+                f"{', '.join(dropped)} of this {self.name} is for training alone, and left out: "
+                "the clearhead model trains without dropout (its own is the setting dropout)"
+            )
         config = self._config(model.config)
         state = self.read(_renamed(model.state_dict(), self.names), model.config)
         if config.bias:

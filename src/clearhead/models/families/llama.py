@@ -51,11 +51,11 @@ LLAMA = Family(
     settings=lambda ours: {"attention_bias": ours.bias, "mlp_bias": ours.bias},
     suits=lambda ours: True,
 )
-# A sliding window in every layer.
+# A sliding window in every layer: Mistral's attention reads no layer_types.
 MISTRAL = Family(
     name="Mistral",
     model=MistralForCausalLM,
-    axes=windows,
+    axes=lambda theirs: {"sliding_window": theirs.sliding_window},
     settings=lambda ours: {"sliding_window": ours.sliding_window},
     suits=lambda ours: ours.sliding_window is not None,
 )

@@ -49,6 +49,7 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 _SINGLE = "rmsnorm-single"
+_DYNAMIC = ("dynamic", "dynamic-causal")
 
 
 def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
@@ -77,6 +78,14 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
     return filled(ClearheadServingForCausalLM, config, state, model)
 
 
+def turns_anew(ours: ClearheadConfig) -> str | None:
+    """The reason why no server decodes as a model with a dynamic base does; None for the others."""
+    kind = (ours.rope_parameters or {}).get("rope_type", "default")
+    return (
+        f"rope_type={kind!r} turns cached keys again as a text grows" if kind in _DYNAMIC else None
+    )
+
+
 def _refusal(ours: ClearheadConfig) -> str | None:
     layers = [ours.layer(index) for index in range(ours.num_hidden_layers)]
     if REGISTRY.packages(layers):
@@ -85,9 +94,8 @@ def _refusal(ours: ClearheadConfig) -> str | None:
         for name in {getattr(layer, axis) for layer in layers} - {*names}:
             why = _REASONS.get(name, f"it has {axis}={' or '.join(map(repr, names))}")
             return f"{axis}={name!r} does not fit, for {why}"
-    kind = (ours.rope_parameters or {}).get("rope_type", "default")
-    if kind.startswith("dynamic"):
-        return f"rope_type={kind!r} turns cached keys again as a text grows"
+    if reason := turns_anew(ours):
+        return reason
     for key, plain in (
         ("layer_overrides", None),
         ("mlp_skip_gain", None),
