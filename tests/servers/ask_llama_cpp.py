@@ -58,5 +58,8 @@ def ask(folder: str, prompts: list[list[int]], tokens: int, vocabulary: int) -> 
 found: dict[str, Any] = {}
 asked = json.loads(Path(PROMPTS).read_text())
 for folder in FOLDERS:
-    found[folder] = ask(folder, **asked)
+    try:
+        found[folder] = ask(folder, **asked)
+    except Exception as error:  # what a refusal says belongs in the record
+        found[folder] = {"refused": str(error)}
     Path(OUT).write_text(json.dumps(found))

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from transformers import GraniteSWAForCausalLM, LlamaForCausalLM, MistralForCausalLM
+from transformers import GraniteSWAForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.models.families.family import filled
@@ -11,30 +11,53 @@ from clearhead.models.layers import SLIDING
 
 # A window that no text reaches. llama.cpp multiplies it in 32 bits, by up to 256 texts at once.
 BEYOND = 2**20  # tokens
+_YARN = ("factor", "original_max_position_embeddings")
+# What the converter reads of each kind of scaled positions; of others it warns, and rotates anew.
+_ROPE = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (*_YARN, "low_freq_factor", "high_freq_factor"),
+    "yarn": _YARN,
+}
 
 
 def readable(model: Any) -> Any:
     """The same function as llama.cpp's converter and its runtime read it.
 
-    A Llama, Mistral or Qwen3 is read as it is. A GraniteSWA needs two things more: at least one
-    layer with a window, without which the runtime aborts, and `no_rope_layers`, the converter's
-    name of layers without position, without which it gives them one. Seen in the llama.cpp of
-    llama-cpp-python 0.3.36.
+    A Llama or Qwen3 is read as it is. A GraniteSWA needs two things more: at least one layer with
+    a window, without which the runtime aborts, and `no_rope_layers`, the converter's name of layers
+    without position, without which it gives them one. Seen in the llama.cpp of llama-cpp-python
+    0.3.36.
 
     Raises:
-        ClearheadError: for DiffLlama, and for a window of another family, which llama.cpp ignores.
+        ClearheadError: for what llama.cpp has no family for, or would read as another function.
     """
+    if reason := _otherwise(model):
+        raise ClearheadError(f"llama.cpp {reason}: transformers reads that of --for serving")
+    return _granite(model) if isinstance(model, GraniteSWAForCausalLM) else model
+
+
+def _otherwise(model: Any) -> str | None:
+    """Why llama.cpp cannot read a model, or would read another; None where it can."""
+    kind, config = type(model).__name__.removesuffix("ForCausalLM"), model.config
+    rope = {
+        key: value for key, value in (config.rope_parameters or {}).items() if value is not None
+    }
+    scaling = rope.get("rope_type", "default")
+    unread = sorted({*rope} - {"rope_type", "rope_theta", *_ROPE.get(scaling, ())})
+    if scaling not in _ROPE:
+        return f"has no rope_type={scaling!r}"
+    if unread:
+        return f"reads rope_type={scaling!r} without its {', '.join(unread)}"
     if isinstance(model, GraniteSWAForCausalLM):
-        return _granite(model)
-    kind, config = type(model).__name__, model.config
-    if not isinstance(model, LlamaForCausalLM | MistralForCausalLM) and kind[:5] != "Qwen3":
-        raise ClearheadError(f"llama.cpp has no {kind}: transformers reads that of --for serving")
+        width = model.model.layers[0].self_attn.head_dim
+        whole = config.hidden_size == config.num_attention_heads * width
+        return None if whole else f"reads a {kind} without its head_dim={width}"
     if getattr(config, "sliding_window", None) is not None:
-        raise ClearheadError(
-            f"llama.cpp reads a {kind} without its window of {config.sliding_window} tokens, which "
-            "is another function: vLLM and transformers read that of --for serving"
-        )
-    return model
+        return f"reads a {kind} without its window of {config.sliding_window} tokens"
+    if isinstance(model, Qwen3ForCausalLM) and config.attention_bias:
+        return f"reads a {kind} without the biases of its output projections"
+    return None if isinstance(model, LlamaForCausalLM | Qwen3ForCausalLM) else f"has no {kind}"
 
 
 def _granite(model: Any) -> Any:

@@ -12,7 +12,7 @@ from transformers import (
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.family import Family, positions, windows
+from clearhead.models.families.family import Family, State, positions, windows
 from clearhead.models.layers import SLIDING
 
 
@@ -25,6 +25,14 @@ def _qwen_settings(ours: ClearheadConfig) -> dict[str, Any]:
         "max_window_layers": 0 if slides else ours.num_hidden_layers,
         "layer_types": ours.layer_types,
     }
+
+
+def _qwen_state(state: State, ours: ClearheadConfig) -> State:
+    """The weights without biases of MLPs, which are 0 in what was a Qwen3."""
+    biases = {name for name in state if name.endswith(".bias") and ".mlp." in name}
+    if any(bool(state[name].any()) for name in biases):
+        raise ClearheadError("Qwen3 has no bias=True in its MLPs: only biases of 0 can be exported")
+    return {name: weight for name, weight in state.items() if name not in biases}
 
 
 def _flint_axes(theirs: Any) -> dict[str, Any]:
@@ -75,6 +83,7 @@ QWEN3 = Family(
         **windows(theirs),
     },
     settings=_qwen_settings,
+    write=_qwen_state,
     suits=lambda ours: ours.qk_norm == "rmsnorm",
 )
 # Sinks, norms of queries and keys, position in sliding layers alone.
