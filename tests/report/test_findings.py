@@ -23,6 +23,9 @@ OUTLIERS = {
 }
 OPTIMIZERS = {
     "AdamW": "transformer",
+    "OrthoAdam, one rotation for all axes of a size": (
+        "transformer · orthoadam · rotation_share size"
+    ),
     **{
         name: f"transformer · {name.lower()}"
         for name in ("OrthoAdam", "RMSprop", "Adafactor", "Muon", "SGD")
