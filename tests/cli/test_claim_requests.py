@@ -41,6 +41,20 @@ def test_of_a_family_the_claims_without_arms_at_a_scale_are_named(tmp_path, caps
     assert "clearhead compare coca-slack --size coca-350m" in printed.out
 
 
+def test_the_list_says_what_each_experiment_asks(capsys):
+    assert _call("--list") == 0
+    out = capsys.readouterr().out.splitlines()
+    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
+    cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
+    cost += ", sweeps may add up to 42 runs"
+    assert asked + cost in out
+    own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
+    own += ", sweeps may add up to 6 runs"
+    says = "A small gain of the MLP branch is better than a gain of 1."
+    assert f"sas/residual, sas/figure13: {says} [{own}]" in out
+    assert len(out) == len(EXPERIMENTS) + len(claims())
+
+
 def test_the_list_says_that_a_claim_has_no_arms_at_a_scale(capsys, monkeypatch):
     kept = {name: EXPERIMENTS[name] for name in ("encoders", "memory")}
     chosen = tuple(one for one in claims() if one.study in kept)

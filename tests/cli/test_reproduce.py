@@ -24,7 +24,6 @@ from clearhead.experiments.sweep_configs import EvaluateConfig
 from clearhead.models import plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.claims import claims
 from clearhead.reproduce.learning_rates import written
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
@@ -87,20 +86,6 @@ def test_a_dry_run_prints_commands_that_the_verbs_read_as_the_jobs_do(
 @pytest.mark.parametrize("rate", ["1e-3", "1.6e-2", "7.5e-4", "5e-4", "1e0", "3e1"])
 def test_a_rate_is_written_as_folders_have_it(rate):
     assert written(float(rate)) == rate
-
-
-def test_the_list_says_what_each_experiment_asks(capsys):
-    assert _call("--list") == 0
-    out = capsys.readouterr().out.splitlines()
-    asked = "blocks: Which parts of a block can go? arXiv 2311.01906; smoke, tiny, small, paper; "
-    cost = "at tiny 84 runs, 17.2 M tokens, about 24 min of training on two cores"
-    cost += ", sweeps may add up to 42 runs"
-    assert asked + cost in out
-    own = "blocks, at tiny 12 runs, 2.46 M tokens, about 3 min of training on two cores"
-    own += ", sweeps may add up to 6 runs"
-    says = "A small gain of the MLP branch is better than a gain of 1."
-    assert f"sas/residual, sas/figure13: {says} [{own}]" in out
-    assert len(out) == len(EXPERIMENTS) + len(claims())
 
 
 def test_without_rates_a_dry_run_says_what_waits_for_them(tmp_path, capsys):

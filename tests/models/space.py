@@ -29,6 +29,21 @@ WHOLE: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+# Scaled positions.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 32,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 ATTENTION = ("scores", "normalizer", "maps", "position")
 
 
@@ -40,6 +55,16 @@ def config(**keys: Any) -> ClearheadConfig | None:
         if "\n" in str(error):
             raise
         return None
+
+
+def displaced(config: ClearheadConfig, by: float) -> ClearheadForCausalLM:
+    """A model none of whose numbers is where its paper starts it."""
+    torch.manual_seed(0)
+    model = ClearheadForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += by * torch.randn_like(parameter)
+    return model
 
 
 def attentions() -> list[dict[str, str]]:

@@ -12,34 +12,15 @@ from transformers import AutoModelForCausalLM
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.conversion import converted, for_llama_cpp, for_serving, logit_difference
 
-from .space import WHOLE
+from .space import LLAMA3, WHOLE, YARN, displaced
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "original_max_position_embeddings": 32,
-}
 PARTIAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 def _model(name: str, **changes: object) -> ClearheadForCausalLM:
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(preset(name, **WHOLE | changes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
+    return displaced(preset(name, **WHOLE | changes), 0.2)
 
 
 @pytest.mark.parametrize("name", ["softmax1", "sink"])

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
 
-from .space import WHOLE
+from . import serving_page
+from .space import WHOLE, YARN, displaced
 from .test_paged import BATCHED, IN_THE_FORM
 
 SHAPE = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
@@ -42,12 +42,6 @@ FORMS = [
     "sas-p-nonorm",
     "clearhead",
 ]
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "original_max_position_embeddings": 32,
-}
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("gated", {"normalizer": "sink", "maps": "differential-v2", "num_key_value_heads": 2}),
     ("sas", {"normalizer": "sink", "num_key_value_heads": 2}),
@@ -68,14 +62,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
 
 
 def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
-    """A model none of whose numbers is where its paper starts it."""
-    torch.manual_seed(0)
-    config = preset(name, **SHAPE | changes)
-    model = ClearheadForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
+    return displaced(preset(name, **SHAPE | changes), 0.2)
 
 
 def _ids(batch: int = 2, length: int = 12) -> Tensor:
@@ -293,9 +280,7 @@ def test_a_process_without_clearhead_loads_it(tmp_path):
 
 
 def test_the_page_on_serving_says_what_holds_for_every_preset():
-    page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text("utf-8")
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    told = {row[0].strip("`"): row[1:] for row in rows if len(row) == 9}
+    told = serving_page.table()
     assert told.keys() == PRESETS.keys()
     names = {"LlamaForCausalLM": "Llama", "ClearheadServingForCausalLM": "form"}
     for name, (written, own, batched, _, _, onnx, exported, size) in told.items():

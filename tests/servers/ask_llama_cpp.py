@@ -6,10 +6,8 @@ LLAMA_CPP is the folder of its sources, where its converter is. The models' toke
 clearhead's own, which the converter does not know by their hash: they split words as GPT-2's does.
 """
 
-import json
 import runpy
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[1])
 sys.path.insert(0, f"{sys.argv[1]}/gguf-py")
 
+import answers
 from conversion.base import TextModel
 from llama_cpp import GGML_TYPE_F32, Llama
 
@@ -55,11 +54,4 @@ def ask(folder: str, prompts: list[list[int]], tokens: int, vocabulary: int) -> 
     return {"logprobs": logprobs, "tokens": continued}
 
 
-found: dict[str, Any] = {}
-asked = json.loads(Path(PROMPTS).read_text())
-for folder in FOLDERS:
-    try:
-        found[folder] = ask(folder, **asked)
-    except Exception as error:  # what a refusal says belongs in the record
-        found[folder] = {"refused": str(error)}
-    Path(OUT).write_text(json.dumps(found))
+answers.write(ask, PROMPTS, OUT, FOLDERS)

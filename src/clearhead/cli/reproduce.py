@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 BESIDE = {"list": ("scale",), "judge": ("output",), "compose": ()}
-"""What runs nothing → the options that it takes."""
+"""Modes that run nothing → the options that each takes."""
 OTHERWISE = {"base": "from", "test_data": "test-data", "dry_run": "dry-run"}
 """Field → the name of its option, where that is another."""
 
