@@ -15,6 +15,8 @@ from clearhead.experiments import comparison_run as job
 from clearhead.experiments import final_measures
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset
+from clearhead.records.loading import load
+from clearhead.train import precision
 
 from .conftest import call, changed
 
@@ -97,6 +99,25 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
     assert _call(*words) == 0
     assert _call(*words, "--train.learning-rate", "0.5") == 2
     assert "other settings: train.learning_rate was 0.003 and is now 0.5" in capsys.readouterr().err
+
+
+def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, monkeypatch):
+    auto = ["transformer", *changed(words, "--train.precision", "auto")]
+    native = [True]
+    monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
+    assert _call(*auto) == 0
+    records = tmp_path / "out/transformer-seed0/records.jsonl"
+    assert load(records).runs[0].precision == "bf16"
+    assert "<dd>bf16" in (tmp_path / "out/report.html").read_text("utf-8")
+    native[0] = False  # a machine on which the same command computes something else
+    assert _call(*auto) == 2
+    assert "train.precision was 'bf16' and is now 'fp32'" in capsys.readouterr().err
+    # A record of before does not tell which it was, and so may go on.
+    text = records.read_text("utf-8")
+    records.write_text(text.replace('"precision": "bf16"', '"precision": "auto"'), "utf-8")
+    assert load(records).runs[0].precision is None
+    monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
+    assert _call(*auto) == 0
 
 
 @pytest.mark.parametrize("held_out", ["validation", "training"])

@@ -1,9 +1,11 @@
 """What the figures hold, and that they survive missing pieces."""
 
 import base64
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,14 @@ from clearhead.report.comparison import comparison
 
 Fake = Callable[..., Path]
 HOSTILE = '<b>x</b><a href="javascript:alert(1)">y</a>&lt;'
+DEVICE = "CPU, 2 cores, bf16 autocast"
+
+
+def _changed(line: dict[str, Any], *, device: str = DEVICE, precision: str = "bf16") -> str:
+    """A line of the records of another machine; only a run's own names it."""
+    if line["kind"] == "run":
+        line |= {"device": device, "train": line["train"] | {"precision": precision}}
+    return json.dumps(line)
 
 
 def contrast(one: str, other: str) -> float:
@@ -55,10 +65,11 @@ def test_several_seeds_get_a_band(fake: Fake) -> None:
     assert [trace.fill for trace in panel.figure.data] == ["toself", None]
 
 
-def test_times_of_other_machines_are_left_out(fake: Fake) -> None:
+@pytest.mark.parametrize("changed", [{"device": "another"}, {"precision": "fp32"}], ids=list)
+def test_times_of_other_machines_are_left_out(fake: Fake, changed: dict[str, str]) -> None:
     path = fake(steps=20, seeds=3, presets=("transformer",), attention=False)
     lines = path.read_text("utf-8").splitlines()
-    far = [line.replace("CPU, 2 cores", "another machine") for line in lines if "seed2" in line]
+    far = [_changed(json.loads(line), **changed) for line in lines if "seed2" in line]
     path.write_text("\n".join([*(x for x in lines if "seed2" not in x), *far, ""]), "utf-8")
     records = load(path)
     looks = style.looks(["transformer"])
@@ -66,7 +77,7 @@ def test_times_of_other_machines_are_left_out(fake: Fake) -> None:
     assert by_tokens is not None
     assert by_time is not None
     assert "left out" not in by_tokens.note
-    assert "Runs on other devices, left out: 1." in by_time.note
+    assert "On other devices or in another precision, left out: 1." in by_time.note
     here = records.on_one_device()
     assert [run.seed for run in here.runs] == [0, 1]
     table = comparison(records)

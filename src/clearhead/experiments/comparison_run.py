@@ -29,7 +29,7 @@ from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.lock import Lock
 from clearhead.records.provenance import KEYS
-from clearhead.train import Callback, DivergedError, train_to_end
+from clearhead.train import Callback, DivergedError, precision, train_to_end
 from clearhead.train.callbacks import METRICS
 from clearhead.train.run_dir import read_record, refuse_changes
 from clearhead.train.trainable import choose_parameters
@@ -58,7 +58,9 @@ class Run:
         self.corpus = corpus
         self.arm = arm
         self.seed = seed
-        self.settings = replace(arm.train, seed=seed)
+        # As it will be computed: the header of a record has no "auto".
+        resolved = precision.resolve(arm.train.precision, best_device())
+        self.settings = replace(arm.train, seed=seed, precision=resolved)
         self.model = model
         if config.measure_every and arm.train.parallel == "fsdp":
             raise ClearheadError(
@@ -250,6 +252,9 @@ def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> Non
         "documents": "together",
         "held_out": "validation",
     }
+    train = found.get("train") or {}
+    if train.get("precision") == "auto":  # it was one of both, and may be this one
+        found = found | {"train": train | {"precision": header["train"]["precision"]}}
     asked, wanted = (
         {key: one.get(key) for key in _SETTINGS}
         | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}

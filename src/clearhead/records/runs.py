@@ -121,6 +121,12 @@ class Run:
         return bool(self.steps and self.header.get("device"))
 
     @property
+    def precision(self) -> str | None:
+        """That of the training's products, "bf16" or "fp32"; None where it was not recorded."""
+        asked = (self.header.get("train") or {}).get("precision")
+        return None if asked == "auto" else asked  # of before; it meant one or the other
+
+    @property
     def sequence_length(self) -> int | None:
         """Training length in tokens, where the header names it."""
         length = (self.header.get("train") or {}).get("sequence_length")
@@ -158,13 +164,16 @@ class Records:
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
     def on_one_device(self) -> "Records":
-        """Without the runs that were trained on another device than most were: times and memory do
-        not compare between them. A device is known by its kind and its number of threads."""
-        trained = Counter(run.header["device"] for run in self.runs if run.trained_somewhere)
-        most = [device for device, _ in trained.most_common(1)]
-        alike = (
-            run for run in self.runs if not run.trained_somewhere or run.header["device"] in most
-        )
+        """Without the runs that were trained on another device, or in another precision, than most
+        were: times and memory do not compare between them. A device is known by its kind and its
+        number of threads."""
+
+        def place(run: Run) -> tuple[str, str | None]:
+            return run.header["device"], run.precision
+
+        trained = Counter(place(run) for run in self.runs if run.trained_somewhere)
+        most = [where for where, _ in trained.most_common(1)]
+        alike = (run for run in self.runs if not run.trained_somewhere or place(run) in most)
         return Records(runs=tuple(alike))
 
     def arms(self) -> list[str]:

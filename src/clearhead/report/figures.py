@@ -68,7 +68,7 @@ def loss(records: Records, looks: Looks, against: Literal["tokens", "seconds"]) 
     smoothing = "none" if width == 1 else f"each point is the mean over {width} steps"
     start = _crop_start(figure, [[y for _, y, _ in curve] for curve in curves.values()])
     title = "by tokens read" if against == "tokens" else "by time on this machine"
-    left_out = f" Runs on other devices, left out: {others}." if others else ""
+    left_out = f" On other devices or in another precision, left out: {others}." if others else ""
     return Panel(
         title=f"Training loss {title}",
         figure=figure,

@@ -52,6 +52,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
     return {
         "command": [str(header.get("command") or "")],
         "device": [str(one.get("device") or "") for one in (header, *made)],
+        "training’s precision": [run.precision or ""],
         "versions": [short(one.get("versions") or {}) for one in (header, *made)],
         "source": [source_of(one) for one in (header, *made)],
         "evaluated": [
