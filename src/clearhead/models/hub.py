@@ -56,30 +56,32 @@ def _silence(name: str) -> str | None:
     asked, reason = _known.get(name, (-_BELIEVED, None))
     if time.monotonic() - asked < _BELIEVED:
         return reason
-    limit, found = constants.HF_HUB_ETAG_TIMEOUT, list[str | None]()
-    thread = Thread(target=lambda: found.append(_attempts(name, limit)), daemon=True)
+    limit = constants.HF_HUB_ETAG_TIMEOUT
+    found: list[str | None] = [f"nothing within {limit} s; HF_HUB_ETAG_TIMEOUT sets another limit"]
+    thread = Thread(target=_attempt, args=(name, limit, found), daemon=True)
     thread.start()
     thread.join(limit)
-    late = f"nothing within {limit} s; HF_HUB_ETAG_TIMEOUT sets another limit"
-    reason = found[0] if found else late
-    _known[name] = time.monotonic(), reason
-    return reason
+    _known[name] = time.monotonic(), found[-1]
+    return found[-1]
 
 
-def _attempts(name: str, limit: float) -> str | None:
-    """The error of the last of a few requests; None as soon as one has an answer, be it a no."""
+def _attempt(name: str, limit: float, found: list[str | None]) -> None:
+    """Add the error of each of a few requests; None as soon as one is answered, be it with a no."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
-    reason = None
     for pause in _PAUSES:
         time.sleep(pause)
         try:
-            get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=limit)
-        except (HfHubHTTPError, ValueError):  # an answer, or no name at all: transformers explains
-            return None
+            # Longer than is waited for it: no answer within the limit is told as that alone.
+            get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=2 * limit)
+        except ValueError:  # no name at all: transformers explains
+            found.append(None)
         except Exception as error:  # of the network: its errors share no base class
+            answered = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
             reason = " ".join(str(error).split()) or type(error).__name__
+            found.append(None if answered else reason)
         else:
-            return None
-    return reason
+            found.append(None)
+        if found[-1] is None:
+            return
