@@ -13,10 +13,17 @@ pytestmark = pytest.mark.skipif(
 
 # 64 MiB, written and freed ten times over: 16,384 pages of 4 KiB each time.
 FAULTS = """
-import resource, sys
+import os, resource, sys
 if "keep" in sys.argv:
     from clearhead.allocator import keep_freed_memory
     keep_freed_memory()
+if "job" in sys.argv:  # as a process of several at once starts
+    import pathlib, types
+    from clearhead.experiments import forks
+    sys.modules[forks._PERFORMING] = types.SimpleNamespace(perform=lambda _: None)
+    told = os.dup(1)
+    forks._perform(None, pathlib.Path(os.devnull), None, 1)
+    os.dup2(told, 1)
 block = b"x" * (64 << 20); del block
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -38,6 +45,10 @@ def test_freed_memory_is_kept_for_the_next_step():
     anew, kept = _faults(), _faults("keep")
     assert anew > 100
     assert kept < anew / 10
+
+
+def test_jobs_keep_it_too():
+    assert _faults("job") < 100
 
 
 def test_settings_of_the_users_own_are_left_alone():

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.job_runner import Start, gpus, run
@@ -62,6 +63,7 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
         os.dup2(written.fileno(), 1)
         os.dup2(written.fileno(), 2)
     torch.set_num_threads(threads)
+    keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
     importlib.import_module(_PERFORMING).perform(config)
 
 
