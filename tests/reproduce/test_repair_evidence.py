@@ -18,6 +18,7 @@ SEEDS = ROOT / "results" / "retrofit-seeds.jsonl"
 FILES = [path for path in ROOT.glob("results/retrofit*.jsonl") if path != SEEDS]
 RUNS = [run for path in FILES for run in load(path).runs]
 RUNS_OF_SEEDS = load(SEEDS).runs
+LONG = 250_000
 PREDICTED = 8 * 511  # tokens of the windows
 INSIDE: dict[str, dict[str, Any]] = {
     "largest hidden state": {"metric": "hidden_top_1"},
@@ -46,12 +47,20 @@ ARMS = {
 }
 
 
-def _rows(*start: str) -> list[dict[str, str]]:
+def _rows(*start: str, text: str = PAGE) -> list[dict[str, str]]:
     """Rows of the tables whose header begins so."""
-    return [row for head, rows in _tables(PAGE) if (*head[:2],) == start for row in rows]
+    return [row for head, rows in _tables(text) if (*head[:2],) == start for row in rows]
 
 
-ROWS, OF_SEEDS = _rows("arm", "tokens"), _rows("arm", "rate")
+def _of_seeds(tokens: str) -> list[dict[str, str]]:
+    """Rows of the section on three seeds after so many tokens."""
+    text = PAGE.partition(f"### Three seeds, {tokens} tokens\n")[2].partition("\n### ")[0]
+    return _rows("arm", "rate", text=text)
+
+
+ROWS = _rows("arm", "tokens")
+OF_SEEDS = [(row, False) for row in _of_seeds("16,384")]
+OF_SEEDS += [(row, True) for row in _of_seeds("250,000")]
 
 
 def _named(shown: str) -> tuple[str, float | None]:
@@ -87,16 +96,30 @@ def _value(run: Run, column: str) -> float | None:
 
 def test_the_page_has_the_arms() -> None:
     assert len(ROWS) >= 65
-    assert len(OF_SEEDS) >= 10
-    shown = {_named(row["arm"])[0] for row in (*ROWS, *OF_SEEDS)}
+    assert len(OF_SEEDS) >= 55
+    assert len(_rows("arm", "rate")) == len(OF_SEEDS)
+    shown = {_named(row["arm"])[0] for row in (*ROWS, *(row for row, _ in OF_SEEDS))}
     elsewhere = {"turned", "key-value", "searched turned learned"}  # in tables of their own
     assert shown | elsewhere == set(ARMS.values())
 
 
-@pytest.mark.parametrize("row", OF_SEEDS, ids=lambda row: str(row["arm"]))
-def test_a_row_of_seeds_is_what_the_record_says(row: dict[str, str]) -> None:
+def _runs(row: dict[str, str], long: bool) -> list[Run]:
+    """The runs of a row: of a long training those at its rate, from any file."""
+    arm = _named(row["arm"])[0]
+    if not long:
+        return [run for run in RUNS_OF_SEEDS if run.header["arm"] == arm]
+    asked = arm, LONG, float(row["rate"])
+    return [
+        run
+        for run in RUNS
+        if asked == (run.header["arm"], *map(run.header["train"].get, ("tokens", "learning_rate")))
+    ]
+
+
+@pytest.mark.parametrize(("row", "long"), OF_SEEDS, ids=str)
+def test_a_row_of_seeds_is_what_the_record_says(row: dict[str, str], long: bool) -> None:
     """Means ± standard deviations; few bits by what they add to each seed's own perplexity."""
-    runs = [run for run in RUNS_OF_SEEDS if run.header["arm"] == _named(row["arm"])[0]]
+    runs = _runs(row, long)
     assert sorted(run.header["seed"] for run in runs) == [0, 1, 2]
     for column in list(row)[1:]:
         values = [_value(run, column) for run in runs]
