@@ -114,6 +114,18 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
     assert run.value("m") == 1
 
 
+def test_what_schemes_add_is_never_taken_from_another_text() -> None:
+    run = {"run": "a", "study": "quantization", "weights": "w"}
+    header = {"kind": "run", **run, "length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
+    full = {"kind": "measure", "run": "a", "metric": "perplexity", "value": 9.0}
+    coarse = {**full, "scheme": "w8", "value": 10.0}
+    (run_,) = parse([header, full, coarse, {**header, "date": "later"}]).runs
+    assert run_.value("perplexity", scheme="w8") == 10.0
+    for other in ({"tokens": 128}, {"length": 16}, {"data": {"fingerprint": "y"}}):
+        (run_,) = parse([header, full, coarse, {**header, **other}, full]).runs
+        assert run_.measure("perplexity", scheme="w8") is None
+
+
 def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:
     documents = [
         {"document": "x", "loss": 3.1, "perplexity": 22.2},

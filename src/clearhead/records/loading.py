@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
@@ -230,10 +231,13 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         arm, seed = str(header.get("arm", header["preset"])), int(header["seed"])
     weights = header.get("weights")
     same = old is not None and weights is not None and weights == old.header.get("weights")
+    if study == QUANTIZATION and old is not None:  # what schemes add is a difference on one text
+        same = same and _text(header) == _text(old.header)
     if study == DIAGNOSIS and old is not None and weights is None:
         raise ValueError(f"a second diagnosis named {name!r}")
     # A resumed run states its header again; what it had measured stays. Another model that is
-    # measured under the same name replaces the first one's results.
+    # measured under the same name replaces the first one's results, and so does another text of
+    # a quantisation.
     if study == COMPARISON:
         same = old is None or not _is_of_another(header, old.header)
     kept = old if same else None
@@ -250,6 +254,12 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         attention=kept.attention if kept else {},
         payloads=kept.payloads if kept else {},
     )
+
+
+def _text(header: Line) -> list[Any]:
+    """The text on which a header's schemes were measured."""
+    read = (header.get("data") or {}).get("fingerprint")
+    return [read, header.get("length"), header.get("tokens")]
 
 
 def _is_of_another(header: Line, old: Line) -> bool:
