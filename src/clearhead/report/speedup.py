@@ -46,7 +46,7 @@ class Cost:
     def at(self, run: Run) -> dict[int, float]:
         """{step: cost up to it}; empty for a run that diverged, whose cost bought nothing."""
         rate = self.rate(run)
-        if rate is None or run.header.get("diverged"):
+        if rate is None or run.diverged:
             return {}
         return {
             int(step["step"]): rate * step[self.counter]
