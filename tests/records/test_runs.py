@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.errors import ClearheadError
+from clearhead.records.cells import added
 from clearhead.records.loading import load, parse
 from clearhead.records.runs import Measure
 
@@ -112,6 +114,27 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
     measure = {"kind": "measure", "run": "b", "metric": "m", "value": 1}
     (run,) = parse([trained, measure, trained]).runs
     assert run.value("m") == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_numbers_of_draws_are_no_trials(value: float) -> None:
+    """Of two draws that answer nothing, or all, the spread is unknown: they are many questions."""
+    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
+    line = {"kind": "measure", "run": "a", "metric": "exact_match", "value": value}
+    (run,) = parse([header, *({**line, "draw": draw} for draw in (0, 1))]).runs
+    found = run.measure("exact_match")
+    assert found is not None
+    assert (found.value, found.details.get("interval")) == (value, None)
+
+
+def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window() -> None:
+    items = (8.0, 9.0, 10.0)
+    full = Measure(metric="perplexity", value=9.0, details={"items": items})
+    drawn = [replace(full, draws=dict.fromkeys((0, 1), full))] * 2
+    for scheme, other in ((full, full), drawn):
+        found = added(scheme, other)
+        assert found is not None
+        assert (found.value, found.details.get("interval")) == (0.0, None)
 
 
 def test_what_schemes_add_is_never_taken_from_another_text() -> None:
