@@ -194,6 +194,12 @@ def test_a_cell_is_another_where_the_data_or_the_task_changed(folder, subject):
     digests.append(digest())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+    pattern = folder.parent / "rows.*"
+    for number, data in enumerate((pattern, f"rows.jsonl\n  data_dir: {folder.parent}"), start=1):
+        _write(folder, "asked", TASK.format(name="asked", data=data))
+        before = digest()
+        (folder.parent / "rows.jsonl").write_text(json.dumps(ROWS[number]), "utf-8")
+        assert digest() != before
 
 
 def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):
