@@ -227,6 +227,12 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(where, rows, tokenizer, tmp_pat
         run_finetune(other, say=str)
     with pytest.raises(ClearheadError, match=r"seed1-training holds .*: train\.warmup was"):
         run_finetune(replace(other, seeds=(1,)), say=str)
+    model = Path(job.model) / "final/model.safetensors"
+    weights = model.read_bytes()
+    _checkpoint(tmp_path, "masked", tokenizer)
+    with pytest.raises(ClearheadError, match=r"seed1-training holds .*: from\.parameters was"):
+        run_finetune(replace(job, seeds=(1,)), say=str)
+    model.write_bytes(weights)
 
     said.clear()
     often = replace(job, train=replace(job.train, save_every=9))  # which changes no result

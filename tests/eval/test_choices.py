@@ -183,6 +183,9 @@ def test_accuracies_and_their_standard_errors(tmp_path, make_subject):
         assert found["low"] <= found["accuracy"] <= found["high"]
         assert found["prompt"] == form
         assert found["items"] == len(rows[form])
+        cut = 2 if form == "boolq" else 0  # both answers to the long passage
+        assert found["requests_cut"] == cut
+        assert ("requests_cut" in found["headlines"]) == bool(cut)
         assert found["chance"] == sum(1 / len(one["choices"]) for one in questions.documents) / len(
             rows[form]
         )

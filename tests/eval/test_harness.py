@@ -13,6 +13,9 @@ from clearhead import ClearheadError
 from clearhead.eval import check_names
 from clearhead.eval.choices import ChoicesTask
 from clearhead.eval.harness import HarnessTask
+from clearhead.measure import Portion
+from clearhead.measure.sweep import sweep
+from clearhead.records.loading import load
 
 from .conftest import numbers
 
@@ -145,6 +148,39 @@ def test_tags_are_their_tasks_and_groups_have_numbers_of_their_own(folder, subje
     assert found["acc"] == pytest.approx(found["members"]["asked"]["acc"])
 
 
+def test_the_records_of_a_group_are_read_again(folder, subject, tmp_path):
+    data = folder.parent / "rows.jsonl"
+    _write(folder, "again", TASK.format(name="again", data=data))
+    mean = "aggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n"
+    _write(folder, "together", f"group: together\ntask: [asked, again]\n{mean}")
+    task = HarnessTask(tasks=("together",), include_path=str(folder), limit=2)
+    header = {"run": "a", "preset": "a", "seed": 0}
+    one = Portion(header=header, subjects=[({}, subject)], tasks={"lm_eval": task}, less="")
+    records = tmp_path / "records.jsonl"
+    sweep([one], records=records)
+    (run,) = load(records).runs
+    (acc,) = run.select("acc", task="together")
+    assert acc.dimensions["shots"] == "as defined"
+    assert acc.details["shots_of"] == {"asked": 0, "again": 0, "together": 0}
+
+
+def test_prompts_to_continue_that_lose_their_beginning_are_counted(folder, subject):
+    data = folder.parent / "rows.jsonl"
+    asked = TASK.format(name="written", data=data).partition("metric_list")[0]
+    asked = asked.replace("multiple_choice", "generate_until").replace("label", '"a"')
+    asked = asked.replace("doc_to_choice: choices\n", "")
+    asked += "metric_list:\n  - metric: exact_match\ngeneration_kwargs:\n  max_gen_toks: 4\n"
+    _write(folder, "written", asked)
+
+    def cut(shots: int) -> tuple[float, tuple[str, ...]]:
+        task = HarnessTask(tasks=("written",), include_path=str(folder), limit=3, shots=shots)
+        found = _measured(task, subject)
+        return found["requests_cut"], found["headlines"]
+
+    assert cut(0) == (0, ("exact_match",))
+    assert cut(15) == (3, ("exact_match", "requests_cut"))  # of 64 tokens
+
+
 def test_a_cell_is_another_where_the_data_or_the_task_changed(folder, subject):
     task = HarnessTask(tasks=("asked",), include_path=str(folder))
 
@@ -158,6 +194,12 @@ def test_a_cell_is_another_where_the_data_or_the_task_changed(folder, subject):
     digests.append(digest())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+    pattern = folder.parent / "rows.*"
+    for number, data in enumerate((pattern, f"rows.jsonl\n  data_dir: {folder.parent}"), start=1):
+        _write(folder, "asked", TASK.format(name="asked", data=data))
+        before = digest()
+        (folder.parent / "rows.jsonl").write_text(json.dumps(ROWS[number]), "utf-8")
+        assert digest() != before
 
 
 def test_what_cannot_be_asked(folder, subject, make_subject, tmp_path):

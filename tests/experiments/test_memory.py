@@ -19,6 +19,7 @@ def test_cached_keys_of_coca_are_half_as_wide(tmp_path):
     names = ("transformer", "coca")
     lines = record_memory(PlanConfig(models=names, set=SHAPE, lengths=(16, 32), records=path))
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines
+    assert lines[0]["train"]["precision"] == "bf16"  # as it is counted on every machine
     found = {(one["run"], one["metric"], one.get("length")): one["value"] for one in lines[1:]
              if one["kind"] == "measure"}  # fmt: skip
     for length in (16, 32):

@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.errors import ClearheadError
+from clearhead.records.cells import added
 from clearhead.records.loading import load, parse
 from clearhead.records.runs import Measure
 
@@ -114,6 +116,39 @@ def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_it
     assert run.value("m") == 1
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_numbers_of_draws_are_no_trials(value: float) -> None:
+    """Of two draws that answer nothing, or all, the spread is unknown: they are many questions."""
+    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
+    line = {"kind": "measure", "run": "a", "metric": "exact_match", "value": value}
+    (run,) = parse([header, *({**line, "draw": draw} for draw in (0, 1))]).runs
+    found = run.measure("exact_match")
+    assert found is not None
+    assert (found.value, found.details.get("interval")) == (value, None)
+
+
+def test_a_scheme_that_changes_nothing_adds_nothing_in_every_window() -> None:
+    items = (8.0, 9.0, 10.0)
+    full = Measure(metric="perplexity", value=9.0, details={"items": items})
+    drawn = [replace(full, draws=dict.fromkeys((0, 1), full))] * 2
+    for scheme, other in ((full, full), drawn):
+        found = added(scheme, other)
+        assert found is not None
+        assert (found.value, found.details.get("interval")) == (0.0, None)
+
+
+def test_what_schemes_add_is_never_taken_from_another_text() -> None:
+    run = {"run": "a", "study": "quantization", "weights": "w"}
+    header = {"kind": "run", **run, "length": 8, "tokens": 64, "data": {"fingerprint": "x"}}
+    full = {"kind": "measure", "run": "a", "metric": "perplexity", "value": 9.0}
+    coarse = {**full, "scheme": "w8", "value": 10.0}
+    (run_,) = parse([header, full, coarse, {**header, "date": "later"}]).runs
+    assert run_.value("perplexity", scheme="w8") == 10.0
+    for other in ({"tokens": 128}, {"length": 16}, {"data": {"fingerprint": "y"}}):
+        (run_,) = parse([header, full, coarse, {**header, **other}, full]).runs
+        assert run_.measure("perplexity", scheme="w8") is None
+
+
 def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:
     documents = [
         {"document": "x", "loss": 3.1, "perplexity": 22.2},
@@ -127,6 +162,57 @@ def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:
     assert found is not None
     assert found.details["items"] == pytest.approx([22.0, 18.0])
     assert [one.value for one in run.select("document_perplexity")] == [22.2, None]
+
+
+def test_a_cell_under_other_settings_takes_all_that_was_measured_in_its_place() -> None:
+    header = {"kind": "run", "run": "a", "preset": "a", "seed": 0}
+    where = {"run": "a", "task": "perplexity", "length": 8}
+
+    def cell(key: str, value: float, **document: str) -> list[dict[str, Any]]:
+        line = {"kind": "measure", **where, "cell": key, "value": value}
+        made = {"dtype": "float32", "seed": 0}
+        at = {"kind": "cell", "run": "a", "cell": key, "task": "perplexity", "at": {"length": 8}}
+        return [
+            {**line, "metric": "perplexity"},
+            {**line, "metric": "document_perplexity", **document},
+            {**at, "lines": 2, "options": {}, "made": made},
+        ]
+
+    lines = [header, *cell("old-0", 9.0, document="x"), *cell("new-0", 8.0, document="y")]
+    (run,) = parse(lines).runs
+    assert run.value("perplexity", task="perplexity", length=8) == 8.0
+    assert [one.dimensions["document"] for one in run.select("document_perplexity")] == ["y"]
+
+
+def _evaluated(name: str, seed: int, **model: int) -> list[dict[str, Any]]:
+    header = {"kind": "run", "run": name, "preset": "transformer", "seed": seed}
+    train = {"tokens": 1000, "seed": seed}
+    header |= {"model": {"from": f"runs/{name}/final", **model}, "train": train, "evaluation": {}}
+    measure = {"kind": "measure", "run": name, "metric": "m", "value": float(seed)}
+    return [header, measure]
+
+
+def test_evaluated_runs_of_a_preset_share_an_arm_only_where_their_seeds_alone_differ() -> None:
+    seeds = [*_evaluated("a", 0), *_evaluated("b", 1)]
+    assert parse(seeds).values("transformer", "m") == {0: 0.0, 1: 1.0}
+    twice = parse([*_evaluated("a", 0), *_evaluated("b", 0)])
+    assert twice.arms() == ["a", "b"]
+    deeper = parse([*_evaluated("a", 0), *_evaluated("b", 1, num_hidden_layers=9)])
+    assert deeper.arms() == ["a", "b"]
+    assert [run.preset for run in deeper.runs] == ["transformer", "transformer"]
+
+
+def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
+    def header(source: str, weights: str) -> dict[str, Any]:
+        one = {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}
+        return {**one, "evaluation": {}, "model": {"from": source}}
+
+    measure = {"kind": "measure", "run": "final", "metric": "m", "value": 1}
+    for again in (header("a/final", "a, scaled"), header("moved/final", "a")):
+        (run,) = parse([header("a/final", "a"), measure, again]).runs
+        assert run.value("m") == 1
+    (run,) = parse([header("a/final", "a"), measure, header("b/final", "b")]).runs
+    assert run.value("m") is None
 
 
 def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -85,6 +85,24 @@ def test_the_page_has_tables_heat_maps_and_the_curve(path):
     assert curve["data"][0]["y"][0] == pytest.approx(5 - 0.1 - 1 / 99)
 
 
+def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
+    """At 128 tokens other documents are read where 512 is the longest than where 256 is."""
+    lines = [{"kind": "run", "run": "a", "preset": "a", "seed": 0}]
+    for longest, value in ((256, 10.0), (512, 20.0)):
+        for length in (128, longest):
+            at = {"length": length, "longest": longest}
+            result = {"perplexity": value, "documents": []}
+            lines.append(_cell("a", "perplexity", at, result, "perplexity"))
+    records = parse(lines)
+    (pivot,) = tables(records, "a")
+    texts = [[entry.text for entry in row[0]] for row in pivot.cells]
+    assert [row.title for row in pivot.rows] == ["none, longest 256", "none, longest 512"]
+    assert texts == [["10.0"], ["20.0"]]
+    (chart,) = _figures(page_of(records), "scatter")
+    assert (chart["data"][0]["x"], chart["data"][0]["y"]) == ([128, 512], [20.0, 20.0])
+    assert "longest" not in shown(page_of(parse(lines[:3])))
+
+
 def test_the_best_model_of_a_setting_is_bold(tmp_path):
     """By its mean, lower or higher as the metric has it; alone or without a better end: none is."""
     lines = []

@@ -152,6 +152,13 @@ def test_the_console_has_every_number_and_every_reason():
     assert "by length" not in text
 
 
+def test_prompts_that_lost_their_beginning_are_named():
+    run = {"kind": "run", "study": "quantization", "run": "a", "preset": "a"}
+    cut = {"kind": "measure", "run": "a", "metric": "accuracy", "value": 0.5, "requests_cut": 6}
+    (remark,) = remarks_on(parse([run, cut]).runs[0])
+    assert "without the beginning: 6 answers" in remark
+
+
 def test_families_stand_in_one_order_whoever_has_them():
     """Where the first model has no result of a family, that is not put last."""
     first, second = lines("one", 10.0), lines("two", 9.0)

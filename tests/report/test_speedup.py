@@ -85,6 +85,22 @@ def test_what_the_baseline_never_reaches_is_a_bound(tmp_path: Path) -> None:
     assert worse.note == "reached before the first measurement"
 
 
+def test_a_run_that_diverged_is_no_short_run(tmp_path: Path) -> None:
+    path, whole = tmp_path / "records.jsonl", tmp_path / "whole.jsonl"
+    for one in (path, whole):
+        write(one, "transformer", _base)
+        write(one, "half", lambda cost: _base(cost / 2))
+    run = {"run": "/half/seed3"}
+    header = {"arm": "half", "preset": "half", "seed": 3, "label": "", "forward_flops": 1.0}
+    train = {"train": {"sequence_length": 8}, "non_embedding_parameters": 4096}
+    append(path, {"kind": "run", **run, **header, **train, "diverged": "loss was nan"})
+    line = {"kind": "measure", **run, "metric": "loss", "length": 8}
+    for step in (1, 2):
+        append(path, {"kind": "step", **run, "step": step, "tokens": step * TOKENS, "seconds": 1.0})
+        append(path, {**line, "value": 9.0, "step": step})
+    assert cells(path) == cells(whole)
+
+
 def test_losses_that_seeds_cannot_tell_apart_give_no_bound(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     write(path, "transformer", _base)

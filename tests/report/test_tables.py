@@ -90,6 +90,19 @@ def test_a_sentence_says_what_an_undecided_speed_could_have_shown(tmp_path: Path
     assert "at 0.96 × its speed (undecided, ±0.33)" in narrative.cost(load(path), 0.05)
 
 
+def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write(path, "transformer", [10.0, 12.0])
+    write(path, "softmax1", [9.0])
+    lost = {"kind": "run", "run": "softmax1/seed1", "preset": "softmax1", "seed": 1}
+    append(path, {**lost, "diverged": "the loss was nan"})
+    for text in (shown(page := page_of(load(path))), printed(page)):
+        text = " ".join(text.replace("│", " ").split())
+        assert "one seed: undecided" in text
+        assert "Some models have one seed" in text
+        assert "Left out, since they diverged: 1 of 2 runs of softmax1." in text
+
+
 def test_one_seed_is_always_undecided(fake: Fake) -> None:
     page = page_of(load(fake(steps=2, attention=False)))
     assert {one.verdict for one in page.differences} == {Verdict.ONE_SEED}

@@ -22,6 +22,7 @@ from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
 from clearhead.measure.task import Advanced, Cell
+from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
@@ -113,7 +114,8 @@ def accuracy(
 
     Returns:
         `accuracy` and, where lm-eval has it, `accuracy_norm` (log-likelihoods divided by the
-        answers' characters), each with `NAME_stderr` for two questions or more; `items`; `chance`.
+        answers' characters), each with `NAME_stderr` for two questions or more; `items`; `chance`;
+        `requests_cut`, the answers whose prompt lost its beginning, being too long for the model.
 
     Raises:
         ClearheadError: lm-eval is not installed, or cannot ask these questions.
@@ -124,7 +126,8 @@ def accuracy(
         lm = harness_model(model, tokenizer, batch_tokens, advanced)
     found = evaluate_tasks(lm, {"tasks": {questions.form: task}}, "choices")["results"]
     numbers = {_renamed(key): value for key, value in metrics_of(found[questions.form]).items()}
-    return {**numbers, "items": len(questions.documents), "chance": questions.chance}
+    known = {"items": len(questions.documents), "chance": questions.chance}
+    return {**numbers, **known, "requests_cut": lm.cut}
 
 
 class ChoicesTask(EvalTask, ChoicesOptions):
@@ -139,6 +142,12 @@ class ChoicesTask(EvalTask, ChoicesOptions):
         for file in self.files:
             _check_lengths(subject, load_questions(Path(file), self.limit))
         return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
+
+    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
+        """The lines of one cell; prompts that are cut are shown."""
+        result = self.result(subject, cell, advanced)
+        shown = ["requests_cut"] if result["requests_cut"] else []
+        return lines_of([*self.headlines, *shown], result)
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         """The accuracies, with a 95 % interval from `low` to `high`."""

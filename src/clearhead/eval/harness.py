@@ -84,7 +84,7 @@ class HarnessTask(HarnessOptions):
             **own,
             "requests_cut": lm.cut,
             "items": sum(counts),
-            "shots": found["n-shot"].get(name) if not numbers else found["n-shot"],
+            **({"shots_of": found["n-shot"]} if numbers else {"shots": found["n-shot"].get(name)}),
             "lm_eval": version("lm_eval"),
             **({"members": numbers} if numbers else {}),
         }
@@ -171,7 +171,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
         """Calls `advanced` instead of drawing bars of its own.
 
         Attributes:
-            cut: scored texts that lost their beginning.
+            cut: texts to score, and prompts to continue, that lost their beginning.
         """
 
         cut = 0
@@ -186,14 +186,19 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             self, *args: Any, left_truncate_len: int | None = None, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
             """Token ids and mask of prompts to continue, [B, T], padded on the left."""
-            made = super().tok_batch_encode(*args, left_truncate_len=left_truncate_len, **kwargs)
-            if begin is None:
-                return made
-            ids_BT, mask_BT = (F.pad(one, (1, 0))[:, -(left_truncate_len or 0) :] for one in made)
-            opens_B = ((ids_BT == begin) & (mask_BT.cumsum(1) == 1)).any(1)
-            place_B = (mask_BT == 0).sum(1) - 1 + opens_B.long()
-            place = torch.arange(len(ids_BT)), place_B.clamp_min(0)
-            ids_BT[place], mask_BT[place] = begin, 1
+            ids_BT, mask_BT = super().tok_batch_encode(*args, **kwargs)
+            if begin is not None:
+                opens_B = ((ids_BT == begin) & (mask_BT.cumsum(1) == 1)).any(1)
+                ids_BT, mask_BT = (F.pad(one, (1, 0)) for one in (ids_BT, mask_BT))
+                place = torch.arange(len(ids_BT)), (mask_BT == 0).sum(1) - 1 + opens_B.long()
+                ids_BT[place], mask_BT[place] = begin, 1
+            if not left_truncate_len:
+                return ids_BT, mask_BT
+            cut_B = mask_BT.sum(1) > left_truncate_len
+            self.cut += int(cut_B.sum())
+            ids_BT, mask_BT = (one[:, -left_truncate_len:] for one in (ids_BT, mask_BT))
+            if begin is not None:
+                ids_BT[cut_B, 0] = begin
             return ids_BT, mask_BT
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:

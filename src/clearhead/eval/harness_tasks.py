@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from glob import glob
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -185,8 +186,15 @@ def _is_task(entry: Any) -> bool:
 
 
 def _data_files(config: dict[str, Any]) -> list[Path]:
-    """The local files that a task reads, of those that its file names."""
-    files = (config.get("dataset_kwargs") or {}).get("data_files") or ()
+    """The local files that a task reads, of those that its file names, patterns among them."""
+    given = config.get("dataset_kwargs") or {}
+    files = given.get("data_files") or ()
     named = files.values() if isinstance(files, dict) else [files]
     words = [w for one in named for w in ([one] if isinstance(one, str) else one)]
-    return [path for path in map(Path, words) if path.is_file()]
+    paths = [Path(given.get("data_dir") or "") / word for word in words]
+    found = [
+        one
+        for path in paths
+        for one in ([path] if path.is_file() else map(Path, glob(str(path), recursive=True)))
+    ]
+    return sorted(one for one in found if one.is_file())

@@ -27,6 +27,10 @@ class MaskedTask(EvalTask, MaskedOptions):
             raise ClearheadError(f"mask is {self.mask}: a share of the tokens, above 0 and below 1")
         if subject.texts.splits != ("validation",):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
+        corpus = subject.texts.corpus  # read here, so that the cells are those of this text
+        for length in subject.lengths:
+            if reason := _unread(subject.model, corpus, length):
+                raise ClearheadError(f"{reason}: give shorter lengths, or more text")
         return [{"length": length} for length in subject.lengths]
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
@@ -40,7 +44,8 @@ class MaskedTask(EvalTask, MaskedOptions):
         return {
             "masked_loss": loss["value"],
             "masked_accuracy": accuracy["value"],
-            "predicted_tokens": loss["predicted_tokens"],
+            "predicted_tokens": loss.get("predicted_tokens", 0),
+            "reason": loss.get("reason"),
         }
 
 
@@ -72,15 +77,8 @@ def masked_loss(
     """
     masking = Masking(corpus.tokenizer, share)
     dimensions: dict[str, Any] = {"split": "validation", "length": length}
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        return _unavailable(
-            dimensions, f"the model has {limit} learned positions, too few for {length}"
-        )
-    if not any(len(stream) >= length for stream in corpus.split("validation")):
-        return _unavailable(
-            dimensions, f"the validation split holds no window of {length:,} tokens"
-        )
+    if reason := _unread(model, corpus, length):
+        return _unavailable(dimensions, reason)
     texts = windows(corpus, length=length, count=max(1, tokens // length))
     loss, right, count = 0.0, 0, 0
     with evaluating(model):
@@ -106,6 +104,16 @@ def masked_loss(
         {"metric": "masked loss", "value": loss / count, **dimensions},
         {"metric": "masked accuracy", "value": right / count, **dimensions},
     ]
+
+
+def _unread(model: Any, corpus: Corpus, length: int) -> str:
+    """Why no window of this length can be read; "" where one can."""
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        return f"the model has {limit} learned positions, too few for {length}"
+    if not any(len(stream) >= length for stream in corpus.split("validation")):
+        return f"the validation split holds no window of {length:,} tokens"
+    return ""
 
 
 def _unavailable(dimensions: dict[str, Any], reason: str) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from clearhead.data import DataConfig, LabelledBatches, hub, labelled
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
+from clearhead.measure.task import parameters_digest
 from clearhead.models import ClearheadConfig
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import (
@@ -42,11 +43,18 @@ from clearhead.train import (
     StepMetrics,
     holds_run,
     make_trackers,
+    precision,
     train_to_end,
 )
 from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.run_dir import FREE_KEYS, describe, refuse_changes
+from clearhead.train.run_dir import (
+    FREE_KEYS,
+    RUN_FILE,
+    describe,
+    read_record,
+    refuse_changes,
+)
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 HELD_OUT = "training rows held out"  # a split, in records
@@ -139,6 +147,8 @@ class _Task:
             split: labelled.encode(found, labels[split], self.tokenizer, length=length)
             for split, found in rows.items()
         }
+        torch.manual_seed(0)  # of the new head, which is in the hash too
+        self.start = {"parameters": parameters_digest(self.classifier(job.model))}
 
     def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
         """Texts in the order of a seed, or as they stand."""
@@ -234,6 +244,7 @@ class _Seed:
             "seed": seed,
             "label": job.label,
             "task": {"name": known.name, "classes": task.classes, "metrics": known.metrics},
+            "from": task.start,
             "train": _settings(job.train),
             "data": {
                 split: {"texts": len(found), "fingerprint": found.fingerprint}
@@ -243,10 +254,14 @@ class _Seed:
         }
 
     def check_finished(self) -> None:
-        """Refuse a finished seed that is damaged, or was made with other settings."""
+        """Refuse a finished seed that is damaged, or was made with other settings or weights."""
         manifest.verify_model(self.folder)
         asked = jsonl.first(self.folder / RECORDS) or {}
-        wanted = {key: self.header[key] for key in ("arm", "task", "train", "data")}
+        wanted = {key: self.header[key] for key in ("arm", "task", "train", "data", "from")}
+        asked.setdefault("from", wanted["from"])  # of before: not known
+        train = asked.get("train") or {}
+        if train.get("precision") == "auto":  # of before: it was one of both, and may be this one
+            asked["train"] = train | {"precision": wanted["train"]["precision"]}
         refuse_changes(self.folder, asked, wanted, FinetuneConfig)
 
     def trained(self) -> Any:
@@ -256,6 +271,10 @@ class _Seed:
             InterruptedRun: after SIGINT or SIGTERM.
         """
         task = self.task
+        if (self.run / RUN_FILE).exists():
+            begun = read_record(self.run)["description"]
+            if "from" in begun:
+                refuse_changes(self.run, begun, {"train": {}, "from": task.start})
         count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
         task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)
@@ -284,7 +303,9 @@ class _Seed:
 
 
 def _settings(config: FinetuneConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if name not in FREE_KEYS}
+    """Settings that decide the result, the precision as it will be computed."""
+    found = {name: value for name, value in asdict(config).items() if name not in FREE_KEYS}
+    return found | {"precision": precision.resolve(config.precision, best_device())}
 
 
 class _Epochs(Callback):

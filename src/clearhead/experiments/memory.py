@@ -34,7 +34,7 @@ def record_memory(config: PlanConfig) -> list[Line]:
         positions = {"max_position_embeddings": max(config.lengths)}
         choose("preset", name, PRESETS)
         model = preset(name, config.size, **positions | config.set)
-        train = TrainConfig(batch_size=1)
+        train = TrainConfig(batch_size=1, precision="bf16")
         lines.append(
             {
                 "kind": "run",

@@ -185,6 +185,7 @@ class QuantizationTask:
         for name, metric in _ACCURACIES.items():
             if name in answers:
                 asked = {"questions": answers["items"], "chance": answers["chance"]}
+                asked |= {"requests_cut": cut} if (cut := answers["requests_cut"]) else {}
                 error = {"stderr": answers.get(f"{name}_stderr")}
                 lines.append({"metric": metric, "value": answers[name], **error, **family, **asked})
         return lines

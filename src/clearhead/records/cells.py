@@ -1,6 +1,6 @@
 """Cells of a sweep as lines of records, and draws of one cell pooled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -10,6 +10,7 @@ from clearhead.records.runs import Line, Measure
 
 _PARTS = ("low", "high", "documents", "positions", "reason")
 _ERRORS = ("interval", "stderr", "items")
+OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
@@ -45,8 +46,8 @@ def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
 
 
 def of_items(metric: str, value: float, items: Sequence[float], **details: Any) -> Line:
-    """A measure whose error is that of drawing these items and no others."""
-    interval = intervals.of_items(items, value)
+    """A measure whose error is that of drawing these items, no trials, and no others."""
+    interval = intervals.of_numbers(items, value)
     error = {} if interval is None else {"interval": interval}
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
@@ -67,13 +68,16 @@ def setting_of(details: Line) -> str:
     return str(details.get("cell", "")).partition("-")[0]
 
 
-def pooled(new: Measure, draw: int, before: Measure | None) -> Measure:
+def pooled(
+    new: Measure, draw: int, before: Measure | None, of_items: OfItems = intervals.of_items
+) -> Measure:
     """One measure of several draws of the same cell: their mean, and its interval.
 
     The interval is over all items where every draw has its own, else over the draws.
 
     Args:
         before: the measure of earlier draws; those under other settings do not count.
+        of_items: the interval of items and their mean.
     """
     draws = {} if before is None else dict(before.draws)
     setting = setting_of(new.details)
@@ -86,11 +90,11 @@ def pooled(new: Measure, draw: int, before: Measure | None) -> Measure:
     items = [one.details.get("items", ()) for one in found]
     details = {name: value for name, value in new.details.items() if name not in _ERRORS}
     mean = fmean(values)
-    interval = intervals.of_items(values)
+    interval = intervals.of_numbers(values)  # each of many items, not a trial
     if all(items):
         mean = fmean(values, list(map(len, items)))
         details["items"] = [one for some in items for one in some]
-        interval = intervals.of_items(details["items"], mean)
+        interval = of_items(details["items"], mean)
     details["interval"] = interval
     return replace(new, value=mean, details=details, draws=draws)
 
@@ -113,7 +117,7 @@ def added(one: Measure, full: Measure) -> Measure | None:
         line = of_items(f"added_{one.metric}", mine.value - whole.value, differences)
         details = {name: line[name] for name in _ERRORS if line.get(name)}
         new = replace(one, metric=line["metric"], value=line["value"], details=details, draws={})
-        found = pooled(new, draw, found)
+        found = pooled(new, draw, found, intervals.of_numbers)  # 0 is no miss
     return found
 
 

@@ -28,10 +28,20 @@ def of_items(items: Sequence[float], centre: float | None = None) -> Interval | 
     n = len(items)
     if n and all(one in (0, 1) for one in items):
         return wilson(sum(items), n)
-    if n < 2 or min(items) == max(items):
+    return of_numbers(items, centre)
+
+
+def of_numbers(numbers: Sequence[float], centre: float | None = None) -> Interval | None:
+    """Student's interval of the mean of two or more numbers that differ; None of others.
+
+    Args:
+        centre: as in `of_items`.
+    """
+    n = len(numbers)
+    if n < 2 or min(numbers) == max(numbers):
         return None
-    mean = math.fsum(items) / n
-    variance = math.fsum((one - mean) ** 2 for one in items) / (n - 1) / n
+    mean = math.fsum(numbers) / n
+    variance = math.fsum((one - mean) ** 2 for one in numbers) / (n - 1) / n
     half = t_quantile(n - 1) * math.sqrt(variance)
     middle = mean if centre is None else centre
     return middle - half, middle + half

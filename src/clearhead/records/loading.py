@@ -12,7 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
@@ -35,6 +37,8 @@ KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
 STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
 _OLD = (DIAGNOSIS, QUANTIZATION, "scheme")
 _HEADERS = ("run", DIAGNOSIS, QUANTIZATION)
+# Of a model in a header: what says nothing on its settings.
+_OF_ONE_MODEL = ("from", "_name_or_path", "architectures", "dtype", "transformers_version")
 # A folder of `clearhead compare` is named by its arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
 
@@ -91,7 +95,7 @@ def parse(lines: Iterable[Line]) -> Records:
 def _records(found: Iterable[Run]) -> Records:
     runs: dict[tuple[str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
-    for run in found:
+    for run in _told_apart(list(found)):
         place = run.label, run.arm, run.seed
         if run.study == DIAGNOSIS and place in runs:
             raise ClearheadError(
@@ -106,6 +110,36 @@ def _records(found: Iterable[Run]) -> Records:
                 f"({run.label!r}): give the sizes labels of their own"
             )
     return Records(runs=tuple(runs.values()))
+
+
+def _told_apart(runs: list[Run]) -> list[Run]:
+    """Evaluated runs of a preset, whose headers name no arm: one arm where they differ in their
+    seeds alone, else each by its own name."""
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if _is_evaluated(run):
+            alike.setdefault((run.label, run.arm), []).append(run)
+    several = {
+        place
+        for place, ones in alike.items()
+        if len({*map(_settings, ones)}) > 1
+        or len({run.seed for run in ones}) < len({run.id for run in ones})
+    }
+    return [
+        replace(run, arm=run.id) if _is_evaluated(run) and (run.label, run.arm) in several else run
+        for run in runs
+    ]
+
+
+def _is_evaluated(run: Run) -> bool:
+    return "evaluation" in run.header and "arm" not in run.header
+
+
+def _settings(run: Run) -> str:
+    """Settings of a model and of its training, but for its seed, its place and its library."""
+    model, train = (run.header.get(name) or {} for name in ("model", "train"))
+    kept = {key: value for key, value in model.items() if key not in _OF_ONE_MODEL}
+    return json.dumps([kept, {**train, "seed": None}], sort_keys=True)
 
 
 class _Reader:
@@ -148,6 +182,9 @@ class _Reader:
             if before is not None:
                 for payloads in run.payloads.values():
                     payloads[:] = [x for x in payloads if not _replaced(x, cell, setting, before)]
+                for key, measure in [*run.measures.items()]:
+                    if setting != before and setting_of(measure.details) == before:
+                        del run.measures[key]
             self._settings[place] = setting
         for one in lines:
             _take(run, one)
@@ -194,11 +231,16 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         arm, seed = str(header.get("arm", header["preset"])), int(header["seed"])
     weights = header.get("weights")
     same = old is not None and weights is not None and weights == old.header.get("weights")
+    if study == QUANTIZATION and old is not None:  # what schemes add is a difference on one text
+        same = same and _text(header) == _text(old.header)
     if study == DIAGNOSIS and old is not None and weights is None:
         raise ValueError(f"a second diagnosis named {name!r}")
     # A resumed run states its header again; what it had measured stays. Another model that is
-    # quantised or diagnosed under the same name replaces the first one's results.
-    kept = old if study == COMPARISON or same else None
+    # measured under the same name replaces the first one's results, and so does another text of
+    # a quantisation.
+    if study == COMPARISON:
+        same = old is None or not _is_of_another(header, old.header)
+    kept = old if same else None
     return Run(
         id=name,
         arm=arm,
@@ -212,6 +254,22 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         attention=kept.attention if kept else {},
         payloads=kept.payloads if kept else {},
     )
+
+
+def _text(header: Line) -> list[Any]:
+    """The text on which a header's schemes were measured."""
+    read = (header.get("data") or {}).get("fingerprint")
+    return [read, header.get("length"), header.get("tokens")]
+
+
+def _is_of_another(header: Line, old: Line) -> bool:
+    """True of an evaluation of other weights from another place. A rope scaling changes `weights`,
+    which are those of a model's first variant."""
+    if "evaluation" not in header or "evaluation" not in old:
+        return False
+    weights = [one.get("weights") for one in (header, old)]
+    sources = [(one.get("model") or {}).get("from") for one in (header, old)]
+    return None not in (*weights, *sources) and len({*weights}) == len({*sources}) == 2
 
 
 def _measures_of_line(line: Line) -> Iterator[Measure]:

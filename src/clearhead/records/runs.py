@@ -133,6 +133,11 @@ class Run:
         return length if isinstance(length, int) else None
 
     @property
+    def diverged(self) -> bool:
+        """True if its training did not stay finite, so that it has no final numbers."""
+        return bool(self.header.get("diverged"))
+
+    @property
     def at_edge(self) -> bool:
         """True if its learning rate does not lie between two that were tried for it, diverged ones
         included: a better one may lie beyond."""
@@ -186,6 +191,10 @@ class Records:
     def of(self, arm: str) -> list[Run]:
         """The runs of one arm, by seed."""
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
+
+    def whole(self, arm: str) -> list[Run]:
+        """The runs of one arm that did not diverge, by seed."""
+        return [run for run in self.of(arm) if not run.diverged]
 
     def at_edge(self, arm: str) -> bool:
         """True if a run of the arm is: a better learning rate may lie beyond those tried for it."""

@@ -68,10 +68,12 @@ def tasks(records: Records) -> dict[str, list[str]]:
 def grid(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Grid:
     """The measures of a task's metric that have a value; a place has none where all lack one."""
     found: Grid = {}
+    texts = len(records.dimension(metric, "longest", task=task))
     for arm in records.arms():
         for run in records.of(arm):
             for one in run.select(metric, task=task):
-                row = Row(arm=arm, setting=setting(one.dimensions, by_depth=by_depth))
+                words = setting(one.dimensions, by_depth=by_depth, longest=texts > 1)
+                row = Row(arm=arm, setting=words)
                 by_seed = found.setdefault(row, {}).setdefault(one.dimensions.get("length", 0), {})
                 if one.value is not None:
                     by_seed.setdefault(run.seed, []).append(one)
@@ -113,8 +115,7 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
     """All tables of one model, depths apart, for `clearhead eval`."""
     for task, metrics in tasks(records).items():
         for metric in metrics:
-            pivot = table(records, task, metric, by_depth=True, title=f"{name}: ")
-            if pivot is not None:
+            if pivot := table(records, task, metric, by_depth=True, title=f"{name}: "):
                 yield pivot
 
 
@@ -232,16 +233,15 @@ def solved(records: Records, task: str) -> str:
 
 
 def _at(lengths: list[int]) -> str:
-    if not any(lengths):
-        return ""
-    if len(lengths) == 1:
-        return f" at {lengths[0]:,} tokens"
-    return f" from {lengths[0]:,} to {lengths[-1]:,} tokens"
+    if len(lengths) > 1:
+        return f" from {lengths[0]:,} to {lengths[-1]:,} tokens"
+    return f" at {lengths[0]:,} tokens" if any(lengths) else ""
 
 
-def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False) -> str:
-    """All dimensions of a cell but its length and, unless by depth, its depth, in words."""
-    silent = _SILENT if by_depth else (*_SILENT, "depth")
+def setting(dimensions: Mapping[str, Any], *, by_depth: bool = False, longest: bool = False) -> str:
+    """All dimensions of a cell in words but its length and, unless asked for, these two."""
+    told = {"depth": by_depth, "longest": longest}
+    silent = {*_SILENT, "depth"} - {name for name, one in told.items() if one}
     words = [
         f"{name} {value:g}"
         if isinstance(value, int | float) and not isinstance(value, bool)
@@ -289,8 +289,8 @@ def _heat_maps(records: Records, task: str, metric: str) -> Iterator[Block]:
         )
         figure.update_xaxes(type="category")
         figure.update_yaxes(type="category", title_standoff=10)
-        described = f"{metric} of {row.name} by depth and length"
-        panels.append(Panel(title=row.name, figure=figure, described=described))
+        said = f"{metric} of {row.name} by depth and length"
+        panels.append(Panel(title=row.name, figure=figure, described=said))
     if panels:
         for panel in panels:  # one scale for all
             panel.figure.data[0].zmax = largest
@@ -312,15 +312,16 @@ def _interval(by_seed: Mapping[int, list[Measure]]) -> str:
 
 
 def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
-    """A line a model and scaling of a task's first metric, over depths and settings.
+    """A line a model and scaling of a task's first metric, over depths and settings, of one text.
 
     Of many models only what was measured without scaling: more lines could not be told apart.
     """
-    few = len(records.arms()) <= FEW
+    few, texts = len(records.arms()) <= FEW, records.dimension(metric, "longest", task=task)
     found: dict[tuple[str, str], dict[int, dict[int, list[Measure]]]] = {}
     for row, by_length in grid(records, task, metric).items():
         name = row.setting.partition(",")[0]
-        if not few and name != PLAIN:
+        other = len(texts) > 1 and f"longest {texts[-1]:g}" not in row.setting
+        if other or (not few and name != PLAIN):
             continue
         mine = found.setdefault((row.arm, name), {})
         for length, by_seed in by_length.items():
@@ -331,8 +332,7 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     curves: figures.Curves = {}
     for place, by_length in found.items():
         for length, by_seed in sorted(by_length.items()):
-            over = summarize([_mean({seed: ones}) for seed, ones in by_seed.items()])
-            if over is not None:
+            if over := summarize([_mean({seed: ones}) for seed, ones in by_seed.items()]):
                 curves.setdefault(place, []).append((length, over.mean, over.deviation))
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"

@@ -236,20 +236,25 @@ def cost(records: Records, threshold: float) -> str:
 
 
 def warnings(records: Records) -> list[str]:
-    """Warnings before any number: few seeds, and models that have hardly learnt."""
+    """Warnings before any number: few seeds, runs that diverged, models that have hardly learnt."""
     found = []
     for label in records.labels():
         labelled = records.labelled(label)
         where = "" if len(records.labels()) == 1 else f"{record_name(label)}: "
-        few = min(len(labelled.of(arm)) for arm in labelled.arms())
+        whole = {arm: len(labelled.whole(arm)) for arm in labelled.arms()}
+        few = min(filter(None, whole.values()), default=0)
         if len(labelled.arms()) > 1 and few == 1:
-            several = [arm for arm in labelled.arms() if len(labelled.of(arm)) > 1]
+            several = any(n > 1 for n in whole.values())
             who = "Some models have one seed" if several else "One seed a model"
             found.append(f"{where}{who}: no difference of theirs to another can be decided.")
         elif len(labelled.arms()) > 1 and few == 2:
             found.append(
                 f"{where}Two seeds a model: only a difference many times their spread is decided."
             )
+        runs = {arm: len(labelled.of(arm)) for arm in whole}
+        lost = [f"{runs[a] - n} of {runs[a]} runs of {a}" for a, n in whole.items() if n < runs[a]]
+        if lost:
+            found.append(f"{where}Left out, since they diverged: {enumerate_words(lost)}.")
         edge = [arm for arm in labelled.arms() if labelled.at_edge(arm)]
         if edge:
             who = enumerate_words(edge) if len(edge) <= MANY else f"{len(edge)} models"

@@ -325,7 +325,7 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
     """A heading for each arm; with one seed no difference of it is decided: said once, here."""
     headings = []
     for arm in records.arms():
-        n, reference = len(records.of(arm)), arm == records.arms()[0]
+        n, reference = len(records.whole(arm)), arm == records.arms()[0]
         note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
         if reference and len(records.arms()) > 1:
             note = f"reference, {note}"

@@ -279,6 +279,12 @@ def remarks_on(run: Run) -> list[str]:
     found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if run.header.get("questions"):
         found.append(_questions(run))
+    cut = [one.details.get("requests_cut", 0) for one in run.select("accuracy")]
+    if any(cut):
+        found.append(
+            f"longer than the model reads, and asked without the beginning: {max(cut):,} answers "
+            "with their prompts"
+        )
     left_out = run.header.get("left_out") or {}
     if left_out:
         total = sum(left_out.values()) + int(run.header.get("quantized_parameters", 0))

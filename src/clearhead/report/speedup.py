@@ -44,9 +44,9 @@ class Cost:
         return records.on_one_device() if self.one_device else records
 
     def at(self, run: Run) -> dict[int, float]:
-        """{step: cost up to it}."""
+        """{step: cost up to it}; empty for a run that diverged, whose cost bought nothing."""
         rate = self.rate(run)
-        if rate is None:
+        if rate is None or run.diverged:
             return {}
         return {
             int(step["step"]): rate * step[self.counter]

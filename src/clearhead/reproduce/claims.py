@@ -1,6 +1,6 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -8,7 +8,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from clearhead.records.runs import MAPS, Measure, Records, Run
+from clearhead.records.runs import MAPS, Key, Measure, Records, Run, measure_key
 from clearhead.report.costs import add_costs
 from clearhead.report.pivots import Found, by_seed, difference_of
 from clearhead.report.statistics import Difference, Summary, Verdict, summarize
@@ -38,8 +38,9 @@ class Contrast:
     Attributes:
         arm, than: patterns of arms' names, in order of preference (committed records have other
             names than new ones); the first with numbers counts.
-        metric, at: the measures; a seed's number is the mean of all that match, over all arms of
-            the pattern (so that a factorial's main effects are contrasts).
+        metric, at: the measures; a seed's number is the mean of all that match and that every run
+            of both sides has, over all arms of the pattern (so that a factorial's main effects are
+            contrasts).
         than_at: where the model compared with is read, where it is elsewhere.
         minus: dimensions in whose place both read once more: the number is the first less that,
             without its sign: how much it matters.
@@ -98,8 +99,13 @@ class Contrast:
             if other is None:
                 continue
             sides = (records.labelled(label), self.arm), (records.labelled(other), self.than)
-            mine = self._side(*sides[0], self.at)
-            theirs = self._side(*sides[1], there)
+            shared = self._shared(
+                reading
+                for (of, names), at in zip(sides, (self.at, there), strict=True)
+                for reading in (*self._runs(of, names, at), *self._runs(of, self.less, at))
+            )
+            mine = self._side(*sides[0], self.at, shared)
+            theirs = self._side(*sides[1], there, shared)
             difference = difference_of(mine, theirs, against=self.bound, relative=self.relative)
             if difference is not None:
                 scale = 1 / fmean(by_seed(theirs)) if self.relative else 1.0
@@ -135,22 +141,54 @@ class Contrast:
         found = (read._side(*side, self.at) for side in sides)
         return all(one and fmean(by_seed(one)) >= least for one in found)
 
-    def _side(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
-        found = self._found(records, names, at)
+    def _side(
+        self,
+        records: Records,
+        names: Sequence[str],
+        at: Mapping[str, Any],
+        shared: Set[Key] | None = None,
+    ) -> Found:
+        found = self._found(records, names, at, shared)
         if not self.less:
             return found
-        taken = self._found(records, self.less, at)
+        taken = self._found(records, self.less, at, shared)
         return {
             seed: [Measure(metric=self.metric, value=_mean(ones) - _mean(taken[seed]))]
             for seed, ones in found.items()
             if seed in taken
         }
 
-    def _found(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> Found:
+    def _found(
+        self,
+        records: Records,
+        names: Sequence[str],
+        at: Mapping[str, Any],
+        shared: Set[Key] | None,
+    ) -> Found:
+        """By seed, what all runs measured. A seed that lacks one of the pattern's arms is left out:
+        its mean would be another mean."""
+        readings = self._runs(records, names, at)
+        kept = self._shared(readings) if shared is None else shared
         joined: dict[int, list[Measure]] = {}
-        for run, measures in self._runs(records, names, at):
-            joined.setdefault(run.seed, []).extend(measures)
-        return joined
+        arms: dict[int, set[str]] = {}
+        for run, measures in readings:
+            found = [one for one in measures if self._place(one) in kept]
+            joined.setdefault(run.seed, []).extend(found)
+            arms.setdefault(run.seed, set()).add(run.arm)
+        whole = {run.arm for run, _ in readings}
+        return {seed: ones for seed, ones in joined.items() if ones and arms[seed] == whole}
+
+    def _shared(self, readings: Iterable[Reading]) -> Set[Key]:
+        """The places at which all of these runs have a number."""
+        places = [{*map(self._place, measures)} for _, measures in readings]
+        return set.intersection(*places) if places else set()
+
+    def _place(self, measure: Measure) -> Key:
+        """Where a measure was taken, but for what a contrast has apart by itself: its map, the
+        other side's dimensions, and a length in training lengths."""
+        apart = {"map", *self.than_at, *(() if self.times is None else ("length",))}
+        kept = {name: one for name, one in measure.dimensions.items() if name not in apart}
+        return measure_key(measure.metric, kept)
 
     def _runs(self, records: Records, names: Sequence[str], at: Mapping[str, Any]) -> list[Reading]:
         """The runs of the first pattern with numbers, and their numbers."""

@@ -1,0 +1,65 @@
+"""Loss at hidden tokens as a task of `clearhead eval`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead import ClearheadError, ClearheadForMaskedLM, preset
+from clearhead.data import DataConfig, prepare, with_mask_token
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.eval.masked_lm import MaskedTask
+from clearhead.experiments.evaluating import run_evaluation
+from clearhead.experiments.sweep_configs import EvaluateConfig
+from clearhead.measure import Watcher
+
+SHAPE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def masked(make_subject):
+    subject = make_subject()
+    size = with_mask_token(subject.texts.corpus).vocabulary_size
+    torch.manual_seed(0)
+    model = ClearheadForMaskedLM(preset("bert", vocab_size=size, **SHAPE)).eval()
+    read = subject.texts.corpus
+    texts = type(subject.texts)(lambda: read, ("validation",))
+    return replace(subject, model=model, texts=texts, lengths=(16,))
+
+
+def test_a_length_without_a_window_is_refused_before_any_is_measured(masked):
+    long = replace(masked, lengths=(16, 100_000))
+    with pytest.raises(ClearheadError, match="no window of 100,000 tokens"):
+        MaskedTask().cells(long)
+
+
+def test_the_loss_of_another_text_is_another_cell(tmp_path: Path):
+    tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
+    files = []
+    for name, words in (("one", "good film"), ("two", "bad plot")):
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_text(
+            "".join(json.dumps({"text": f"{words} " * n}) + "\n" for n in range(9, 60))
+        )
+    data = DataConfig(data=(str(files[0]),), validation=0.4)
+    corpus = with_mask_token(prepare(data, tokenizer=tokenizer, progress=str))
+    torch.manual_seed(0)
+    model = ClearheadForMaskedLM(preset("bert", vocab_size=corpus.vocabulary_size, **SHAPE))
+    model.save_pretrained(tmp_path / "model")
+    corpus.tokenizer.save_pretrained(tmp_path / "model")
+    records = tmp_path / "records.jsonl"
+    asked = EvaluateConfig(
+        models=(str(tmp_path / "model"),), data=data, lengths=(16,), tokens=256, records=records
+    )
+
+    def loss(config) -> float:
+        lines = run_evaluation(config, watcher=Watcher(), say=str)
+        (value,) = (line["value"] for line in lines if line.get("metric") == "masked_loss")
+        return value
+
+    first = loss(asked)
+    other = replace(asked, data=replace(data, data=(str(files[1]),)))
+    assert loss(other) != first
+    assert loss(asked) == first

@@ -1,0 +1,64 @@
+"""A fine-tuned seed is kept for the weights, the settings and the precision it was made with."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead import ClearheadForMaskedLM, preset
+from clearhead.data.tokenizer import train as train_tokenizer
+from clearhead.errors import ClearheadError
+from clearhead.experiments.configs import FinetuneJob
+from clearhead.experiments.finetune import run_finetune
+from clearhead.report import load
+from clearhead.train import FinetuneConfig, precision
+
+
+def _saved(folder: Path, seed: int) -> str:
+    """A masked model of one layer, and its tokenizer."""
+    tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    keys = {"vocab_size": max(tokenizer.get_vocab().values()) + 1, **shape}
+    torch.manual_seed(seed)
+    ClearheadForMaskedLM(
+        preset("bert", pad_token_id=tokenizer.pad_token_id, **keys)
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_seed_belongs_to_the_weights_and_the_precision_it_was_made_with(tmp_path, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    lines = [{"text": f"{word} film", "label": word} for word in ("good", "bad") * 4]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = FinetuneJob(
+        model=_saved(tmp_path / "model", 0),
+        train_file=str(rows),
+        validation_file=(str(rows),),
+        output=tmp_path / "out",
+        train=FinetuneConfig(epochs=1, batch_size=4, max_length=16),
+    )
+    native = [True]
+    monkeypatch.setattr(precision, "_native_bf16", lambda _: native[0])
+    (run,) = run_finetune(job, say=str).runs
+    assert run.precision == "bf16"
+    native[0] = False
+    with pytest.raises(ClearheadError, match="precision was 'bf16' and is now 'fp32'"):
+        run_finetune(job, say=str)
+    native[0] = True
+    _saved(tmp_path / "model", 1)  # trained anew, in the same place
+    with pytest.raises(ClearheadError, match=r"from\.parameters was"):
+        run_finetune(job, say=str)
+    anew = replace(job, output=tmp_path / "anew")
+    (other,) = run_finetune(anew, say=str).runs
+    assert other.header["from"] != run.header["from"]
+    # A record of before tells neither, and is kept.
+    records = tmp_path / "out/seed0/records.jsonl"
+    text = records.read_text().replace('"precision": "bf16"', '"precision": "auto"')
+    records.write_text(text.replace('"from"', '"then"'))
+    (tmp_path / "out/seed0/manifest.json").unlink()
+    (kept,) = run_finetune(job, say=str).runs
+    assert kept.precision is None
+    assert load(records).runs[0].measures == run.measures
