@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def deploy(
         tokenizer.save_pretrained(folder)
         _only_safetensors(folder)
     del made
-    peer.to(torch.bfloat16)
+    _round(peer)
     model = pretrained(AutoModelForCausalLM, output, **load)
     with tempfile.TemporaryDirectory() as folder_name, without_bars():
         peer.save_pretrained(folder_name)
@@ -138,6 +139,14 @@ def deploy(
         others=tuple(name for name in layers if name not in known),
         trust_remote_code=trust_remote_code,
     )
+
+
+def _round(model: Any) -> None:
+    """Put a model in bfloat16 as `from_pretrained` does: what is saved, and no rotary frequency."""
+    saved = model.state_dict().keys()
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if name in saved and tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
