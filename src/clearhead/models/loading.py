@@ -79,6 +79,11 @@ def pretrained(
             an adapter's weights are no safetensors.
     """
     adapter = _adapter(str(name), options)
+    if adapter and head == "new":
+        raise ClearheadError(
+            f"{str(name)!r} has an adapter beside its weights, which would leave them frozen: "
+            "merge it by PEFT's merge_and_unload(), and give the merged model"
+        )
     with without_bars(), _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
