@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
+from clearhead.models.inspection import generating_plainly
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.quantize.linear import linear_layers
 from clearhead.records.files import publish_folder, require_new
@@ -153,7 +154,7 @@ def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
     """The `tokens` likeliest tokens after `ids`, one after the other, past any end of text."""
     prompt = torch.tensor([ids], device=model.device)
     with torch.no_grad():
-        out: Tensor = model.generate(
+        out: Tensor = generating_plainly(model).generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             min_new_tokens=tokens,
