@@ -52,6 +52,7 @@ from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
 RANDOM = "random tokens"
+OF_A_PREFIX = {"normalizer", "prefix_length", "mlp_rotation"}  # changes beside which it is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +269,7 @@ def to_other_mechanisms(
     }
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
-        after = check_filled(made, first, chosen.ids)
+        after = check_filled(made, first, chosen.ids, changes.keys() - OF_A_PREFIX)
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
