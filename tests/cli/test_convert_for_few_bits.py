@@ -19,7 +19,7 @@ from clearhead.experiments import converting
 from clearhead.experiments.calibration import sample
 from clearhead.models import rotated
 
-from .conftest import call, error_line
+from .conftest import call, error_line, refusal
 
 
 def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
@@ -45,6 +45,18 @@ def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, 
     assert next(map(json.loads, lines))["left_out"] == {}
     assert call("convert", str(made), str(tmp_path / "llama")) == 2
     assert "Llama has no normalizer='key-value'" in error_line(capsys)
+
+
+def test_a_prefix_beside_another_function_names_the_way_to_both(llama, tmp_path, capsys):
+    made, both = tmp_path / "made", tmp_path / "both"
+    words = ("--to", "xsa", "--length", "24", "--windows", "2")
+    said = refusal(capsys, "convert", llama, both, "--prefix", "a", *words)
+    assert "--to changes them by its epilogue: convert --to that first" in said
+    assert call("convert", llama, made, *words) == 0
+    assert call("convert", made, both, "--prefix", "a", "--length", "24", "--windows", "2") == 0
+    capsys.readouterr()
+    words = ("--prefix", "a", "--to", "gated", "--length", "24", "--windows", "2")
+    assert call("convert", llama, tmp_path / "gated", *words) == 0
 
 
 def test_a_prefix_says_that_it_is_seen_beyond_a_sliding_window(llama, tmp_path, capsys):

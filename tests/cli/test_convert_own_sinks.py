@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GraniteSWAConfig, GraniteSWAForCausalLM
 
+from clearhead.experiments.calibration import calibrate, sample
+
 from .conftest import call, refusal, saved
 
 SHORT = ("--length", "24", "--windows", "2")
@@ -66,3 +68,23 @@ def test_the_sinks_that_a_conversion_adds_are_set_beside_trained_ones(
     assert bool((first.abs() < 20).all())
     shares = json.loads((made / "conversion.json").read_text("utf-8"))["shares"]
     assert {one["layer"] for one in shares} == ({0, 1} if value is None else set())
+
+
+def test_tokens_after_a_hidden_one_keep_their_learned_positions(tokenizer, text, tmp_path):
+    source, made = saved(tmp_path / "source", tokenizer, position="learned"), tmp_path / "made"
+    assert call("convert", source, made, "--to", "sink", "--calibrate", text, *SHORT) == 0
+    record = json.loads((made / "conversion.json").read_text("utf-8"))
+    (found,) = [one for one in record["measures"] if "without the first" in one["what"]]
+    before, after = map(AutoModelForCausalLM.from_pretrained, (source, made))
+    read = sample(str(text), tokenizer, length=24, count=4, least=2)
+    calibrate(after, read[::2], (0, 1), without_first=True)
+    mask = (torch.arange(24) > 0).long()[None]
+    total = 0.0
+    for ids in read[1::2]:
+        with torch.no_grad():
+            one = before(ids[None]).logits[0, :-1].log_softmax(-1)
+            places = torch.arange(24)[None]
+            other = after(ids[None], attention_mask=mask, position_ids=places).logits
+            other = other[0, :-1].log_softmax(-1)
+        total += float((one.exp() * (one - other)).sum())
+    assert found["divergence"] == pytest.approx(total / found["tokens"], rel=1e-4)

@@ -25,10 +25,14 @@ def going_on(settings: list[str]) -> list[str]:
     return settings[:place] + settings[place + 2 :]
 
 
-def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
+def _rewrite(
+    folder: Path,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    name: str = "model.safetensors",
+) -> None:
+    weights = load_file(folder / name)
     change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / name, metadata={"format": "pt"})
 
 
 def _refused(capsys: pytest.CaptureFixture[str], folder: Path, going_on: list[str]) -> str:
@@ -97,6 +101,31 @@ def test_adapters_of_one_end_of_a_tied_model_untie_it(
         assert model.config.tie_word_embeddings == (head.weight is embedding.weight) == tied
         with torch.no_grad():
             assert torch.allclose(model(ids).logits, wanted, atol=1e-3)
+
+
+def test_an_adapter_with_magnitudes_is_merged(source, tmp_path, capsys):
+    """DoRA's, under a name that transformers 5.23 does not find in the file."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(
+        target_modules=["q_proj", "embed_tokens"], r=2, use_dora=True, init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(source), settings).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "magnitude" in name:
+                parameter.mul_(1 + torch.rand_like(parameter))
+        ids = torch.arange(20)[None]
+        wanted = adapted(input_ids=ids).logits
+    adapted.save_pretrained(source)
+    assert call("convert", source, tmp_path / "made") == 0
+    assert "with equal logits" in capsys.readouterr().out
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "made")(ids).logits
+    assert torch.allclose(found, wanted, atol=1e-4)
+    lost = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    _rewrite(source, lambda held: held.pop(lost), "adapter_model.safetensors")
+    said = refusal(capsys, "convert", source, tmp_path / "again")
+    assert "an adapter (LORA) without 1 weight (model.layers.0.self_attn.q_proj.lora_mag" in said
 
 
 def test_adapted_tokens_are_merged(source, tmp_path):

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import tests_architectures as architectures
 import torch
+from transformers import AutoModelForCausalLM
 
 from clearhead.experiments.deployment import not_smaller
+from clearhead.models.loading import load
+from clearhead.quantize.deploy import deploy
 from clearhead.records import manifest
 
 from .conftest import call, refusal, saved
@@ -60,6 +63,15 @@ class TestDeployment:
         assert "exists" in refusal(
             capsys, "quantize", str(model), *windows, "--deploy", form, "--output", str(out)
         )
+
+    def test_the_one_in_bfloat16_is_as_transformers_opens_it(self, llama, tmp_path):
+        """Rotary frequencies stay in float32."""
+        model, tokenizer = load(str(llama))
+        deployed = deploy(model, tokenizer, str(llama), "int8-weight-only", tmp_path / "few")
+        wanted = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).eval()
+        ids = torch.randint(300, (1, 64))
+        with torch.no_grad():
+            assert torch.equal(deployed.peer(ids).logits, wanted(ids).logits)
 
     def test_a_model_and_its_repair_side_by_side(self, tokenizer, windows, tmp_path, capsys):
         plain = saved(tmp_path / "plain", tokenizer)

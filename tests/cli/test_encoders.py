@@ -88,6 +88,15 @@ def _words(rows: dict[str, str]) -> list[str]:
     return [*files, "--text-field", "review", "--train.max-length", "16", *TASK]
 
 
+def test_a_model_with_an_adapter_is_refused(rows, tokenizer, tmp_path, capsys):
+    peft = pytest.importorskip("peft")
+    model = _checkpoint(tmp_path, "bert", tokenizer) + "/final"
+    settings = peft.LoraConfig(target_modules=["query"], r=2)
+    peft.get_peft_model(BertForMaskedLM.from_pretrained(model), settings).save_pretrained(model)
+    words = ("finetune", model, *_words(rows), "--output", str(tmp_path / "out"))
+    assert "has an adapter beside its weights" in refusal(capsys, *words)
+
+
 @pytest.mark.parametrize("kind", ["masked", "causal", "bert", "gpt2"])
 def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
     kind, rows, tokenizer, tmp_path, capsys

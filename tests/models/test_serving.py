@@ -57,6 +57,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
         "sas",
         {"values": "reparametrised", "projections": "reparametrised", "value_init": "orthogonal"},
     ),
+    ("sas", {"values": "reparametrised", "projections": "reparametrised", "bias": True}),
+    ("sas-p", {"bias": True, "norm": "layernorm"}),
     ("gated", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
 ]
 

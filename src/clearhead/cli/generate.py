@@ -25,7 +25,8 @@ class Command(OpensModels):
     temperature: Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
         0.8
     )
-    """0 takes the likeliest token each time."""
+    """0 takes the likeliest token each time. Penalties and beams of the model's own
+    generation_config are left out."""
     top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
@@ -45,7 +46,7 @@ def run(words: list[str]) -> int:
     )
     import torch
 
-    from clearhead.models.inspection import longest_text
+    from clearhead.models.inspection import generating_plainly, longest_text
     from clearhead.models.loading import best_device, load
 
     model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
@@ -73,7 +74,7 @@ def run(words: list[str]) -> int:
             "top_k": 0,
         }
     prompt = torch.tensor([ids], device=model.device)
-    out = model.generate(
+    out = generating_plainly(model).generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=command.tokens,

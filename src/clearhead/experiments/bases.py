@@ -23,6 +23,8 @@ from clearhead.experiments.run_setup import (
 from clearhead.measure.task import parameters_digest
 from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible
+from clearhead.models.families import FAMILIES
+from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
@@ -65,11 +67,13 @@ def open_base(
     *,
     trust_remote_code: bool,
     began: str | None = None,
+    alike: bool = False,
 ) -> Base:
     """Open a model to go on from in windows of that length, in float32, and prepare its text.
 
     Args:
         began: as in `prepare`.
+        alike: leave out the dropout of the model's own class, which is lost with other mechanisms.
 
     Raises:
         ClearheadError: for a model that cannot be opened or is stored in few bits, a tokenizer
@@ -88,7 +92,24 @@ def open_base(
         )
     require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, progress=say, began=began)
+    shares = own_dropout(model)
+    if shares and alike:
+        say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
+        model = _with_settings(model, dict.fromkeys(shares, 0.0))
     return Base(name, model.float(), corpus)
+
+
+def own_dropout(model: Any) -> dict[str, float]:
+    """The dropout of a model that it would lose as a clearhead model: {setting: share}."""
+    return dropouts(model.config) if type(model).__name__ in FAMILIES else {}
+
+
+def _with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
+    """The same weights in a model of other settings."""
+    config = copy.deepcopy(model.config)
+    for key, value in settings.items():
+        setattr(config, key, value)
+    return filled(type(model), config, model.state_dict(), model)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,9 @@ def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | N
     else:
         longest = max(arm.train.sequence_length for arm in config.arms)
         trust = config.trust_remote_code
-        base = open_base(config.base, config.data, longest, trust_remote_code=trust, began=began)
+        base = open_base(
+            *(config.base, config.data, longest), trust_remote_code=trust, began=began, alike=True
+        )
         corpus = base.corpus
     return base, corpus.for_tuning() if config.held_out == "training" else corpus
 

@@ -52,6 +52,7 @@ from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
 RANDOM = "random tokens"
+OF_A_PREFIX = {"normalizer", "prefix_length", "mlp_rotation"}  # changes beside which it is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,23 +261,27 @@ def to_other_mechanisms(
         for sink in sinks:
             nn.init.constant_(sink.logit, sink_logit)
     shares = list[dict[str, Any]]()
-    hidden = torch.ones(1, length, dtype=torch.long, device=made.device)
-    hidden[:, : made.config.prefix_length] = 0
+    # Hidden tokens take positions still, but those in whose place learned keys stand.
+    places = torch.arange(length, device=made.device)[None]
+    hidden = {
+        "attention_mask": (places >= made.config.prefix_length).long(),
+        "position_ids": (places - made.model.places_before).clamp_min(0),
+    }
     if chosen is not None:
         fill(made, before, torch.tensor([chosen.ids]))
-        after = check_filled(made, first, chosen.ids)
+        after = check_filled(made, first, chosen.ids, changes.keys() - OF_A_PREFIX)
         relative = measure("with the prefix, against the model without it")
     elif not calibrating:
         relative = measure("start")
     elif _has_keys(made):
         measure("start")
         fill(made, before, torch.stack(calibrating)[:, : made.config.prefix_length])
-        measure("keys and values of first tokens; the text's own hidden", attention_mask=hidden)
+        measure("keys and values of first tokens; the text's own hidden", **hidden)
         relative = measure("keys and values of first tokens")
     else:
         measure("start")
         calibrate(made, calibrating, added, without_first=True)
-        measure("calibrated without the first token, which is hidden", attention_mask=hidden)
+        measure("calibrated without the first token, which is hidden", **hidden)
         shares = calibrate(made, calibrating, added, without_first=False)
         relative = measure("calibrated beside the first token")
     if sinks and not calibrating and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):

@@ -7,7 +7,7 @@ values are kept, and nothing of the text grows (PrefixQuant, arXiv 2410.05265).
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -264,14 +264,25 @@ def difference_after(
 
 
 def check_filled(
-    made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
+    made: ClearheadForCausalLM,
+    model: ClearheadForCausalLM,
+    ids: tuple[int, ...],
+    others: Collection[str] = (),
 ) -> float:
     """`difference_after` where it is that of another order of sums.
+
+    Args:
+        others: what else was changed of the model.
 
     Raises:
         ClearheadError: other logits.
     """
     relative = difference_after(made, model, ids)
+    if others and not relative <= TOLERANCE:
+        raise ClearheadError(
+            f"--prefix keeps the logits of the model after it, and --to changes them by its "
+            f"{', '.join(sorted(others))}: convert --to that first, then the result with --prefix"
+        )
     if not relative <= TOLERANCE:
         raise ClearheadError(
             f"the model with a prefix gives other logits than the one after it, by {relative:.2g} "

@@ -8,7 +8,7 @@ import torch
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bases import open_base
+from clearhead.experiments.bases import open_base, own_dropout
 from clearhead.experiments.configs import TrainJob
 from clearhead.experiments.run_setup import (
     OBJECTIVES,
@@ -21,6 +21,7 @@ from clearhead.experiments.run_setup import (
 )
 from clearhead.models import BASELINE, preset
 from clearhead.models.causal import ClearheadForCausalLM
+from clearhead.models.families.family import words_of
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
@@ -76,6 +77,11 @@ def _run(
         for what, names in (("new", new), ("dropped", dropped)):
             if names:
                 say(f"{what}: {', '.join(names)}")
+        if (shares := own_dropout(model)) and not resume:
+            say(
+                f"{words_of(shares)}: this {type(model).__name__} trains with it, and would train "
+                "without on a preset's mechanisms (compare --from trains every arm without)"
+            )
         start["from"] = base.describe()
         if resume:
             _check_start(job, start["from"])

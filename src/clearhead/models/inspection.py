@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import WINDOW_BEGIN
@@ -66,6 +67,17 @@ def run_backbone(model: Any, ids_BT: Tensor) -> Any:
     known = inspect.signature(body.forward).parameters  # an encoder has no cache to leave unused
     options = {"use_cache": False} if "use_cache" in known else {}
     return body(input_ids=ids_BT, **options)
+
+
+def generating_plainly(model: Any) -> Any:
+    """The model without its own ways to generate, such as penalties or beams; its end tokens stay.
+
+    transformers takes from generation_config what a call leaves out.
+    """
+    own = model.generation_config
+    kept = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**kept)
+    return model
 
 
 @contextmanager

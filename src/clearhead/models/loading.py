@@ -20,6 +20,7 @@ from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
+_ADAPTED = "base_model.model."  # of the names in an adapter's file
 _SHOWN = 3  # weights that a message names
 _MENDS = "save or download it again"
 _GIVE = (
@@ -77,7 +78,12 @@ def pretrained(
         ClearheadError: naming the weights that are missing, left over or of another size; or where
             an adapter's weights are no safetensors.
     """
-    _refuse_pickled_adapter(str(name), options)
+    adapter = _adapter(str(name), options)
+    if adapter and head == "new":
+        raise ClearheadError(
+            f"{str(name)!r} has an adapter beside its weights, which would leave them frozen: "
+            "merge it by PEFT's merge_and_unload(), and give the merged model"
+        )
     with without_bars(), _without_tables() as tables:
         model, found = auto.from_pretrained(
             name,
@@ -94,6 +100,8 @@ def pretrained(
         raise ClearheadError(
             f"{str(name)!r} lacks weights of a {kind} beside its adapter's: {_MENDS}"
         )
+    if adapted and adapter and found["missing_keys"]:
+        found |= _read_by_peft(model, adapter, found["missing_keys"])
     trunk = model.base_model_prefix and f"{model.base_model_prefix}."
     # A checkpoint of another class has another head, and may lack what only this one's reads.
     another = head != "saved" and kind not in (model.config.architectures or ())
@@ -113,6 +121,12 @@ def pretrained(
         if not (head == "new" and is_head(key))
     }
     left_over = [key for key in found["unexpected_keys"] if not (another and is_head(key))]
+    if missing and adapted:
+        kinds = ", ".join(each.peft_type for each in model.peft_config.values())
+        raise ClearheadError(
+            f"{str(name)!r} has an adapter ({kinds}) without {_some(missing)}: save it again, or "
+            "merge it by PEFT's merge_and_unload() and give the merged model"
+        )
     if missing:
         raise ClearheadError(
             f"{str(name)!r} lacks {_some(missing)} of a {kind}: its files are incomplete, or its "
@@ -133,24 +147,46 @@ def pretrained(
     return model
 
 
-def _refuse_pickled_adapter(name: str, options: dict[str, Any]) -> None:
-    """Refuse what transformers would unpickle although `use_safetensors` is true."""
+def _adapter(name: str, options: dict[str, Any]) -> str | None:
+    """The file of an adapter beside a model; None where there is none, or PEFT is not installed.
+
+    Raises:
+        ClearheadError: for what transformers would unpickle although `use_safetensors` is true.
+    """
     from transformers.utils import cached_file, find_adapter_config_file, is_peft_available
 
     if not is_peft_available():  # transformers reads no adapter then
-        return
+        return None
     where = {key: options[key] for key in ("local_files_only", "revision") if key in options}
     if find_adapter_config_file(name, **where) is None:
-        return
+        return None
     missing_is_none: Any = {
         f"_raise_exceptions_for_{cause}": False
         for cause in ("missing_entries", "connection_errors", "gated_repo")
     }
-    if cached_file(name, "adapter_model.safetensors", **where, **missing_is_none) is None:
+    file: str | None = cached_file(name, "adapter_model.safetensors", **where, **missing_is_none)
+    if file is None:
         raise ClearheadError(
             f"{name!r} has an adapter without adapter_model.safetensors, and adapter_model.bin is "
             "a pickle, which is not read: save the adapter again with safe_serialization=True"
         )
+    return file
+
+
+def _read_by_peft(model: Any, file: str, missing: Iterable[str]) -> dict[str, Any]:
+    """Load an adapter by the names that PEFT saves; return what is missing still, or left over.
+
+    Of some kinds (DoRA, AdaLoRA) transformers looks for other names and leaves weights unread.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    weights = {name.removeprefix(_ADAPTED): tensor for name, tensor in load_file(file).items()}
+    read: Any = set_peft_model_state_dict(model, weights)
+    return {
+        "missing_keys": {*missing} & {*read.missing_keys},
+        "unexpected_keys": {*read.unexpected_keys},
+    }
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
+from clearhead.models.inspection import generating_plainly
 from clearhead.models.loading import pretrained, without_bars
 from clearhead.quantize.linear import linear_layers
 from clearhead.records.files import publish_folder, require_new
@@ -124,7 +126,7 @@ def deploy(
         tokenizer.save_pretrained(folder)
         _only_safetensors(folder)
     del made
-    peer.to(torch.bfloat16)
+    _round(peer)
     model = pretrained(AutoModelForCausalLM, output, **load)
     with tempfile.TemporaryDirectory() as folder_name, without_bars():
         peer.save_pretrained(folder_name)
@@ -140,11 +142,19 @@ def deploy(
     )
 
 
+def _round(model: Any) -> None:
+    """Put a model in bfloat16 as `from_pretrained` does: what is saved, and no rotary frequency."""
+    saved = model.state_dict().keys()
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if name in saved and tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+
 def continuation(model: Any, ids: list[int], tokens: int) -> list[int]:
     """The `tokens` likeliest tokens after `ids`, one after the other, past any end of text."""
     prompt = torch.tensor([ids], device=model.device)
     with torch.no_grad():
-        out: Tensor = model.generate(
+        out: Tensor = generating_plainly(model).generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             min_new_tokens=tokens,

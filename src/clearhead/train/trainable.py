@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
-from clearhead.optim.groups import Named, split_named
+from clearhead.optim.groups import Named, matched, split_named
 from clearhead.train import adapters
 from clearhead.train.config import TrainConfig
 
@@ -19,7 +19,8 @@ def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
 
     Raises:
         ClearheadError: for a pattern that matches nothing left to train, for patterns that leave
-            nothing, for adapters where no linear layer is left or PEFT is not installed.
+            nothing, for adapters where no linear layer is left, a pattern names none or PEFT is not
+            installed.
     """
     if config.only:
         _freeze(split_named(model, config.only)[1])
@@ -43,6 +44,12 @@ def choose_parameters(model: PreTrainedModel, config: TrainConfig) -> None:
             raise ClearheadError(
                 "lora trains linear layers, and only and freeze leave none: leave out a pattern"
             )
+        for pattern in config.only:
+            if not any(matched(f"{name}.weight", (pattern,)) for name in modules):
+                raise ClearheadError(
+                    f"lora trains linear layers, and the pattern {pattern!r} of only names none of "
+                    "them: leave it out, or train without lora"
+                )
         alpha = 2.0 * config.lora if config.lora_alpha is None else config.lora_alpha
         adapters.add(model, modules, rank=config.lora, alpha=alpha, seed=config.seed)
 

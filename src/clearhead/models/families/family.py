@@ -83,10 +83,9 @@ class Family:
                     f"a {self.name} with {key}={found!r} has no place in clearhead: it needs "
                     f"{value!r}"
                 )
-        shares = {key: getattr(model.config, key, 0.0) for key in _DROPOUTS}
-        if dropped := [f"{key}={share:g}" for key, share in shares.items() if share]:
+        if dropped := dropouts(model.config):
             say(
-                f"{', '.join(dropped)} of this {self.name} is for training alone, and left out: "
+                f"{words_of(dropped)} of this {self.name} is for training alone, and left out: "
                 "the clearhead model trains without dropout (its own is the setting dropout)"
             )
         config = self._config(model.config)
@@ -141,6 +140,17 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
             "heads: only a number of heads that divides it can be exported"
         )
     return found
+
+
+def dropouts(theirs: Any) -> dict[str, float]:
+    """What transformers leaves out of a model of a family in training: {setting: share}."""
+    shares = {key: getattr(theirs, key, 0.0) for key in _DROPOUTS}
+    return {key: share for key, share in shares.items() if share}
+
+
+def words_of(shares: Mapping[str, float]) -> str:
+    """Shares of `dropouts`, such as "attn_pdrop=0.1, resid_pdrop=0.1"."""
+    return ", ".join(f"{key}={share:g}" for key, share in shares.items())
 
 
 def windows(theirs: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.family import State, copied, filled
+from clearhead.models.families.family import State, copied, filled, with_all_biases
 from clearhead.models.serving.modeling_clearhead_serving import (
     ClearheadServingConfig,
     ClearheadServingForCausalLM,
@@ -170,10 +170,10 @@ def _layer(block: Any, config: ClearheadServingConfig) -> State:
     for name, weight in attention.k_proj.state_dict().items():
         own[f"k_proj.{name}"] = _shared(weight, spec)
     if config.value_projections[spec.index]:
-        own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0)
+        own |= _matrix("v_proj", attention.v_proj, attention.q_proj.weight, 1.0, config.bias)
     gain = _gain(block.attention_gain)
     if config.output_projection:
-        own |= _matrix("o_proj", attention.o_proj, attention.q_proj.weight, gain)
+        own |= _matrix("o_proj", attention.o_proj, attention.q_proj.weight, gain, config.bias)
         gain = 1.0
     if config.shaped:
         for name in ("alpha", "beta", "gamma"):
@@ -203,7 +203,7 @@ def _shared(weight: Tensor, spec: LayerSpec) -> Tensor:
     )
 
 
-def _matrix(name: str, module: Any, like: Tensor, gain: Any) -> State:
+def _matrix(name: str, module: Any, like: Tensor, gain: Any, bias: bool) -> State:
     """A projection as one matrix, times `gain`, beside `like`, whose inputs are the stream."""
     if isinstance(module, torch.nn.Linear):
         return {f"{name}.{key}": weight * gain for key, weight in module.state_dict().items()}
@@ -211,4 +211,6 @@ def _matrix(name: str, module: Any, like: Tensor, gain: Any) -> State:
     if isinstance(module, Reparametrised):
         initial = matrix if module.kind == "identity" else module.initial
         matrix = module.alpha * initial + module.beta * module.delta
-    return {f"{name}.weight": matrix * gain}
+    state = {f"{name}.weight": matrix * gain}
+    # The form has a bias beside each matrix or none, and reparametrised ones have none.
+    return with_all_biases(state) if bias else state

@@ -1,0 +1,37 @@
+"""clearhead generate: what its options say, whatever a model's folder recommends."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .conftest import call
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"repetition_penalty": 1.8},
+        {"num_beams": 3},
+        {"no_repeat_ngram_size": 1},
+        {"penalty_alpha": 0.6, "top_k": 4},  # code from the hub, which transformers asks for
+    ],
+)
+def test_the_likeliest_tokens_whatever_the_model_recommends(own, llama, tmp_path, capsys):
+    folder = tmp_path / "source"
+    shutil.copytree(llama, folder)
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    ids = [tokenizer.bos_token_id, *tokenizer("attention", add_special_tokens=False).input_ids]
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    capsys.readouterr()
+    words = ("generate", folder, "attention", "--tokens", 12, "--temperature", 0)
+    assert call(*words) == 0
+    wanted = tokenizer.decode(ids, skip_special_tokens=True)
+    assert capsys.readouterr().out.rstrip("\n") == wanted.rstrip("\n")
