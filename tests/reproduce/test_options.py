@@ -14,7 +14,7 @@ UNTRAINED = {"memory", "signal"}
 # Neither evaluations nor diagnoses of text: numbers of the training, fine-tuning, or made puzzles.
 WITHOUT_TEXT = {
     *("differential-ablations", "differential-scaling", "blocks", "blocks-books", "blocks-scaling"),
-    *("blocks-longer", "depth", "speed", "encoders", "ladder"),
+    *("blocks-longer", "depth", "speed", "encoders", "ladder", "one-hop"),
 }
 # Questions that read no text of --test-data, of experiments where others do.
 UNREAD = {("abilities", "answers"), ("long-context", "passkeys"), ("retrofit", "passkeys")}

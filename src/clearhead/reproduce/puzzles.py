@@ -38,7 +38,7 @@ def ladder(scale: str) -> Iterator[Trial]:
 
 def one_hop(_: str) -> Iterator[Trial]:
     """The lowest rung, learnt alone by the baseline; the same at every scale."""
-    for width in WIDTHS["tiny"]:
+    for width in WIDTHS["tiny"]:  # the intervention
         yield _one_hop(width).trial("transformer", 3e-3)
 
 
