@@ -1,7 +1,7 @@
 """A configuration as a job of a process, and as a command for people."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,5 +63,5 @@ def command(config: Any) -> list[str]:
     verb = next(verb for verb, kind in VERBS.items() if isinstance(config, kind))
     usual = None
     if isinstance(config, CompareConfig) and config.base is not None:
-        usual = replace(CompareConfig(), train=continued_recipe())  # as the verb has it
+        usual = type(config)(train=continued_recipe())  # as the verb has it
     return ["clearhead", verb, *chain(*words_of(config, usual).values())]
