@@ -252,9 +252,6 @@ def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> Non
         "documents": "together",
         "held_out": "validation",
     }
-    train = found.get("train") or {}
-    if train.get("precision") == "auto":  # it was one of both, and may be this one
-        found = found | {"train": train | {"precision": header["train"]["precision"]}}
     asked, wanted = (
         {key: one.get(key) for key in _SETTINGS}
         | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}

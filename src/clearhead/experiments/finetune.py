@@ -259,9 +259,6 @@ class _Seed:
         asked = jsonl.first(self.folder / RECORDS) or {}
         wanted = {key: self.header[key] for key in ("arm", "task", "train", "data", "from")}
         asked.setdefault("from", wanted["from"])  # of before: not known
-        train = asked.get("train") or {}
-        if train.get("precision") == "auto":  # of before: it was one of both, and may be this one
-            asked["train"] = train | {"precision": wanted["train"]["precision"]}
         refuse_changes(self.folder, asked, wanted, FinetuneConfig)
 
     def trained(self) -> Any:

@@ -72,16 +72,15 @@ def _attempt(name: str, limit: float, found: list[str | None]) -> None:
 
     for pause in _PAUSES:
         time.sleep(pause)
+        reason = None
         try:
             # Longer than is waited for it: no answer within the limit is told as that alone.
             get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=2 * limit)
         except ValueError:  # no name at all: transformers explains
-            found.append(None)
+            pass
         except Exception as error:  # of the network: its errors share no base class
-            answered = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-            reason = " ".join(str(error).split()) or type(error).__name__
-            found.append(None if answered else reason)
-        else:
-            found.append(None)
-        if found[-1] is None:
+            if not isinstance(error, HfHubHTTPError) or error.response.status_code >= 500:
+                reason = " ".join(str(error).split()) or type(error).__name__
+        found.append(reason)
+        if reason is None:
             return

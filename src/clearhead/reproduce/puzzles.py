@@ -6,7 +6,7 @@ one hop in a cycle of four, is an experiment of its own: small models get so far
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Any
 
 from clearhead.data import DataConfig
 from clearhead.eval.options import BrevoOptions, DepoOptions, ManoOptions
@@ -50,14 +50,14 @@ def _mixture(scale: str, width: int) -> Table:
         brevo=BrevoOptions(samples=200),
         mano=ManoOptions(operations=(2, 3, 4), samples=200),
     )
-    config = _config(width)
-    train = replace(
-        config.train,
+    config = _config(
+        width,
+        SOURCES,
+        f"width {width}",
         tokens=TOKENS[scale],
         batch_size=16 if scale == "tiny" else 128,
         compile="none" if scale == "tiny" else "blocks",
     )
-    config = replace(config, train=train, data=_text(SOURCES), label=f"width {width}")
     return Table(config=config, sweep_tokens=TOKENS[scale] // 5, questions={"puzzles": asked})
 
 
@@ -65,18 +65,13 @@ def _one_hop(width: int) -> Table:
     asked: EvaluateSettings = EvaluateConfig(
         models=(TRAINED,), tasks=("depo",), depo=DepoOptions(vertices=4, hops=(1,), samples=200)
     )
-    config = _config(width)
-    train = replace(config.train, tokens=ONE_HOP_TOKENS, batch_size=32)
-    config = replace(config, train=train, data=_text(ONE_HOP), label=f"one hop, width {width}")
+    label = f"one hop, width {width}"
+    config = _config(width, ONE_HOP, label, tokens=ONE_HOP_TOKENS, batch_size=32)
     return Table(config=config, questions={"one-hop": asked})
 
 
-def _text(sources: tuple[str, ...]) -> DataConfig:
-    return DataConfig(data=sources, vocabulary=512)
-
-
-def _config(width: int) -> CompareConfig:
-    """What both kinds of tables share."""
+def _config(width: int, sources: tuple[str, ...], label: str, **train: Any) -> CompareConfig:
+    """Models of this width on puzzles alone, in windows of one puzzle or several."""
     return CompareConfig(
         presets=("transformer",),
         set={
@@ -87,5 +82,7 @@ def _config(width: int) -> CompareConfig:
         },
         seeds=(0, 1, 2),
         lengths=(1,),
-        train=TrainConfig(sequence_length=128, document_masks=True, log_every=20),
+        train=TrainConfig(sequence_length=128, document_masks=True, log_every=20, **train),
+        data=DataConfig(data=sources, vocabulary=512),
+        label=label,
     )

@@ -193,7 +193,8 @@ def refuse_changes(
     Both are JSON values by name. Mappings are compared key by key: "train" (settings of a `kind`)
     and "model" with defaults for what an older record lacks. Where a default changed what a run
     does, `_EARLIER` has the older behaviour. Of other libraries' models no defaults are known: what
-    is lacking is as wanted.
+    is lacking is as wanted. So is a precision of "auto", which older records have: it was one of
+    both.
 
     Raises:
         ClearheadError: where they differ in what is in `wanted`, but for what no weight depends on.
@@ -214,7 +215,7 @@ def refuse_changes(
         else:
             pairs = {section: (before, now)}
         for name, (old, new) in pairs.items():
-            if old != new:
+            if old != new and (name, old) != ("train.precision", "auto"):
                 changes.append(f"{name} was {old!r} and is now {new!r}")
     if changes:
         raise ClearheadError(

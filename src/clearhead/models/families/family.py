@@ -143,7 +143,7 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
 
 
 def dropouts(theirs: Any) -> dict[str, float]:
-    """What transformers leaves out of a model of a family in training: {setting: share}."""
+    """Shares that a model of transformers drops out in training: {setting: share}."""
     shares = {key: getattr(theirs, key, 0.0) for key in _DROPOUTS}
     return {key: share for key, share in shares.items() if share}
 
