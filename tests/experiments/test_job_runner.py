@@ -132,6 +132,17 @@ def _record(*, diverged: str | None = None, loss: float | None = None, of: str =
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+def test_a_failed_conversion_has_failed_whatever_its_folder_holds(tmp_path):
+    """As where a killed command left the folder, with a record that is no list of lines."""
+    said: list[str] = []
+    conversion, other = _scripts(tmp_path, "echo it exists; exit 1", f"touch {tmp_path}/1.jsonl")
+    conversion.records.write_text(json.dumps({"kind": "conversion"}, indent=2))
+    failed = run([conversion, other], logs=tmp_path / "logs", jobs=1, say=said.append)
+    assert failed == [conversion]
+    assert said[0].startswith("one/0: failed with 1: it exists (all of it: ")
+    assert said[1].startswith("one/1: 0 s")
+
+
 def test_a_divergence_is_a_result(tmp_path):
     said: list[str] = []
     (command,) = _scripts(tmp_path, "exit 2")

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from clearhead.errors import Stopped
+from clearhead.errors import ClearheadError, Stopped
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
 from clearhead.records.files import write_text
@@ -173,4 +174,7 @@ def finished_as(job: Job, logs: Path) -> str:
 
 
 def _diverged(records: Path) -> bool:
-    return records.exists() and any(run.header.get("diverged") for run in load(records).runs)
+    """True if a training wrote there that it diverged; a conversion's own record says nothing."""
+    with suppress(ClearheadError):
+        return records.exists() and any(run.header.get("diverged") for run in load(records).runs)
+    return False
