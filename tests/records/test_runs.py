@@ -202,6 +202,31 @@ def test_evaluated_runs_of_a_preset_share_an_arm_only_where_their_seeds_alone_di
     assert [run.preset for run in deeper.runs] == ["transformer", "transformer"]
 
 
+def test_an_evaluation_of_a_run_beside_the_runs_own_records_adds_to_them(tmp_path: Path) -> None:
+    """`compare` and `eval` write a file each: the first names arm and size, the second neither."""
+    train = {"tokens": 1000, "seed": 0}
+    header = {"kind": "run", "run": "sas/seed0", "preset": "sas", "seed": 0, "train": train}
+    trained = [
+        {**header, "arm": "sas norm=none", "size": "tiny"},
+        {"kind": "measure", "run": "sas/seed0", "metric": "loss", "value": 3.0},
+    ]
+    evaluated = [
+        {**header, "size": "", "evaluation": {}, "label": ""},
+        {"kind": "measure", "run": "sas/seed0", "metric": "accuracy", "task": "a", "value": 0.5},
+    ]
+    other = [{**evaluated[0], "train": {**train, "tokens": 2000}}, evaluated[1]]
+    files = [tmp_path / name for name in ("trained", "evaluated", "other", "plain")]
+    plain = [{**trained[0], "arm": "sas", "size": ""}, trained[1]]
+    for file, lines in zip(files, (trained, evaluated, other, plain), strict=True):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for order in (files[:2], files[1::-1]):
+        (run,) = load(order).runs
+        assert (run.arm, run.header["size"]) == ("sas norm=none", "tiny")
+        assert (run.value("loss"), run.value("accuracy", task="a")) == (3.0, 0.5)
+    with pytest.raises(ClearheadError, match="report these files apart"):
+        load([files[3], files[2]])  # a run of that name, trained for longer
+
+
 def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_results() -> None:
     def header(source: str, weights: str) -> dict[str, Any]:
         one = {"kind": "run", "run": "final", "preset": "final", "seed": 0, "weights": weights}

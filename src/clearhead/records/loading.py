@@ -72,6 +72,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
 
+    An evaluation of a run beside that run's own records adds to them.
+
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
             of one name.
@@ -95,11 +97,16 @@ def parse(lines: Iterable[Line]) -> Records:
 def _records(found: Iterable[Run]) -> Records:
     runs: dict[tuple[str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
-    for run in _told_apart(list(found)):
+    for run in _told_apart(_joined(list(found))):
         place = run.label, run.arm, run.seed
         if run.study == DIAGNOSIS and place in runs:
             raise ClearheadError(
                 f"a second diagnosis named {run.id!r}: give each a name of its own"
+            )
+        if place in runs and _is_evaluated(run) != _is_evaluated(runs[place]):
+            raise ClearheadError(
+                f"{run.id} was evaluated and {runs[place].id} trained, under other settings but "
+                "as one arm, seed and label: report these files apart"
             )
         runs[place] = run
         size = str(run.header.get("size", ""))
@@ -110,6 +117,35 @@ def _records(found: Iterable[Run]) -> Records:
                 f"({run.label!r}): give the sizes labels of their own"
             )
     return Records(runs=tuple(runs.values()))
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """The runs, each with what evaluations in other files measured of it."""
+    found = [run for run in runs if not _is_evaluated(run)]
+    for run in filter(_is_evaluated, runs):
+        own = [place for place, one in enumerate(found) if _is_training_of(one, run)]
+        if len(own) == 1:
+            found[own[0]] = _with_measures_of(run, found[own[0]])
+        else:
+            found.append(run)
+    return found
+
+
+def _is_training_of(run: Run, evaluated: Run) -> bool:
+    return (
+        run.study == COMPARISON
+        and not _is_evaluated(run)
+        and (run.id, run.seed) == (evaluated.id, evaluated.seed)
+        and run.header.get("train") == evaluated.header.get("train")
+    )
+
+
+def _with_measures_of(evaluated: Run, run: Run) -> Run:
+    kinds = {*run.payloads, *evaluated.payloads}
+    payloads = {
+        kind: [*run.payloads.get(kind, []), *evaluated.payloads.get(kind, [])] for kind in kinds
+    }
+    return replace(run, measures={**run.measures, **evaluated.measures}, payloads=payloads)
 
 
 def _told_apart(runs: list[Run]) -> list[Run]:
