@@ -18,7 +18,7 @@ SEEDS = ROOT / "results" / "retrofit-seeds.jsonl"
 FILES = [path for path in ROOT.glob("results/retrofit*.jsonl") if path != SEEDS]
 RUNS = [run for path in FILES for run in load(path).runs]
 RUNS_OF_SEEDS = load(SEEDS).runs
-LONG = 250_000
+SHORT = 16_384  # of which the seeds have a file of their own
 PREDICTED = 8 * 511  # tokens of the windows
 INSIDE: dict[str, dict[str, Any]] = {
     "largest hidden state": {"metric": "hidden_top_1"},
@@ -52,15 +52,15 @@ def _rows(*start: str, text: str = PAGE) -> list[dict[str, str]]:
     return [row for head, rows in _tables(text) if (*head[:2],) == start for row in rows]
 
 
-def _of_seeds(tokens: str) -> list[dict[str, str]]:
-    """Rows of the section on three seeds after so many tokens."""
-    text = PAGE.partition(f"### Three seeds, {tokens} tokens\n")[2].partition("\n### ")[0]
-    return _rows("arm", "rate", text=text)
-
-
 ROWS = _rows("arm", "tokens")
-OF_SEEDS = [(row, False) for row in _of_seeds("16,384")]
-OF_SEEDS += [(row, True) for row in _of_seeds("250,000")]
+# (row, tokens, seeds) of the sections on several seeds.
+OF_SEEDS = [
+    (row, int(tokens.replace(",", "")), range(["Two", "Three"].index(number) + 2))
+    for number, tokens, text in re.findall(
+        r"^### (\w+) seeds, ([\d,]+) tokens\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL
+    )
+    for row in _rows("arm", "rate", text=text)
+]
 
 
 def _named(shown: str) -> tuple[str, float | None]:
@@ -98,17 +98,17 @@ def test_the_page_has_the_arms() -> None:
     assert len(ROWS) >= 65
     assert len(OF_SEEDS) >= 54
     assert len(_rows("arm", "rate")) == len(OF_SEEDS)
-    shown = {_named(row["arm"])[0] for row in (*ROWS, *(row for row, _ in OF_SEEDS))}
+    shown = {_named(row["arm"])[0] for row in (*ROWS, *(row for row, _, _ in OF_SEEDS))}
     elsewhere = {"turned", "key-value", "searched turned learned"}  # in tables of their own
     assert shown | elsewhere == set(ARMS.values())
 
 
-def _runs(row: dict[str, str], long: bool) -> list[Run]:
+def _runs(row: dict[str, str], tokens: int) -> list[Run]:
     """The runs of a row: of a long training those at its rate, from any file."""
     arm = _named(row["arm"])[0]
-    if not long:
+    if tokens == SHORT:
         return [run for run in RUNS_OF_SEEDS if run.header["arm"] == arm]
-    asked = arm, LONG, float(row["rate"])
+    asked = arm, tokens, float(row["rate"])
     return [
         run
         for run in RUNS
@@ -116,11 +116,13 @@ def _runs(row: dict[str, str], long: bool) -> list[Run]:
     ]
 
 
-@pytest.mark.parametrize(("row", "long"), OF_SEEDS, ids=str)
-def test_a_row_of_seeds_is_what_the_record_says(row: dict[str, str], long: bool) -> None:
+@pytest.mark.parametrize(("row", "tokens", "seeds"), OF_SEEDS, ids=str)
+def test_a_row_of_seeds_is_what_the_record_says(
+    row: dict[str, str], tokens: int, seeds: range
+) -> None:
     """Means ± standard deviations; few bits by what they add to each seed's own perplexity."""
-    runs = _runs(row, long)
-    assert sorted(run.header["seed"] for run in runs) == [0, 1, 2]
+    runs = _runs(row, tokens)
+    assert sorted(run.header["seed"] for run in runs) == list(seeds)
     for column in list(row)[1:]:
         values = [_value(run, column) for run in runs]
         if column == "rate":
