@@ -42,15 +42,26 @@ def hybrid(tokenizer, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("to", ["gated", "sink"])
 def test_trained_sinks_are_neither_calibrated_nor_set(to, granite, text, tmp_path, capsys):
     made = tmp_path / "made"
-    words = ("convert", granite, made, "--to", to, *SHORT)
+    words = ("convert", granite, made, *SHORT, "--to", to)
     said = refusal(capsys, *words, "--calibrate", text)
     assert "this model has its own, which stay as they are: give --text to measure on" in said
     assert "a model keeps its own" in refusal(capsys, *words, "--sink-logit", 0)
+    said = refusal(capsys, *words[:3], "--prefix", "a", *SHORT)
+    assert "layer 0 has 'sink', where queries need no first token: leave --prefix out" in said
+    said = refusal(capsys, *words, "annealed_start=true")
+    assert "normalizer='sink' already, and annealed_start=true would begin without it" in said
     assert not made.exists()
     assert call(*words, "--text", text) == 0
     theirs, ours = map(AutoModelForCausalLM.from_pretrained, (granite, made))
     for before, after in zip(theirs.model.layers, ours.model.layers, strict=True):
         assert torch.equal(before.self_attn.sinks, after.self_attn.normalizer.logit)
+
+
+def test_calibration_is_refused_where_weights_are_differences(tokenizer, text, tmp_path, capsys):
+    source, made = saved(tmp_path / "source", tokenizer, maps="differential"), tmp_path / "made"
+    said = refusal(capsys, "convert", source, made, "--to", "sink", "--calibrate", text, *SHORT)
+    assert "--calibrate is not for maps='differential': choose maps=single or" in said
+    assert not made.exists()
 
 
 @pytest.mark.parametrize("option", [("--calibrate", None), ("--sink-logit", "0.5")])

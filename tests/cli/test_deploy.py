@@ -91,6 +91,7 @@ class TestDeployment:
         for text in (shown, page.read_text("utf-8")):
             for word in ("plain", "repaired", *forms, "bytes", "tokens/s"):
                 assert word in text
+            assert "In bfloat16 the perplexity is" in " ".join(text.split())
         for name in names:
             figures = json.loads((out / name / "quantization.json").read_text("utf-8"))
             assert f"{figures['bytes']:,}" in page.read_text("utf-8")

@@ -319,6 +319,27 @@ def test_arms_start_from_one_model(llama, going_on, tmp_path, capsys):
         assert not (other / "records.jsonl").exists()
 
 
+def test_sinks_too_low_to_be_trained_are_said(llama, going_on, tmp_path, capsys):
+    out = ["--from", str(llama), *going_on, "--output"]
+    measured = ["--lengths", "1", "--evaluation-tokens", "64"]
+    annealed = ["--set", "annealed_start=true"]
+    for number, (words, said) in enumerate(
+        (
+            (["train", "sink", *out], True),
+            (["train", "sink", *annealed, *out], False),
+            (["train", "sink", "--train.freeze", "*.normalizer.*", *out], False),
+            (["compare", "gated", "sink", *measured, *out], True),
+        )
+    ):
+        assert call(*words, str(tmp_path / str(number))) == 0
+        told = " ".join("".join(capsys.readouterr()).split())
+        wanted = "the sinks rest at -40, where training hardly moves them: give --set annealed_st"
+        assert (wanted in told) == said, words
+    weights = load_file(tmp_path / "0/final/model.safetensors")
+    logit = weights["model.layers.0.self_attn.normalizer.logit"]
+    assert torch.equal(logit, torch.full_like(logit, -40.0))
+
+
 def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, tokenizer, text, capsys):
     gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
     short = tmp_path / "short"

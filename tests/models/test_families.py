@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models.conversion import converted
+from clearhead.models.starts import started, target
 
 from .space import WHOLE
 
@@ -92,6 +93,19 @@ def test_the_logits_are_equal(case):
     ours = converted(theirs)
     wanted = _logits(theirs)
     assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exact_starts_keep_the_logits_of_every_family(case):
+    kind, settings = CASES[case]
+    theirs = _model(kind, **settings)
+    ours, wanted = converted(theirs), _logits(theirs)
+    starts = [(name, {}) for name in ("gated", "differential-v2", "sink")]
+    if ours.config.normalizer == "softmax":
+        starts += [(name, {"annealed_start": True}) for name in ("softmax1", "xsa")]
+    for start in starts:
+        found = _logits(started(ours, target(*start)).model)
+        assert (found - wanted).abs().max() <= 2e-5 * wanted.abs().max(), start
 
 
 def test_the_layer_types_of_a_mistral_say_nothing_of_its_windows():

@@ -129,6 +129,10 @@ def test_differential_attention_takes_an_even_number_of_heads_as_they_are():
         ("transformer", "gated", {"projections": "identity"}, "has no W_O to double"),
         ("sas", "gated", {}, "has no W_O to double"),
         ("transformer", "gated", {"annealed_start": True}, "there is none here: leave it out"),
+        ("sink", "xsa", {"annealed_start": True}, "normalizer='sink' already, .*: leave it out"),
+        ("sink", "gated", {"annealed_start": True}, "normalizer='sink' already"),
+        ("softmax1", "sink", {"annealed_start": True}, "normalizer='softmax1' already"),
+        ("xsa", "sink", {"annealed_start": True}, "epilogue='xsa' already"),
         ("differential-v2", None, {"maps": "single"}, "convert the model that this one was made"),
         (
             "transformer",

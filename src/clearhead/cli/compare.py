@@ -34,7 +34,7 @@ def run(words: list[str]) -> int:
                 "transformer softmax1 --seeds 0 1 2 3 --jobs 4",
                 "transformer --vary train.optimizer=adamw,orthoadam --measure-every 0.05",
                 "transformer sas-p --sizes 64 128 192 --seeds 0 1 2 --train.tokens 300000",
-                "transformer gated sink --from ./SmolLM2-135M --data.data my/texts",
+                "transformer gated differential-v2 --from ./SmolLM2-135M --data.data my/texts",
             ),
             presets=True,
         )

@@ -28,7 +28,11 @@ from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
+from clearhead.nn.sink import Sink
+from clearhead.nn.softmax1 import NOTHING
+from clearhead.optim.groups import matched
 from clearhead.terminal import say
+from clearhead.train import TrainConfig
 from clearhead.train.adapters import merge
 
 _COUNTS = ("parameters", "non_embedding_parameters")
@@ -112,6 +116,23 @@ def _with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
     return filled(type(model), config, model.state_dict(), model)
 
 
+def resting_sinks(model: Any, config: TrainConfig) -> str:
+    """A line that names the remedy where sinks are to be trained that no gradient reaches."""
+    logits = [
+        module.logit
+        for name, module in model.named_modules()
+        if isinstance(module, Sink)
+        and (not config.only or matched(f"{name}.logit", config.only))
+        and not matched(f"{name}.logit", config.freeze)
+    ]
+    if not logits or any(bool((logit > NOTHING).any()) for logit in logits):
+        return ""
+    return (
+        f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --set "
+        "annealed_start=true"
+    )
+
+
 @dataclass(frozen=True)
 class ArmModel:
     """The model of an arm before it is trained.
@@ -122,12 +143,14 @@ class ArmModel:
             forward pass.
         build: makes it, from PyTorch's generator or from the base.
         origin: what the header of a run says of the base.
+        remark: a line about the start, or nothing.
     """
 
     outline: Any
     counts: dict[str, Any]
     build: Callable[[], Any]
     origin: dict[str, str] | None = None
+    remark: str = ""
 
     @classmethod
     def of(cls, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> "ArmModel":
@@ -146,12 +169,15 @@ class ArmModel:
             counts = {key: getattr(costs, key) for key in (*_COUNTS, "forward_flops")}
             return cls(outline, counts, lambda: kind(found))
         try:
-            outline = base.start(arm.preset, arm.model).model.to("meta")
+            outline = base.start(arm.preset, arm.model).model
         except ClearheadError as error:
             raise ClearheadError(f"{arm.name}: {error}") from error
+        if remark := resting_sinks(outline, arm.train):
+            remark = f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA"
+        outline.to("meta")
         outline.tie_weights()
         build = lambda: base.start(arm.preset, arm.model).model  # noqa: E731
-        return cls(outline, _counted(outline), build, base.describe())
+        return cls(outline, _counted(outline), build, base.describe(), remark)
 
 
 def _counted(model: Any) -> dict[str, int]:

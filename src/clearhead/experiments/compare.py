@@ -85,6 +85,8 @@ def _compare(
         say(f"nothing is held out of {named}: validation text has none of it")
     with world.alike():
         models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
+        for remark in filter(None, (model.remark for model in models.values())):
+            say(remark)
         jobs = [
             Run(config, corpus, arm, seed, models[arm.name])
             for seed in config.seeds

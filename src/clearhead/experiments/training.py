@@ -8,7 +8,7 @@ import torch
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.experiments.bases import open_base, own_dropout
+from clearhead.experiments.bases import open_base, own_dropout, resting_sinks
 from clearhead.experiments.configs import TrainJob
 from clearhead.experiments.run_setup import (
     OBJECTIVES,
@@ -82,6 +82,8 @@ def _run(
                 f"{words_of(shares)}: this {type(model).__name__} trains with it, and would train "
                 "without on a preset's mechanisms (compare --from trains every arm without)"
             )
+        if (remark := resting_sinks(model, job.train)) and not resume:
+            say(remark)
         start["from"] = base.describe()
         if resume:
             _check_start(job, start["from"])

@@ -130,7 +130,23 @@ def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfi
         keys["annealed_start"] = False
     if changes.get("position", "rope") not in _ROTARY:
         keys["rope_parameters"] = None
-    return ClearheadConfig(**{**keys, **window_begin(ours), **changes})
+    config = ClearheadConfig(**{**keys, **window_begin(ours), **changes})
+    for index in range(config.num_hidden_layers):
+        _check_annealing(ours.layer(index), config.layer(index))
+    return config
+
+
+def _check_annealing(before: LayerSpec, after: LayerSpec) -> None:
+    """Refuse an annealed start that would leave out, at first, what the model is trained with."""
+    if before.annealed_start or not after.annealed_start:
+        return
+    for axis in _ANNEALING:
+        name = getattr(before, axis)
+        if all(REGISTRY.find(axis, getattr(one, axis)).anneals for one in (before, after)):
+            raise ClearheadError(
+                f"this model has {axis}={name!r} already, and annealed_start=true would begin "
+                "without it: leave it out"
+            )
 
 
 def _adopt(weights: dict[str, Any], prefix: str, before: LayerSpec, after: LayerSpec) -> None:

@@ -146,7 +146,7 @@ def families(records: Records) -> dict[str, dict[int, str]]:
 
 def results(records: Records) -> Pivot | None:
     """A row a scheme; for each model its perplexity, what the scheme adds, and accuracies."""
-    rows: list[tuple[Heading, str | None]] = [(Heading(title="full precision"), None)]
+    rows: list[tuple[Heading, str | None]] = [(Heading(title=_unquantised(records)), None)]
     for scheme, family in schemes(records).items():
         group = "" if family is None else kind_of(family)
         note = "" if family is None else scale_of(family)
@@ -177,6 +177,12 @@ def results(records: Records) -> Pivot | None:
         return entries
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
+
+
+def _unquantised(records: Records) -> str:
+    """Name of what schemes are compared with. Saved models are compared with bfloat16."""
+    saved = any(run.measure("bytes") is not None for run in records.runs)
+    return "bfloat16" if saved else "full precision"
 
 
 def _whole(value: float) -> str:
@@ -245,7 +251,8 @@ def _verdict(records: Records) -> list[str]:
     full = narrative.means(records, "perplexity")
     if not full:
         return ["No perplexity could be measured in full precision."]
-    first = f"In full precision the perplexity is {narrative.listed(full, four_digits, 'for')}."
+    values = narrative.listed(full, four_digits, "for")
+    first = f"In {_unquantised(records)} the perplexity is {values}."
     extremes = _extremes(records)
     return [first, extremes] if extremes else [first]
 
