@@ -1,4 +1,4 @@
-"""A fine-tuned seed is kept for the weights, the settings and the precision it was made with."""
+"""Fine-tuning: what a finished seed is kept for, and the texts of a batch."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
