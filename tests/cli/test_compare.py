@@ -1,5 +1,6 @@
 """The main job at the smallest scale: every preset, every measure, one page."""
 
+import hashlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from clearhead.models import preset
 from clearhead.records.loading import load
 from clearhead.train import precision
 
-from .conftest import call, changed
+from .conftest import call, changed, refusal
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 NULLS = ("softmax1", "sink", "key-bias")  # with a key that adds nothing
@@ -187,6 +188,27 @@ def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(set
     found = {x["metric"] for x in lines if x["kind"] == "measure"}
     assert found == {"train_seconds", "tokens_per_second", "peak_memory_bytes"}
     assert "training speed" in (tmp_path / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("held_out", "enough"), [("too short", False), ("some words " * 4, True)])
+def test_held_out_text_is_as_long_as_a_window_or_refused_before_training(
+    held_out, enough, words, tmp_path, capsys
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "held-out.txt").write_text(held_out, "utf-8")
+    # Of two documents the one with the smaller hash is held out.
+    longer = (f"words and words {'again and again ' * 90}{number}" for number in range(99))
+    digest = lambda text: hashlib.sha256(text.encode()).digest()  # noqa: E731
+    (folder / "train.txt").write_text(next(t for t in longer if digest(t) > digest(held_out)))
+    few = [*changed(words, "--data.data", str(folder)), "--set", "hidden_size=24"]
+    if enough:
+        assert _call("transformer", *changed(few, "--lengths", "1")) == 0
+    else:
+        assert "in no source enough for one window of 16" in refusal(
+            capsys, "compare", "transformer", *few
+        )
+        assert not [*(tmp_path / "out").glob("*seed0")]
 
 
 def test_sources_of_which_nothing_is_held_out_are_named(words, tmp_path, capsys):

@@ -342,9 +342,11 @@ def test_sinks_too_low_to_be_trained_are_said(llama, going_on, tmp_path, capsys)
 
 def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, tokenizer, text, capsys):
     gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, n_positions=8)
-    short = tmp_path / "short"
-    GPT2LMHeadModel(gpt2).save_pretrained(short)
-    tokenizer.save_pretrained(short)
+    short, full = tmp_path / "short", tmp_path / "full"
+    for folder, positions in ((short, 8), (full, 16)):
+        gpt2.n_positions = positions
+        GPT2LMHeadModel(gpt2).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     many = train_tokenizer([path.read_text("utf-8") for path in text.iterdir()] * 9, 340)
     larger = tmp_path / "larger"
     shutil.copytree(llama, larger)
@@ -357,6 +359,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
         (["--from", str(llama), "--set", "hidden_size=8"], "hidden_size is a size of the model's"),
         (["--from", str(tmp_path / "none")], "cannot load a model from"),
         (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
+        (["key-value", "--from", str(full)], "the 15 positions of"),
         (["gated", "--from", str(llama), "--train.only", "x"], "the pattern 'x' decides no"),
         (
             ["--from", str(llama), "--train.document-masks"],
@@ -366,3 +369,22 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["normalizer=key-value", "max_position_embeddings=16"],
+            "more than the 15 positions of position='learned' beside 1 of learned keys",
+        ),
+        (["vocab_size=100"], "vocab_size is 100, and the tokenizer has 300 ids"),
+    ],
+)
+def test_a_preset_without_room_is_refused_before_its_run_begins(
+    changes, said, settings, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    words = [*settings, "--set", *changes, "--output", str(run)]
+    assert said in refusal(capsys, "train", "gpt2", *words)
+    assert not run.exists()

@@ -192,6 +192,12 @@ def test_a_cache_that_cannot_be_written_is_still_read(folder, configure):
     assert prepare(config).fingerprint == first.fingerprint
 
 
+def test_a_cache_that_is_a_file_is_refused_with_the_way_out(folder, configure, tmp_path):
+    (tmp_path / "cache").write_text("a file in its way")
+    with pytest.raises(ClearheadError, match=r"cannot write to the cache .* name another folder"):
+        prepare(configure(folder, cache=tmp_path / "cache"))
+
+
 def test_other_content_or_options_are_another_build(folder, configure, encoded):
     seen = {prepare(configure(folder)).fingerprint}
     for options in ({"vocabulary": 270}, {"validation": 0.5}, {"limit": 5000}):

@@ -68,6 +68,16 @@ def test_whole_numbers_are_names_in_their_order(write):
     assert labelled.labels_of(rows, classes, PAIRS) == [2, 0, 0, 1]
 
 
+def test_a_number_and_its_name_are_one_class(write):
+    rows = _read(write(*({"a": "x", "b": "y", "label": label} for label in (1, "2", "1", 2))))
+    classes = labelled.classes_of(rows, PAIRS)
+    assert classes == ("1", "2")
+    assert labelled.labels_of(rows, classes, PAIRS) == [0, 1, 0, 1]
+    rows = _read(write(*({"a": "x", "b": "y", "label": label} for label in (1, "1"))))
+    with pytest.raises(ClearheadError, match="all 2 training rows are of class '1'"):
+        labelled.classes_of(rows, PAIRS)
+
+
 def test_a_glue_task_takes_names_and_numbers(write):
     task = GLUE["rte"]
     fields = {"sentence1": "x", "sentence2": "y"}

@@ -147,6 +147,14 @@ def test_missing_text_field_names_the_fields_there_are(tmp_path):
     assert texts(table, text_field="body")[0] == ["x"]
 
 
+def test_a_parquet_file_with_bytes_that_are_no_text_is_refused(tmp_path):
+    table = tmp_path / "a.parquet"
+    offsets = pyarrow.array([0, 2, 5], pyarrow.int32()).buffers()[1]
+    column = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"ab\xffcd"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), table)
+    refuses("rows 1 to 2: byte 0xff of a text is not UTF-8", table)
+
+
 def test_damaged_containers(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     whole = gzip.compress(b'{"text": "x"}\n' * 1000)

@@ -62,6 +62,10 @@ def test_the_triangle_is_the_crammed_one():
     assert [learning_rate(step, config) for step in range(40)] == pytest.approx(expected)
     for warmup in (0.0, 1.0):
         assert learning_rate(0, make_config(4, schedule="triangle", warmup=warmup)) in (0.25, 1.0)
+    # Steps beyond the plan have the rate of its end, which is the peak if all of it is warmup.
+    plan = {"schedule": "triangle", "schedule_tokens": 2 * 4, "final_learning_rate": 0.1}
+    for warmup, end in ((0.75, 0.1), (1.0, 1.0)):
+        assert learning_rate(6, make_config(8, warmup=warmup, **plan)) == pytest.approx(end)
 
 
 def test_a_triangle_over_a_ramp_is_straight_in_tokens():

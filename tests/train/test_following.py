@@ -116,6 +116,16 @@ def test_the_scheduled_gain_is_in_proportion_to_what_is_done(tiny, tmp_path):
     assert gain.gain.item() == pytest.approx(0.1 * 3 / 12)
 
 
+@pytest.mark.parametrize("kind", ["annealed", "scheduled"])
+def test_a_training_that_follows_begins_no_branch_anew(kind, tiny, tmp_path):
+    model, config = _model(kind), tiny.make_config(learning_rate=1e-3)
+    train(model, tiny.Batches(), config, output=tmp_path / "run")
+    arrived = _buffers(model)
+    stop = [tiny.SignalAt(3, signal.SIGTERM)]
+    train(model, tiny.Batches(), config, output=tmp_path / "again", callbacks=stop)
+    assert _buffers(model) == arrived
+
+
 def test_feedback_shrinks_at_a_leap_and_grows_elsewhere_within_bounds():
     gain = Feedback(0.1)
     torch.manual_seed(0)

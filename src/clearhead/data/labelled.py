@@ -102,7 +102,8 @@ def classes_of(rows: Sequence[Row], task: Task) -> tuple[str, ...]:
             )
     found = {row.label for row in rows}
     whole = all(isinstance(label, int) for label in found)
-    classes = tuple(str(label) for label in sorted(found, key=None if whole else str))
+    ordered = sorted(found, key=None if whole else str)
+    classes = tuple(dict.fromkeys(map(str, ordered)))  # 1 and "1" are one class
     if len(classes) < 2:
         raise ClearheadError(f"all {len(rows)} training rows are of class {classes[0]!r}: give two")
     return classes

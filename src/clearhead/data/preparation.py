@@ -71,7 +71,7 @@ def prepare(
             corpus = _open(target, content, config, tokenizer, sources, found)
             say(f"reusing the tokens in {target}")
             return corpus
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the second is refused below
             pass
         except shards.DamagedError as error:
             say(f"the tokens in {target} are damaged ({error}); making them anew")

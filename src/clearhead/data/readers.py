@@ -209,7 +209,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
             if text_field not in names:
                 raise _no_field(names, text_field, str(path))
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
-                for row in batch.to_pylist():
+                for row in _values(batch, f"{path}, rows {number + 1} to {number + len(batch)}"):
                     number += 1
                     yield text_of(row, text_field, f"{path}, row {number}")
             if number != (rows := table.metadata.num_rows):
@@ -217,6 +217,16 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
     except pyarrow.ArrowException as error:
         line = str(error).strip().splitlines()[0]
         raise ClearheadError(f"{path}: not a whole .parquet file ({line})") from error
+
+
+def _values(batch: Any, where: str) -> list[Any]:
+    """The rows of a batch; what writes a .parquet file need not look at the bytes of its texts."""
+    try:
+        return cast(list[Any], batch.to_pylist())
+    except UnicodeDecodeError as error:
+        raise ClearheadError(
+            f"{where}: byte 0x{error.object[error.start]:02x} of a text is not UTF-8"
+        ) from error
 
 
 def _no_field(names: list[str], text_field: str, where: str) -> ClearheadError:

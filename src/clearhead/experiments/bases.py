@@ -40,11 +40,13 @@ _COUNTS = ("parameters", "non_embedding_parameters")
 
 @dataclass(frozen=True)
 class Base:
-    """A causal model of any library, its tokenizer, and the text as that reads it."""
+    """A causal model of any library, its tokenizer, and the text as that reads it, in windows of
+    a length."""
 
     name: str
     model: Any
     corpus: Corpus
+    length: int
 
     def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
         """A copy on the mechanisms of a preset, and of settings over it.
@@ -52,11 +54,14 @@ class Base:
         Without a change of mechanism it is the model itself, in its own class.
 
         Raises:
-            ClearheadError: for an unknown preset or setting, and as `imported` and `started`.
+            ClearheadError: for an unknown preset or setting, windows for which learned keys leave
+                too few positions, and as `imported` and `started`.
         """
         changes = target(preset, settings)
         if changes:
-            return started(imported(self.model), changes)
+            start = started(imported(self.model), changes)
+            _check_windows(start.model, f"{self.name} beside learned keys", self.length)
+            return start
         return Start(copy.deepcopy(self.model), (), ())
 
     def describe(self) -> dict[str, str]:
@@ -88,19 +93,23 @@ def open_base(
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
     merge(model)
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of {name}: "
-            f"give --train.sequence-length {limit}"
-        )
+    _check_windows(model, name, length)
     require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, progress=say, began=began)
     shares = own_dropout(model)
     if shares and alike:
         say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
         model = _with_settings(model, dict.fromkeys(shares, 0.0))
-    return Base(name, model.float(), corpus)
+    return Base(name, model.float(), corpus, length)
+
+
+def _check_windows(model: Any, name: str, length: int) -> None:
+    limit = longest_text(model)
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"windows of {length} tokens are more than the {limit} positions of {name}: "
+            f"give --train.sequence-length {limit}"
+        )
 
 
 def own_dropout(model: Any) -> dict[str, float]:

@@ -14,6 +14,7 @@ from clearhead.experiments.comparison_run import (
     Trained,
     check_optimizer,
     check_same,
+    check_text,
     folder_of,
     header_of,
     train_one,
@@ -99,6 +100,7 @@ def _compare(
                 check_same(job.records, header_of(job.records), job.header)
             else:
                 check_optimizer(job)
+                check_text(job)
 
     world.by_first(check)
     written, diverged = list[Path](), list[str | None]()

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Corpus
+from clearhead.data import Corpus, windows
 from clearhead.errors import ClearheadError
 from clearhead.experiments.arms import Arm
 from clearhead.experiments.bases import ArmModel
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun, milestone_steps
 from clearhead.experiments.final_measures import (
+    HEAT_MAP_TOKENS,
     MILESTONES,
     Milestones,
     attention_records,
@@ -117,6 +118,12 @@ def check_optimizer(job: Run) -> None:
         raise ClearheadError(f"{job.arm.name}: {error}") from error
 
 
+def check_text(job: Run) -> None:
+    """Refuse a text that holds out too little for what is measured after the training."""
+    if job.header["lengths"] or job.header["measure_every"]:
+        windows(job.corpus, length=job.settings.sequence_length, count=1)
+
+
 @dataclass(frozen=True)
 class Trained:
     """The model of a run, what its training took, and how it diverged."""
@@ -204,7 +211,8 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
     ):
         yield {"kind": "measure", "run": name, **found}
     if job.seed == job.config.seeds[0]:
-        for found in attention_records(model, corpus):
+        shown = min(HEAT_MAP_TOKENS, settings.sequence_length)
+        for found in attention_records(model, corpus, length=shown):
             yield {"kind": "attention", "run": name, **found}
 
 

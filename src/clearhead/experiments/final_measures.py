@@ -88,11 +88,14 @@ def states(
 
 
 def attention_records(
-    model: Any, corpus: Corpus, at: Literal["anywhere", "documents"] = "anywhere"
+    model: Any,
+    corpus: Corpus,
+    at: Literal["anywhere", "documents"] = "anywhere",
+    length: int = HEAT_MAP_TOKENS,
 ) -> Iterator[dict[str, Any]]:
     """Heat-maps of one validation text, with its tokens spelt out; of a document's beginning, or
     of wherever the split begins."""
-    text = opened(model, next(iter(windows(corpus, length=HEAT_MAP_TOKENS, count=1, at=at))))
+    text = opened(model, next(iter(windows(corpus, length=length, count=1, at=at))))
     spelt = [corpus.tokenizer.decode([token]) for token in text.tolist()]
     for line in attention_maps(model, torch.as_tensor(text)):
         yield {**line, "text": spelt}

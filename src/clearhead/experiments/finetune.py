@@ -148,7 +148,11 @@ class _Task:
             for split, found in rows.items()
         }
         torch.manual_seed(0)  # of the new head, which is in the hash too
-        self.start = {"parameters": parameters_digest(self.classifier(job.model))}
+        model = self.classifier(job.model)
+        self.start = {"parameters": parameters_digest(model)}
+        if not isinstance(model.config, ClearheadConfig):
+            # Before a text, padding would move the learned positions of others, such as GPT-2's.
+            self.tokenizer.padding_side = "right"
 
     def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
         """Texts in the order of a seed, or as they stand."""

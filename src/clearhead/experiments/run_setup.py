@@ -11,6 +11,7 @@ from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.base_model import ClearheadModel
 from clearhead.models.loading import (
     auto_class,
     best_device,
@@ -21,7 +22,6 @@ from clearhead.models.loading import (
     load_tokenizer,
     resolved,
 )
-from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
@@ -35,8 +35,16 @@ def fitted(
     """The preset with the corpus's vocabulary and special tokens, and room for its windows.
 
     `changes` are the user's own keys, and win.
+
+    Raises:
+        ClearheadError: as `preset`; for a vocab_size that leaves out ids of the text.
     """
     base = preset(name, size, **changes)
+    if base.vocab_size < corpus.vocabulary_size and "vocab_size" in changes:
+        raise ClearheadError(
+            f"vocab_size is {base.vocab_size}, and the tokenizer has {corpus.vocabulary_size} ids: "
+            "leave it out, or give another --data.vocabulary or --data.tokenizer"
+        )
     keys = {
         "vocab_size": corpus.vocabulary_size,
         "max_position_embeddings": max(base.max_position_embeddings, settings.sequence_length),
@@ -50,12 +58,14 @@ def fitted(
 def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
     """Refuse windows longer than the model can tell positions apart."""
     with torch.device("meta"):
-        position = REGISTRY.find("position", config.position).build(config.layer(0), 1)
-    limit, length = position.longest(), settings.sequence_length
-    if limit is not None and length > limit:
+        model: Any = ClearheadModel(config)
+    limit, length = model.position.longest(), settings.sequence_length
+    if limit is not None and length > limit - model.places_before:
+        beside = f" beside {model.places_before} of learned keys" if model.places_before else ""
         raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of "
-            f"position={config.position!r}: lower sequence_length, or raise max_position_embeddings"
+            f"windows of {length} tokens are more than the {limit - model.places_before} positions "
+            f"of position={config.position!r}{beside}: lower sequence_length, or raise "
+            "max_position_embeddings"
         )
 
 

@@ -42,7 +42,10 @@ class Trainable(nn.Module):
 
 
 class Scheduled(Trainable):
-    """x · β · t, t the part of the run that is done: the branch comes in from nothing."""
+    """x · β · t, t the part of the run that is done: the branch comes in from nothing.
+
+    The gain never falls, so that a model whose branches have come in can be trained again.
+    """
 
     def hold(self, gain: Tensor) -> None:
         self.register_buffer("gain", gain)
@@ -51,7 +54,7 @@ class Scheduled(Trainable):
         nn.init.zeros_(self.gain)
 
     def on_step_end(self, done: float, loss: float) -> None:
-        self.gain.fill_(self.start * done)
+        self.gain.clamp_(min=self.start * done)
 
 
 class Feedback(Trainable):

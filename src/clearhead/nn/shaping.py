@@ -78,7 +78,8 @@ class Shaped(SkipInit):
 class Annealed(SkipInit):
     """λ I + (1 − λ) A, λ = 1 − t, t the part of the run that is done: plain attention at the end.
 
-    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it.
+    λ is a number of the run and no weight: `on_step_end` sets it, checkpoints hold it. It never
+    rises, so that a model of plain attention can be trained again.
     """
 
     zero_queries = False
@@ -94,7 +95,7 @@ class Annealed(SkipInit):
 
     def on_step_end(self, done: float, loss: float) -> None:
         """After a step: `done` of the run, from 0 to 1."""
-        self.identity.fill_(1 - done)
+        self.identity.clamp_(max=1 - done)
 
     def gains(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.identity, 1 - self.identity, None

@@ -197,7 +197,7 @@ def learning_rate(step: int, config: Course) -> float:
 
 
 def _triangle(used: float, config: Course) -> float:
-    if used < config.warmup:
+    if used < config.warmup or config.warmup == 1:
         return 0.25 + 0.75 * used / config.warmup
     final = config.final_learning_rate
     return final + (1.0 - final) * (1.0 - used) / (1.0 - config.warmup)
