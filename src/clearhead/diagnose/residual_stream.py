@@ -88,8 +88,8 @@ class ResidualStream:
             sums.largest.add(magnitude, peak)
         for name, value in new.items():
             sums.sums[name] += value
-        for first in range(SAMPLED):  # every channel, in one token of so many
-            part = slice(first, None, SAMPLED)
+        for offset in range(SAMPLED):  # every channel, in one token of so many
+            part = slice(offset, None, SAMPLED)
             sums.magnitudes.add(magnitude[:, part, part][finite[:, part]])
         sums.squares_C = sums.squares_C + x.square().sum((0, 1)).double()
         nothing_1C = magnitude.new_zeros(1, magnitude.shape[-1])

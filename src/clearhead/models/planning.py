@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -55,17 +56,11 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
         ClearheadError: for a model whose operations depend on its data, more tokens than it has
             learned positions, or a configuration that names no length where none is given.
     """
-    if length is None:
-        length = getattr(config, "max_position_embeddings", None)
-    if length is None:
-        raise ClearheadError(
-            f"the configuration of {config.model_type} names no length: give one (--context)"
-        )
     if not isinstance(config, ClearheadConfig):
         return _measured(config, length)
     with torch.device("meta"):
         model = ClearheadModel(config)  # whatever its direction; a head has vocabulary × width
-    _check_positions(model, length)
+    length = _length(model, length)
     output = config.vocab_size * config.hidden_size
     head = 0 if config.tie_word_embeddings else output
     total = head + sum(p.numel() for p in model.parameters())
@@ -110,23 +105,31 @@ def without_data() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _check_positions(model: Any, length: int) -> None:
-    limit = longest_text(model)
+def _length(model: Any, given: int | None) -> int:
+    """The length given, or the model's own, if it has room for it."""
+    limit = longest_text(model)  # RoBERTa's is below its max_position_embeddings
+    length = limit or getattr(model.config, "max_position_embeddings", None)
+    length = length if given is None else given
+    if length is None:
+        raise ClearheadError(
+            f"the configuration of {model.config.model_type} names no length: give one (--context)"
+        )
     if limit is not None and length > limit:
         raise ClearheadError(
             f"the model has {limit:,} learned positions, too few for {length:,} tokens: give a "
             "shorter length, or a configuration with more max_position_embeddings"
         )
+    return int(length)
 
 
-def _measured(config: Any, length: int) -> Plan:
+def _measured(config: Any, length: int | None) -> Plan:
     """The costs of another library's model, from a forward pass on tensors without storage."""
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    _check_positions(model, length)
+        model = AutoModelForCausalLM.from_config(deepcopy(config)).to(torch.bfloat16)
+    length = _length(model, length)
     weights = {id(p): p.numel() for p in model.parameters()}
     tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)]
     if (head := model.get_output_embeddings()) is not None:
