@@ -167,7 +167,12 @@ def test_out_of_memory_advises_and_writes_nothing(saved, words, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_names_are_short_and_different():
+def test_names_are_short_and_different(tmp_path, monkeypatch):
+    (tmp_path / "run" / "final").mkdir(parents=True)
+    for folder, names in (("run/final", ["run"]), ("run", ["run"])):
+        monkeypatch.chdir(tmp_path / folder)
+        assert short_names((".",)) == names
+    assert short_names(("final/..",)) == ["run"]
     assert short_names(("runs/a/final",)) == ["a"]
     assert short_names(("x/a", "init:x/a")) == ["a", "init:a"]
     assert short_names(("x/a", "y/a")) == ["x/a", "y/a"]

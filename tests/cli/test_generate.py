@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from .conftest import call
+from .conftest import call, refusal
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,12 @@ def test_the_likeliest_tokens_whatever_the_model_recommends(own, llama, tmp_path
     assert call(*words) == 0
     wanted = tokenizer.decode(ids, skip_special_tokens=True)
     assert capsys.readouterr().out.rstrip("\n") == wanted.rstrip("\n")
+
+
+def test_a_tokenizer_of_another_model_is_refused_in_a_line(llama, tmp_path, capsys):
+    small = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=5))
+    small.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path)
+    assert "and the model knows 0 to 4: use the tokenizer" in refusal(
+        capsys, "generate", str(tmp_path), "attention"
+    )

@@ -11,6 +11,8 @@ import pytest
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.models import plan, preset
+from clearhead.train import TrainConfig
 
 from .conftest import call, changed, refusal
 
@@ -185,6 +187,17 @@ def test_plan_prints_counts(capsys):
     assert "2,558,400" in out
 
 
+def test_plan_counts_the_positions_that_training_gives_a_preset(capsys):
+    """The preset has 256, and training makes room for its windows."""
+    for length in (128, 320):
+        assert call("plan", "gpt2", "--train.sequence-length", str(length), "--gpu", "h200") == 0
+        found = int(capsys.readouterr().out.split(" parameters")[0].split()[-1].replace(",", ""))
+        trained = preset("gpt2", max_position_embeddings=max(256, length))
+        assert found == plan(trained).parameters
+    words = ("--set", "max_position_embeddings=64", "--train.sequence-length", "65")
+    assert "64 learned positions" in refusal(capsys, "plan", "gpt2", *words)
+
+
 def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
     capsys, tmp_path, settings, monkeypatch
 ):
@@ -197,6 +210,12 @@ def test_plan_tells_the_bill_of_a_run_and_of_a_checkpoint_in_80_columns(
     assert f"{int(tokens):,} tokens in " in out  # the run's own settings
     assert out.count(" parameters, ") == 2
     assert out.count("1 x h200") == 2
+    # A setting that is given counts, also one that is given its default.
+    plain = TrainConfig().tokens
+    assert plain != int(tokens)
+    assert call("plan", str(run), "--train.tokens", str(plain), "--gpu", "h200") == 0
+    out += (longer := capsys.readouterr().out)
+    assert f"{plain:,} tokens in " in longer
     assert call("plan", "--size", "diff-13.1b") == 0
     out += capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80

@@ -32,6 +32,26 @@ def test_a_share_that_chance_explains_is_none():
     assert advise(lines, width=64) == []
 
 
+def test_a_rank_is_judged_by_what_its_texts_allow():
+    """Texts of 65 tokens have a rank of 64 without their first, however wide the model is."""
+    for rank, said in ((12.0, False), (1.0, True)):
+        lines = [{"metric": "effective_rank_without_first", "layer": 3, "value": rank}]
+        found = advise(lines, width=1024, length=65)
+        assert bool(found) == said
+        assert all("rank collapse" in one["finding"] for one in found)
+    assert advise([{**lines[0], "value": 12.0}], width=1024)  # of texts longer than that
+
+
+def test_a_null_key_of_either_map_of_a_difference_is_one():
+    lines = [
+        {"metric": "first_token_argmax_share", "map": "difference", "value": 0.5},
+        {"metric": "chance_floor", "value": 0.05},
+        {"metric": "null_mass", "map": "map 1", "value": 0.2},
+    ]
+    (found,) = advise(lines, width=64)
+    assert "beside the null key" in found["finding"]
+
+
 def test_a_model_with_a_null_key_is_not_told_to_take_one():
     for metric in ("null_mass", "prefix_mass"):
         (found,) = advise(_measures(0.46, **{metric: 0.17}), width=64)

@@ -5,17 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead import ClearheadError
-from clearhead.diagnose import diagnose, with_extrapolation
+from clearhead.diagnose import attention_profile, diagnose, with_extrapolation
 from clearhead.diagnose.attention_profile import Reach, RowMeans
 from clearhead.diagnose.diagnosis import bytes_held
+from clearhead.diagnose.extrapolation import LAST, NEAR, extrapolate
 from clearhead.diagnose.logits import LogitSizes
 from clearhead.diagnose.residual_stream import ResidualStream
+from clearhead.models import with_rope_scaling
 from clearhead.models.inspection import longest_text, run_backbone, within_memory
-from clearhead.probe import ByTile, observe
+from clearhead.probe import AttentionCall, ByTile, observe
 
 from .kinds import ENCODERS, LONGEST, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
@@ -94,9 +97,10 @@ def test_an_observed_model_gives_the_same_bits(name):
     assert torch.equal(plain[key], observed[key])
 
 
-def test_the_batch_size_changes_nothing():
-    model = make("Llama")
-    first, second = (diagnose(model, _windows(4), batch_size=size).measures for size in (1, 4))
+@pytest.mark.parametrize("name", ["Llama", "differential-v2"])
+def test_the_batch_size_changes_nothing(name):
+    model = make(name)
+    first, second = (diagnose(model, _windows(5), batch_size=size).measures for size in (1, 4))
     sampled = {"order_broken_content", "anomalous_before", "anomalous_weight_before"}
     for one, other in zip(first, second, strict=True):
         assert {**one, "value": 0} == {**other, "value": 0}
@@ -142,6 +146,78 @@ def test_beyond_the_training_length(tiny):
     scores = (call.q @ call.k.repeat_interleave(2, 1).mT * call.scale).tril()
     largest = scores.abs().amax(-1).mean((0, 1))
     assert line["y"] == pytest.approx(largest.view(-1, 2).mean(-1).tolist(), rel=1e-4)
+
+
+class _Whole:
+    """The last layer's logits and weights on one text, [H, T, T] in float64; T queries in parts."""
+
+    def __init__(self) -> None:
+        self.logits, self.weights = [], []
+
+    def observe(self, call: AttentionCall) -> None:
+        if call.layer != 2:
+            return
+        keys, queries = call.k.shape[2], call.q.shape[2]
+        k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1).double()
+        logits = call.q.double() @ k.mT * call.scale
+        hidden = torch.ones(keys, keys, dtype=torch.bool).triu(1)[keys - queries :]
+        raised = logits[0].masked_fill(hidden, -math.inf).exp()
+        null = 0.0 if call.sink is None else math.exp(call.sink)
+        whole = (logits[0].masked_fill(hidden, 0.0), raised / (raised.sum(-1, keepdim=True) + null))
+        for parts, part in zip((self.logits, self.weights), whole, strict=True):
+            parts.append(F.pad(part, (0, 4 * LONGEST - keys)))
+
+
+@pytest.mark.parametrize("name", ["transformer", "softmax1"])
+@pytest.mark.parametrize("scaling", ["none", "dynamic", "dynamic-causal"])
+def test_beyond_the_training_length_from_the_formulas(name, scaling):
+    """Also where queries come in parts, each with the base of its own reach, and with a null key,
+    whose weight is on no key."""
+    model = make(name)
+    model = model if scaling == "none" else with_rope_scaling(model, scaling, factor=4)
+    text = torch.randint(2, VOCABULARY, (4 * LONGEST,))
+    whole = _Whole()
+    with torch.no_grad(), observe(model, attention=[whole]):
+        model(text[None])
+    assert len(whole.logits) == (3 if scaling == "dynamic-causal" else 1)
+    logits, weights = torch.cat(whole.logits, 1), torch.cat(whole.weights, 1)
+    found = extrapolate(model, text, LONGEST)
+    place = torch.arange(4 * LONGEST)
+    near = (weights * ((place[:, None] - place).abs() < NEAR)).sum(-1)
+    lines = {line["metric"]: line["value"] for line in found.measures() if line.get("layer") == 2}
+    for metric, stop in (("trained", LONGEST), ("beyond", 4 * LONGEST)):
+        wanted = near[:, stop - LAST : stop].mean()
+        assert lines[f"near_weight_{metric}"] == pytest.approx(float(wanted), rel=1e-5)
+    curves = {line["curve"]: line["y"] for line in found.curves() if line["layer"] == 2}
+    peaks = logits.abs().amax(-1).mean(0).view(-1, 4).mean(-1)
+    assert curves["largest_logit_by_position"] == pytest.approx(peaks.tolist(), rel=1e-4)
+    rows = (place[-LAST:, None] >= place).sum(0)
+    by_key = (logits[:, -LAST:].mean(0).sum(0) / rows).view(-1, 4).mean(-1)
+    assert curves["logit_by_position"] == pytest.approx(by_key.tolist(), rel=1e-3, abs=1e-4)
+
+
+def test_queries_in_parts_are_of_one_text_at_their_own_positions(tiny, monkeypatch):
+    """The null key's weight by position and the sink rate of a layer, from the formulas."""
+    model = with_rope_scaling(make("softmax1"), "dynamic-causal", factor=4)
+    texts = [torch.randint(2, VOCABULARY, (4 * LONGEST,)) for _ in range(3)]
+    weights = []
+    for text in texts:
+        whole = _Whole()
+        with torch.no_grad(), observe(model, attention=[whole]):
+            model(text[None])
+        weights.append(torch.cat(whole.weights, 1))
+    weights_NTT = torch.cat(weights)
+    first_N = weights_NTT[..., 0].mean(-1)
+    limit = float(first_N.sort().values[5:7].mean())
+    monkeypatch.setattr(attention_profile, "SINK_THRESHOLDS", (limit,))
+    lines = diagnose(model, texts, batch_size=2).measures
+    assert tiny.value(lines, f"sink_rate_{limit}", map="softmax", layer=2) == 0.5
+    null_T = 1 - weights_NTT.sum(-1).mean(0)
+    bands = [line for line in lines if line["metric"] == "null_mass" and line.get("layer") == 2]
+    for start in (0, 1, 2, 4, 8, 16, 32, 64, 128):
+        wanted = float(null_T[start : max(1, 2 * start)].mean())
+        (found,) = (line["value"] for line in bands if line.get("position") == start)
+        assert found == pytest.approx(wanted, rel=1e-4), start
 
 
 @pytest.mark.parametrize(

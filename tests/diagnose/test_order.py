@@ -1,14 +1,18 @@
 """The initial angles, the anomaly and the decay bound, against the models' own rotation."""
 
 import pytest
+import tests_architectures as architectures
 import torch
+from torch import nn
 
 from clearhead.diagnose.order import PAIRS, RotaryOrder, decay_bound
 from clearhead.diagnose.rotary import Rotary, rotary_of
+from clearhead.models import with_rope_scaling
+from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 
-from .kinds import ENCODERS, ROTARY, UNTURNED, VOCABULARY, make
+from .kinds import ENCODERS, LONGEST, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 
@@ -21,23 +25,72 @@ def _observed(name: str) -> RotaryOrder:
     return profile
 
 
-@pytest.mark.parametrize("name", [n for n in ROTARY if n != "coca"])
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+BEYOND = {  # texts of twice the trained length, whose base is another
+    "Llama, dynamic": lambda: architectures.make(
+        "Llama", num_hidden_layers=3, max_position_embeddings=LONGEST, rope_parameters=DYNAMIC
+    ),
+    "transformer, dynamic": lambda: with_rope_scaling(make("transformer"), "dynamic", factor=4),
+    "transformer, dynamic-causal": lambda: with_rope_scaling(
+        make("transformer"), "dynamic-causal", factor=4
+    ),
+    "xpos": lambda: make("xpos"),
+}
+
+
+@pytest.mark.parametrize("name", [*(n for n in ROTARY if n != "coca"), *BEYOND])
 def test_the_rotation_found_is_the_models_own(tiny, name):
     """Undone by the frequencies found, scores depend on content and distance alone: a text of one
-    token has the same q and k at every position, so its products h must be equal everywhere."""
-    model = make(name)
+    token has the same q and k at every position, so its products h must be equal everywhere, and
+    its scores by distance are those that the model computes."""
+    model = BEYOND[name]() if name in BEYOND else make(name)
+    length = 2 * LONGEST if name in BEYOND else T
     seen: list[AttentionCall] = tiny.Calls()
     with torch.no_grad(), observe(model, attention=[seen]):
-        model(input_ids=torch.full((1, T), 7))
-    profile = RotaryOrder(model, T)
-    call = seen[0]
-    rotary = rotary_of(model, call.module, 0, call.q.shape[-1])
-    assert isinstance(rotary, Rotary)
-    h, _ = profile._products(call, rotary)
-    assert h.shape[2] == PAIRS
-    spread = (h - h[:, :, :1]).abs().amax() / h.abs().amax()
-    assert spread < 1e-4
-    assert len(rotary.frequency) * 2 <= call.q.shape[-1]
+        model(input_ids=torch.full((1, length), 7))
+    profile = RotaryOrder(model, length)
+    for call in seen if name in BEYOND else seen[:1]:  # a null key tells positions apart
+        rotary = rotary_of(model, call.module, call.layer, call.q.shape[-1], call.k.shape[2])
+        assert isinstance(rotary, Rotary)
+        h, scale = profile._products(call, rotary)
+        assert h.shape[2] == PAIRS
+        spread = (h - h[:, :, :1]).abs().amax() / h.abs().amax()
+        assert spread < 1e-4
+        assert len(rotary.frequency) * 2 <= call.q.shape[-1]
+        if name in BEYOND:
+            distances = torch.arange(call.k.shape[2])
+            found = scale * RotaryOrder._scores(h[0, :, 0], rotary, distances)
+            k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)
+            own = (call.q[0, :, -1:] @ k[0].mT * call.scale)[:, 0].flip(-1)
+            assert torch.allclose(found, own, atol=1e-4 * own.abs().amax())
+            bound = scale * decay_bound(h[0, :, 0], rotary, distances)
+            assert (own.abs() <= bound * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("hidden", ["bool", "added", "by clearhead"])
+def test_pairs_are_of_keys_that_the_query_sees(hidden):
+    """Unturned, with q_i = (i, 1) and k_j = (1, j) in two pairs: h names the query and the key."""
+    window, place = 5, torch.arange(T).float()
+    one, none = torch.ones(T), torch.zeros(T)
+    q = torch.stack([place, one, none, none], -1)[None, None]
+    k = torch.stack([one, place, none, none], -1)[None, None]
+    distance = place[:, None] - place
+    mask = ((distance >= 0) & (distance < window))[None, None]
+    options = {
+        "bool": {"visibility": Visibility(causal=False), "mask": mask},
+        "added": {
+            "visibility": Visibility(causal=False),
+            "mask": torch.where(mask, 0.0, torch.finfo(torch.float32).min),
+        },
+        "by clearhead": {"visibility": Visibility(window=window)},
+    }[hidden]
+    rotary = Rotary(
+        frequency=torch.zeros(2).double(), first=torch.tensor([0, 1]), second=torch.tensor([2, 3])
+    )
+    call = AttentionCall(module=nn.Identity(), layer=0, q=q, k=k, scale=1.0, **options)
+    h, _ = RotaryOrder(None, T)._products(call, rotary)
+    apart = h[0, 0, :, 0].real - h[0, 0, :, 1].real
+    assert apart.unique().tolist() == list(range(window))
 
 
 @pytest.mark.parametrize("name", UNTURNED)

@@ -107,6 +107,17 @@ def test_tokens_that_are_not_finite_are_counted_and_left_out(tiny, value):
     assert lines["hidden_top_1"] < 10
 
 
+def test_the_median_is_of_all_channels_and_of_finite_tokens(tiny):
+    """Channels of a trained model differ in size, and widths are multiples of 8."""
+    x = torch.randn(4, 64, 64) * torch.randn(64).exp()
+    x[:, :, ::8] *= 1e-3
+    x[:, 24:] = math.nan
+    profile = ResidualStream()
+    profile.observe(1, x)
+    wanted = float(x[:, :24].abs().median())
+    assert tiny.value(profile.measures(), "hidden_median") == pytest.approx(wanted, rel=0.15)
+
+
 def test_huge_numbers_do_not_overflow(tiny):
     x = torch.randn(1, T, C) * 1e18
     profile = ResidualStream()

@@ -1,12 +1,14 @@
 """The bill of a training run, against steps that were taken."""
 
+import logging
 from dataclasses import replace
 
 import pytest
+import tests_architectures as architectures
 import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, GPT2Config
+from transformers import AutoConfig, BloomConfig, GPT2Config
 
 from clearhead.errors import ClearheadError
 from clearhead.experiments.bill import GPUS, bill
@@ -96,6 +98,61 @@ def test_another_library_s_model_is_counted_as_the_same_one_of_ours():
     assert theirs.forward_flops == pytest.approx(ours.forward_flops, rel=0.001)
     assert theirs.cache_bytes == ours.cache_bytes
     assert training_memory(gpt2, TRAIN)["peak"] > 0
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "Gemma3", "gpt-oss", "GPT-2"])
+def test_another_library_s_attention_is_counted_over_the_keys_that_a_token_sees(name):
+    """By hand: matrices by parameters, attention by each layer's window; experts by those used."""
+    model, length = architectures.make(name, max_position_embeddings=64), 64
+    config = model.config
+    before = vars(config).copy()
+    kinds = getattr(config, "layer_types", None) or ["full"] * 2
+    window = getattr(config, "sliding_window", None)
+    if name == "Mistral":
+        kinds = ["sliding"] * 2
+    attention = 0.0
+    for kind in kinds:
+        reach = window if kind.startswith("sliding") else length
+        seen = sum(min(i + 1, reach) for i in range(length)) / length
+        attention += 4 * 4 * 6 * seen
+    matrices = config.vocab_size * 24
+    for key, weight in model.named_parameters():
+        if "embed" in key or "wte" in key or "wpe" in key or "lm_head" in key or weight.ndim < 2:
+            continue
+        if "experts" in key:
+            if weight.ndim == 3:
+                matrices += config.num_experts_per_tok * weight[0].numel()
+            continue
+        matrices += weight.numel()
+    assert plan(config, length=length).forward_flops == pytest.approx(2 * matrices + attention)
+    assert vars(config) == before
+
+
+def test_what_cannot_be_counted_is_refused_in_a_line():
+    with pytest.raises(ClearheadError, match="mamba keeps a state in place of keys"):
+        plan(architectures.make("Mamba").config, length=8)
+    with pytest.raises(ClearheadError, match=r"bloom names no length: give one \(--context\)"):
+        plan(BloomConfig(hidden_size=24, n_layer=2, n_head=4, vocab_size=61))
+    gpt2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=64)
+    assert plan(architectures.make("RoBERTa").config).length == 30  # of 32 rows
+    for config in (gpt2, preset("gpt2", **{**SHAPE, "max_position_embeddings": 64})):
+        assert plan(config, length=64).length == plan(config).length == 64
+        with pytest.raises(ClearheadError, match="64 learned positions, too few for 65 tokens"):
+            plan(config, length=65)
+
+
+def test_a_mixture_of_experts_is_refused_without_a_traceback():
+    """PyTorch logs one of its own where an operation fails on tensors without storage."""
+    log, logged = logging.getLogger("torch._subclasses.fake_tensor"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = logged.append
+    log.addHandler(handler)
+    try:
+        with pytest.raises(ClearheadError, match=r"GptOssForCausalLM .* cannot be planned"):
+            training_memory(architectures.make("gpt-oss").config, TRAIN)
+    finally:
+        log.removeHandler(handler)
+    assert logged == []
 
 
 def test_time_and_cost_follow_the_flops_and_the_number_of_gpus():

@@ -197,6 +197,9 @@ def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, wor
         observe_text(make("Llama"), tokenizer, "", name="x")
     with pytest.raises(ClearheadError, match=r"64 learned positions.*give --tokens 64"):
         observe_text(make("GPT-2"), tokenizer, words * 9, name="x")
+    mamba = make("Mamba").to(torch.bfloat16)  # its stream stays float32
+    with pytest.raises(ClearheadError, match="x has no attention in its layers"):
+        observe_text(mamba, tokenizer, words, name="x")
     bloom = BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=300))
     with pytest.raises(ClearheadError, match="its attention cannot be observed"):
         observe_text(bloom.eval(), tokenizer, words, name="x")

@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
     for name, config, settings in _models(command):
         from clearhead.experiments.bill import bill
 
-        train = _settings(command.train, settings)
+        train = _settings(command.train, settings, words)
         found = bill(
             config,
             train,
@@ -142,7 +142,11 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
     for name in command.models:
         path = Path(name)
         if name in PRESETS or not (path.exists() or "/" in name):
-            config = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
+            base = preset(choose("preset or folder", name, PRESETS), command.size, **changes)
+            # As the training fits it: with room for its windows.
+            room = max(base.max_position_embeddings, command.train.sequence_length)
+            fitted = {"max_position_embeddings": room} | changes
+            config = preset(name, command.size, **fitted)
             yield f"{name}, size {command.size}", config, TrainConfig()
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
@@ -176,13 +180,15 @@ def _of_checkpoint(name: str, trust_remote_code: bool) -> Any:
         return load_config(name, trust_remote_code=trust_remote_code)
 
 
-def _settings(given: TrainConfig, own: TrainConfig) -> TrainConfig:
-    """A run's own settings, and those given in their place."""
+def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainConfig:
+    """A run's own settings, and those given in their place: also one that is given its default."""
     plain = TrainConfig()
+    named = {word.partition("=")[0].replace("_", "-").replace(".no-", ".") for word in words}
     changed = {
         one.name: getattr(given, one.name)
         for one in fields(TrainConfig)
         if getattr(given, one.name) != getattr(plain, one.name)
+        or f"--train.{one.name.replace('_', '-')}" in named
     }
     return replace(own, **changed)
 

@@ -19,9 +19,18 @@ class _Rule:
     below: bool = False
 
 
-def advise(measures: list[dict[str, Any]], *, width: int) -> list[dict[str, Any]]:
+def advise(
+    measures: list[dict[str, Any]], *, width: int, length: int | None = None
+) -> list[dict[str, Any]]:
     """{"finding", "advice", "metric", "value", "threshold"} of each rule whose number reaches its
-    threshold. `width` is the model's, in channels."""
+    threshold.
+
+    Args:
+        width: the model's, in channels.
+        length: of the texts, in tokens: a rank is at most that of the tokens after the first. None
+            for texts at least as long as the model is wide.
+    """
+    width = width if length is None else min(width, length - 1)
     measured = {
         (line["metric"], line.get("map"), line.get("tokens"), line.get("layer")): line["value"]
         for line in measures
@@ -63,8 +72,9 @@ def _sink(*, beside_a_null_key: bool) -> Callable[[Found, int], float | None]:
     that can put weight beside the text's own keys or in those that cannot."""
 
     def number(found: Found, width: int) -> float | None:
-        nulls = [_of_main_map(found, metric) for metric in ("null_mass", "prefix_mass")]
-        if any(one is not None for one in nulls) != beside_a_null_key:
+        # Of any map: where maps are combined, the main one has no null key of its own.
+        nulls = any(metric in ("null_mass", "prefix_mass") for metric, *_ in found)
+        if nulls != beside_a_null_key:
             return None
         share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
         return share if share is not None and floor and share >= 5 * floor else None
@@ -93,6 +103,7 @@ def _last(metric: str) -> Callable[[Found, int], float | None]:
 
 
 def _rank(found: Found, width: int) -> float | None:
+    """The last layer's effective rank, to the largest that its texts and its width allow."""
     rank = _last("effective_rank_without_first")(found, width)
     return None if rank is None or not width else rank / width
 
@@ -175,10 +186,11 @@ _RULES = (
         "the shaped form",
     ),
     _Rule(
-        metric="effective_rank_without_first / width",
+        metric="effective_rank_without_first / largest",
         number=_rank,
         threshold=0.02,
-        finding="rank collapse: the last layer's effective rank is {value:.1%} of its width",
+        finding="rank collapse: the last layer's effective rank is {value:.1%} of the largest "
+        "possible",
         advice="signals do not propagate: see token similarity by layer for where it starts",
         below=True,
     ),

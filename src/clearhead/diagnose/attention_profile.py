@@ -89,23 +89,31 @@ class SinkRate:
     exceeds a threshold (0.3 in arXiv 2410.10781; queries from 0 on)."""
 
     def __init__(self) -> None:
-        self._mass: dict[str, Any] = defaultdict(int)  # of the call now observed: map → Σ [B, h]
+        # Of the texts now observed: layer → map → Σ [B, h], and the number of their queries.
+        self._mass: dict[int, dict[str, Any]] = {}
+        self._queries: dict[int, int] = {}
         self._counts: dict[tuple[str, int], Any] = defaultdict(int)  # [above each, pairs]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         """Add a tile."""
-        queries = call.q.shape[2]
+        if call.before == tile.start == 0:  # other texts; later calls may have more of these
+            self._count(call.layer)
+        mass = self._mass.setdefault(call.layer, {})
         for part in tile.maps:
-            self._mass[part.name] = self._mass[part.name] + part.weights[..., 0].sum(-1)
-        if tile.start + tile.maps[0].weights.shape[2] < queries:
-            return
-        for name, mass_BH in self._mass.items():
+            mass[part.name] = mass.get(part.name, 0) + part.weights[..., 0].sum(-1)
+        rows = tile.maps[0].weights.shape[2]
+        self._queries[call.layer] = self._queries.get(call.layer, 0) + rows
+
+    def _count(self, layer: int) -> None:
+        queries = self._queries.pop(layer, 0)
+        for name, mass_BH in self._mass.pop(layer, {}).items():
             above = [int((mass_BH / queries > limit).sum()) for limit in SINK_THRESHOLDS]
-            self._counts[name, call.layer] += torch.tensor([*above, mass_BH.numel()])
-        self._mass.clear()
+            self._counts[name, layer] += torch.tensor([*above, mass_BH.numel()])
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records."""
+        for layer in list(self._mass):
+            self._count(layer)
         return [
             line
             for name in dict.fromkeys(name for name, _ in self._counts)
@@ -123,14 +131,15 @@ class SignedDifference:
     signed difference that is negative."""
 
     def __init__(self) -> None:
-        self._lambdas: dict[int, Any] = defaultdict(int)  # [Σ over calls, calls]
+        self._lambdas: dict[int, Any] = defaultdict(int)  # [Σ, number]
         self._signed: dict[int, Any] = defaultdict(int)  # [Σ negative part, Σ |weight|]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         """Add a tile."""
         if tile.lambdas is not None and tile.start == 0:
-            mean = float(tile.lambdas.float().mean())
-            self._lambdas[call.layer] += torch.tensor([mean, 1.0], dtype=torch.float64)
+            every = tile.lambdas.double().cpu()  # one, or one for each text, head and token
+            total = torch.stack([every.sum(), torch.tensor(float(every.numel())).double()])
+            self._lambdas[call.layer] += total
         for part in tile.maps:
             if part.name == DIFFERENCE:
                 sums = [part.weights.clamp_max(0).abs().sum(), part.weights.abs().sum()]

@@ -121,7 +121,7 @@ def diagnose(
         curves=curves_of(attention),
         channels=stream.outliers(),
         notes=notes,
-        advice=advise(measures, width=_width(model)),
+        advice=advise(measures, width=_width(model), length=length),
     )
 
 

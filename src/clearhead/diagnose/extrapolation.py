@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.diagnose.quotients import quotient
 from clearhead.models.inspection import decoder_layers, evaluating, opened, run_backbone
-from clearhead.probe.attention_call import AttentionCall, Scores
+from clearhead.probe.attention_call import AttentionCall, Scores, normalised
 from clearhead.probe.observation import observe
 from clearhead.probe.tiles import TILE
 
@@ -35,44 +36,52 @@ class Extrapolation:
         self.shown = shown_layers(depth)
         self.trained = trained
         self.peaks: dict[int, Tensor] = {}  # [T]
-        self.keys: dict[int, Tensor] = {}  # [T]
-        self.near: dict[tuple[int, str], float] = {}
+        self.keys: dict[int, Tensor] = {}  # [2, T]: Σ over the last queries, and their number
+        self.near: dict[tuple[int, str], Tensor] = {}  # the same: weights, and heads × queries
         self.length = length
 
     def observe(self, call: AttentionCall) -> None:
-        """Add one layer of the text."""
+        """Add one layer of the text, or some of its queries."""
         if call.layer not in self.shown:
             return
-        peaks = [_peaks(tile) for tile in call.scores(TILE)]
-        self.peaks[call.layer] = torch.cat(peaks).cpu()
-        self.keys[call.layer] = self._last(call, "beyond", self.length)
+        first, stop = call.before, call.before + call.q.shape[2]
+        peaks = self.peaks.setdefault(call.layer, torch.zeros(self.length))
+        peaks[first:stop] = torch.cat([_peaks(tile) for tile in call.scores(TILE)]).cpu()
+        self._last(call, "beyond", self.length)
         self._last(call, "trained", self.trained)
 
-    def _last(self, call: AttentionCall, name: str, stop: int) -> Tensor:
-        """Store the near weight of the last queries before `stop`; return each key's mean logit."""
-        weight, queries = 0.0, 0
-        total, number = torch.zeros(self.length), torch.zeros(self.length)
-        for tile in call.scores(TILE, first=max(0, stop - LAST)):
-            rows = min(tile.scores.shape[2], stop - tile.start)
+    def _last(self, call: AttentionCall, name: str, stop: int) -> None:
+        """Add the near weight of the last queries before `stop`, and each key's logit at the end
+        of the text."""
+        near = self.near.setdefault((call.layer, name), torch.zeros(2, dtype=torch.float64))
+        keys = self.keys.setdefault(call.layer, torch.zeros(2, self.length))
+        for tile in call.scores(TILE, first=max(0, stop - LAST - call.before)):
+            start = call.before + tile.start
+            rows, width = min(tile.scores.shape[2], stop - start), tile.scores.shape[-1]
             if rows <= 0:
                 break
             scores, visible = tile.scores[:, :, :rows], tile.visible[:, :, :rows]
-            position = torch.arange(tile.start, tile.start + rows, device=scores.device)[:, None]
-            distance = (position - torch.arange(scores.shape[-1], device=scores.device)).abs()
-            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+            position = torch.arange(start, start + rows, device=scores.device)[:, None]
+            distance = (position - torch.arange(width, device=scores.device)).abs()
+            logits = scores.masked_fill(~visible, -torch.inf)
+            weights, _ = normalised(logits, call.null_logit(tile.start, rows))
             share = (weights * (distance < NEAR)).sum(-1)
-            weight, queries = weight + float(share.nansum()), queries + share.numel()
-            keys = scores.shape[-1]
-            total[:keys] += scores.masked_fill(~visible, 0.0).mean((0, 1)).sum(0).float().cpu()
-            number[:keys] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
-        self.near[call.layer, name] = weight / queries if queries else math.nan
-        return total / number.clamp_min(1)
+            near += torch.tensor([float(share.nansum()), share.numel()], dtype=torch.float64)
+            if name == "beyond":
+                total = scores.masked_fill(~visible, 0.0).mean((0, 1)).sum(0)
+                keys[0, :width] += total.float().cpu()
+                keys[1, :width] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records."""
         lines = [
-            {"metric": f"near_weight_{name}", "layer": layer, "value": value, "length": self.length}
-            for (layer, name), value in sorted(self.near.items())
+            {
+                "metric": f"near_weight_{name}",
+                "layer": layer,
+                "value": quotient(near),
+                "length": self.length,
+            }
+            for (layer, name), near in sorted(self.near.items())
         ]
         return [
             *lines,
@@ -83,9 +92,10 @@ class Extrapolation:
     def curves(self) -> list[dict[str, Any]]:
         """Payloads of "curve" records."""
         out = []
+        keys = {layer: total / count.clamp_min(1) for layer, (total, count) in self.keys.items()}
         for name, by_layer in (
             ("largest_logit_by_position", self.peaks),
-            ("logit_by_position", self.keys),
+            ("logit_by_position", keys),
         ):
             for layer, values in sorted(by_layer.items()):
                 out.append({"curve": name, "layer": layer, **_binned(values)})

@@ -62,7 +62,8 @@ class NullMass(_ByPosition):
         """Add a tile."""
         for part in tile.maps:
             if part.null is not None and call.null_metric == self.metric:
-                self._add(part.name, call.layer, tile.start, part.null, part.counted)
+                start = call.before + tile.start
+                self._add(part.name, call.layer, start, part.null, part.counted)
 
 
 class ClosedGates(_ByPosition):

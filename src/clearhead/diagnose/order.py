@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead.diagnose.logits import FAR, NEAR
 from clearhead.diagnose.quotients import quotients
 from clearhead.diagnose.rotary import Rotary, rotary_of
-from clearhead.probe.attention_call import AttentionCall
+from clearhead.probe.attention_call import AttentionCall, shown
 
 PAIRS = 64
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
@@ -41,17 +41,18 @@ class RotaryOrder:
     def __init__(self, model: Any, longest: int) -> None:
         self.model = model
         self.distances = _distances(longest)
-        self.rotary: dict[int, Rotary | str] = {}
+        self.rotary: dict[tuple[int, int], Rotary | str] = {}  # by layer and number of keys
         self.sums: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
         self.sides: tuple[str, ...] = ("before",)
 
     def observe(self, call: AttentionCall) -> None:
         """Add one layer's queries and keys."""
-        if call.layer not in self.rotary:
-            self.rotary[call.layer] = rotary_of(
-                self.model, call.module, call.layer, call.q.shape[-1]
+        place = call.layer, call.k.shape[2]
+        if place not in self.rotary:
+            self.rotary[place] = rotary_of(
+                self.model, call.module, call.layer, call.q.shape[-1], call.k.shape[2]
             )
-        rotary = self.rotary[call.layer]
+        rotary = self.rotary[place]
         if isinstance(rotary, str):
             return
         if not call.causal and not getattr(call.module, "is_causal", False):
@@ -66,16 +67,21 @@ class RotaryOrder:
         generator = torch.Generator().manual_seed(call.layer)
         last = keys - queries + torch.randint(queries, (PAIRS,), generator=generator)
         one = torch.rand(PAIRS, generator=generator)
-        # A key that the query sees, whatever the direction.
-        window = call.visibility.window or keys
-        first = (last + 1 - window).clamp_min(0)
-        other = first + ((last + 1 - first) * one).long()
         device = call.q.device
-        m, n = last.to(device), other.to(device)
+        m, one = last.to(device), one.to(device)
+        # A key that the query sees, whatever the direction.
+        if call.mask is None:
+            first = (m + 1 - (call.visibility.window or keys)).clamp_min(0)
+            n = first + ((m + 1 - first) * one).long()
+        else:
+            before = torch.arange(keys, device=device) <= m[:, None]
+            seen = shown(call.mask[0, 0, m - (keys - queries)]) & before
+            nth = (seen.sum(-1) * one).long()
+            n = (seen.cumsum(-1) > nth[:, None]).int().argmax(-1)
         k = call.k[:, :, n].repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
         h = rotary.pairs(call.q[:, :, m - (keys - queries)]) * rotary.pairs(k).conj()
         angle = (m - n)[:, None] * rotary.frequency
-        undone = torch.polar(torch.ones_like(angle), -angle).to(h.dtype)
+        undone = torch.polar(1 / rotary.faded(m - n), -angle).to(h.dtype)
         return h * undone, call.scale
 
     def _of(self, h: Tensor, rotary: Rotary, dtype: torch.dtype, scale: float) -> dict[str, Tensor]:
@@ -105,7 +111,9 @@ class RotaryOrder:
     def _scores(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
         """Σ_j Re(h_j e^(isθ_j)), [N, distances]."""
         angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
-        return h.real @ angle.cos().to(h.real.dtype) - h.imag @ angle.sin().to(h.real.dtype)
+        faded = rotary.faded(distances.to(angle.device)).mT
+        cos, sin = ((wave * faded).to(h.real.dtype) for wave in (angle.cos(), angle.sin()))
+        return h.real @ cos - h.imag @ sin
 
     def why_not(self) -> str | None:
         """The reason why no layer's rotary positions are known; None where one's are."""
@@ -142,14 +150,24 @@ class RotaryOrder:
 def decay_bound(h: Tensor, rotary: Rotary, distances: Tensor) -> Tensor:
     """max_j |h_(j+1) − h_j| · Σ_j |Σ_(k<=j) e^(isθ_k)|, [N, distances], after the last h being 0.
 
+    Where scores fade, h is what is left of it at each distance.
+
     Abel summation (RoPE's argument; arXiv 2309.08646, appendix D.1). Without that last 0 it is no
     bound. Of collinear attention, whose h are real, the sums of cosines alone (its eq. 20).
     """
-    step = torch.diff(h, dim=-1, append=h.new_zeros(len(h), 1)).abs().amax(-1)
+    if rotary.fading is None:
+        step = _largest_step(h)[:, None]
+    else:
+        faded = rotary.faded(distances.to(h.device)).to(h.real.dtype)
+        step = torch.stack([_largest_step(h * each) for each in faded], -1)
     angle = rotary.frequency[:, None] * distances.to(rotary.frequency)
     cos, sin = angle.cos().cumsum(0), angle.sin().cumsum(0)
     partial = cos.abs() if rotary.collinear else torch.hypot(cos, sin)
-    return step[:, None] * partial.sum(0).to(step.dtype)
+    return step * partial.sum(0).to(step.dtype)
+
+
+def _largest_step(h: Tensor) -> Tensor:
+    return torch.diff(h, dim=-1, append=h.new_zeros(len(h), 1)).abs().amax(-1)
 
 
 def _distances(longest: int) -> Tensor:

@@ -88,7 +88,9 @@ class ResidualStream:
             sums.largest.add(magnitude, peak)
         for name, value in new.items():
             sums.sums[name] += value
-        sums.magnitudes.add(magnitude.flatten()[::SAMPLED])
+        for offset in range(SAMPLED):  # every channel, in one token of so many
+            part = slice(offset, None, SAMPLED)
+            sums.magnitudes.add(magnitude[:, part, part][finite[:, part]])
         sums.squares_C = sums.squares_C + x.square().sum((0, 1)).double()
         nothing_1C = magnitude.new_zeros(1, magnitude.shape[-1])
         rest = torch.cat([nothing_1C, magnitude[:, 1:].flatten(0, 1)])

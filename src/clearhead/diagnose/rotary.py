@@ -13,31 +13,42 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import ops
+from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
+from clearhead.ops.rope import FADING, xpos_zeta
 
 _TOLERANCE = 1e-3  # between the model's float32 and ours
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j]."""
+    """Pair j of a head is the channels (first[j], second[j]), turned by position · frequency[j].
+
+    Its score fades with distance s by exp(s · fading[j]) (xPos), or not at all.
+    """
 
     frequency: Tensor  # float64 [pairs]
     first: Tensor  # int64 [pairs]
     second: Tensor
     collinear: bool = False
+    fading: Tensor | None = None  # float64 [pairs]
 
     def pairs(self, x: Tensor) -> Tensor:
         """[..., D] as complex numbers [..., pairs], complex64 (complex128 for float64)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return torch.complex(x[..., self.first], x[..., self.second])
 
+    def faded(self, distances: Tensor) -> Tensor:
+        """What is left of each pair's score, float64 [..., pairs] at distances [...]."""
+        at = distances[..., None].to(self.frequency)
+        return torch.ones_like(at) if self.fading is None else (at * self.fading).exp()
 
-def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary | str:
-    """The rotary positions of an attention module with heads of `width` channels, or the reason why
-    they are not known."""
+
+def rotary_of(model: Any, module: nn.Module, layer: int, width: int, keys: int) -> Rotary | str:
+    """The rotary positions of an attention module with heads of `width` channels on a text of
+    `keys` tokens, or the reason why they are not known."""
     if isinstance(module, Attention):
-        return _ours(module)
+        return _ours(module, keys)
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         return f"{type(module).__name__} has no rotary positions (no apply_rotary_pos_emb)"
@@ -51,13 +62,13 @@ def rotary_of(model: Any, module: nn.Module, layer: int, width: int) -> Rotary |
         for name, options in (("inv_freq", {}), (f"{kind}_inv_freq", {"layer_type": kind})):
             frequency = getattr(table, name, None)
             if isinstance(frequency, Tensor) and frequency.ndim == 1:
-                rotary = _tried(apply, table, frequency.detach(), options, width)
+                rotary = _tried(apply, table, frequency.detach(), options, width, keys)
                 if rotary is not None:
                     return rotary
     return "rotary positions in a layout that is not known here"
 
 
-def _ours(module: Attention) -> Rotary | str:
+def _ours(module: Attention, keys: int) -> Rotary | str:
     layer = module.layer
     if layer.position not in ("rope", "xpos"):
         return f"position={layer.position!r} rotates nothing"
@@ -65,25 +76,36 @@ def _ours(module: Attention) -> Rotary | str:
         return "collinear-slack scores are no function of the distance"
     device = next(module.parameters()).device
     frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, device)
+    if layer.position == "rope":
+        # Of the dynamic kinds the last query's, whose base is that of all queries in its call.
+        places = torch.arange(keys, device=device)[None]
+        position: Any = REGISTRY.find("position", "rope").build(layer, 1)
+        (group,) = position.query_groups(places[:, -1:], places)
+        frequency = group.keys.frequency.flatten()
+    fading = xpos_zeta(frequency).double().log() / FADING if layer.position == "xpos" else None
     pairs = layer.head_dim // 2
     return Rotary(
         frequency=frequency.double(),
         first=torch.arange(pairs, device=device),
         second=torch.arange(pairs, 2 * pairs, device=device),
         collinear=layer.scores != "dot",
+        fading=fading,
     )
 
 
 def _tried(
-    apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int
+    apply: Any, table: Any, frequency: Tensor, options: dict[str, Any], width: int, keys: int
 ) -> Rotary | None:
-    """The layout that turns random queries as the model's function does; None if none does."""
+    """The layout that turns random queries as the model's function does; None if none does.
+
+    The text's last position keeps a table by length at this length, and is not compared.
+    """
     device, pairs = frequency.device, len(frequency)
     if 2 * pairs > width:
         return None
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(1, 1, 3, width, generator=generator).to(device)
-    position = torch.tensor([[0, 1, 5]], device=device)
+    q = torch.randn(1, 1, 4, width, generator=generator).to(device)
+    position = torch.tensor([[0, 1, 5, keys - 1]], device=device)
     try:
         cos, sin = table(q, position, **options)
         turned, _ = apply(q, q, cos, sin)
@@ -91,6 +113,7 @@ def _tried(
         return None
     if turned.shape != q.shape:
         return None
+    q, turned, position = q[:, :, :3], turned[:, :, :3], position[:, :3]
     place = torch.arange(pairs, device=device)
     layouts = ((place, place + pairs), (2 * place, 2 * place + 1))
     angle = position[0, :, None] * frequency.double()

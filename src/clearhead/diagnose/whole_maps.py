@@ -50,8 +50,7 @@ class _Maps:
         self._maps: dict[tuple[int, str], Tensor] = {}
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        # Under dynamic-causal a call has some of the queries, the last of its keys.
-        start = tile.start + (call.k.shape[2] - call.q.shape[2] if call.causal else 0)
+        start = call.before + tile.start
         for part in tile.maps:
             _, heads, rows, keys = part.weights.shape
             whole = self._maps.setdefault(

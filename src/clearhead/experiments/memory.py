@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.errors import choose
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
+from clearhead.models.planning import without_data
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line
 from clearhead.records.provenance import provenance
@@ -69,7 +69,7 @@ def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
     """Numbers of keys and of values in the cache after one text of `length`."""
     with torch.device("meta"):
         model: Any = ClearheadForCausalLM(config)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with without_data(), torch.no_grad():
         ids_BT = torch.zeros(1, length, dtype=torch.int64)
         layers = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values.layers
     return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import ops
 from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
 from clearhead.experiments.run_setup import OBJECTIVES, objective_of
 from clearhead.models import ClearheadConfig, ClearheadForMaskedLM
+from clearhead.models.planning import without_data
 from clearhead.optim import build_optimizer
 from clearhead.train.config import TrainConfig
 
@@ -53,7 +53,7 @@ def training_memory(
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
     try:
-        with _mesh(gpus) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+        with _mesh(gpus) as mesh, without_data():
             tracker = _step(model, train, mesh)
     except RuntimeError as error:  # also what depends on the data
         reason = str(error).split("\n", 1)[0]

@@ -202,6 +202,8 @@ def short_names(sources: Sequence[str]) -> list[str]:
     short = []
     for source in sources:
         path = Path(source.removeprefix("init:"))
+        if path.name in ("", ".."):  # the current folder, or one above: by its own name
+            path = path.resolve()
         parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
         short.append(("init:" if source.startswith("init:") else "") + parts[-1])
     if len(set(short)) == len(short):

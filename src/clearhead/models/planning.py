@@ -1,16 +1,28 @@
 """Costs of a configuration before any weight exists: parameters, FLOPs, bytes."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging as hf_logging
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.inspection import longest_text
 from clearhead.nn import REGISTRY
+from clearhead.ops.visibility import Visibility
+
+_COUNTING = "clearhead_plan"  # the key of an attention implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +53,14 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
         config: clearhead's, or that of a causal language model of transformers'.
 
     Raises:
-        ClearheadError: for a model whose operations depend on its data.
+        ClearheadError: for a model whose operations depend on its data, more tokens than it has
+            learned positions, or a configuration that names no length where none is given.
     """
-    length = config.max_position_embeddings if length is None else length
     if not isinstance(config, ClearheadConfig):
         return _measured(config, length)
     with torch.device("meta"):
         model = ClearheadModel(config)  # whatever its direction; a head has vocabulary × width
+    length = _length(model, length)
     output = config.vocab_size * config.hidden_size
     head = 0 if config.tie_word_embeddings else output
     total = head + sum(p.numel() for p in model.parameters())
@@ -79,24 +92,58 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
     )
 
 
-def _measured(config: Any, length: int) -> Plan:
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Tensors without storage. What fails on them is told in one line: PyTorch logs a traceback."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _length(model: Any, given: int | None) -> int:
+    """The length given, or the model's own, if it has room for it."""
+    limit = longest_text(model)  # RoBERTa's is below its max_position_embeddings
+    length = limit or getattr(model.config, "max_position_embeddings", None)
+    length = length if given is None else given
+    if length is None:
+        raise ClearheadError(
+            f"the configuration of {model.config.model_type} names no length: give one (--context)"
+        )
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"the model has {limit:,} learned positions, too few for {length:,} tokens: give a "
+            "shorter length, or a configuration with more max_position_embeddings"
+        )
+    return int(length)
+
+
+def _measured(config: Any, length: int | None) -> Plan:
     """The costs of another library's model, from a forward pass on tensors without storage."""
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(deepcopy(config)).to(torch.bfloat16)
+    length = _length(model, length)
     weights = {id(p): p.numel() for p in model.parameters()}
     tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)]
     if (head := model.get_output_embeddings()) is not None:
         tables.append(head)
     embeddings = {id(p): p.numel() for table in tables for p in table.parameters()}
+    if getattr(model.config, "_experts_implementation", None) is not None:
+        model.set_experts_implementation("batched_mm")  # products that the counter knows
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={attention: _attention_flops})
+    of_attention = _counting_attention(model)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
+        with without_data(), torch.no_grad(), counter:
             ids_BT = torch.zeros(1, length, dtype=torch.int64)
-            cache = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values
+            out = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)
     except RuntimeError as error:  # also what depends on the data
         reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
@@ -104,14 +151,48 @@ def _measured(config: Any, length: int) -> Plan:
             f"data ({reason}): its settings do not fit each other, or what it computes depends on "
             "its data"
         ) from error
+    cache = getattr(out, "past_key_values", None)
+    if cache is None and getattr(out, "cache_params", None) is not None:
+        raise ClearheadError(
+            f"{config.model_type} keeps a state in place of keys and values, which is not planned: "
+            "give a model with attention"
+        )
     held = (each for layer in getattr(cache, "layers", ()) for each in (layer.keys, layer.values))
     return Plan(
         parameters=sum(weights.values()),
         non_embedding_parameters=sum(weights.values()) - sum(embeddings.values()),
-        forward_flops=counter.get_total_flops() / length,
+        forward_flops=(counter.get_total_flops() + sum(of_attention)) / length,
         cache_bytes=2 * sum(each.numel() for each in held if each is not None) / length,
         length=length,
     )
+
+
+def _counting_attention(model: Any) -> list[float]:
+    """The FLOPs of each attention that `model` then runs, over the keys that a token sees.
+
+    Its own implementations are given a mask of all keys, and may multiply what it hides. A model
+    that does not look its attention up runs its own, whose products the counter sees whole.
+    """
+    found: list[float] = []
+
+    def attend(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, **options: Any
+    ) -> tuple[Tensor, None]:
+        causal = options.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        seen = Visibility(bool(causal), options.get("sliding_window")).mean_count(k.shape[-2])
+        found.append(2.0 * prod(q.shape[:-1]) * seen * (q.shape[-1] + v.shape[-1]))
+        return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]), None
+
+    AttentionInterface.register(_COUNTING, attend)
+    AttentionMaskInterface.register(_COUNTING, lambda *arguments, **options: None)
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # which models run their own is not the user's concern
+    try:
+        model.set_attn_implementation(_COUNTING)
+    finally:
+        hf_logging.set_verbosity(verbosity)
+    return found
 
 
 def _attention_flops(

@@ -172,6 +172,13 @@ def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
     return plain / rope["factor"] * (1 - kept) + plain * kept
 
 
+def xpos_zeta(frequency: Tensor) -> Tensor:
+    """ζ_j = (2j + 0.4 d) / (1.4 d), the factor of each pair of channels after `FADING` tokens."""
+    width = 2 * frequency.shape[-1]
+    pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
+    return (pair + 0.4 * width) / (1.4 * width)
+
+
 def xpos_tables(
     queries_BT: Tensor, keys_BS: Tensor, frequency: Tensor, centre: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -182,9 +189,7 @@ def xpos_tables(
     in a cache; centred on the middle of the positions in use, the factors stay smallest. Up to
     36,000 tokens from it they fit in bfloat16 and float32 (float16: 4,500).
     """
-    width = 2 * frequency.shape[-1]
-    pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
-    zeta = (pair + 0.4 * width) / (1.4 * width)
+    zeta = xpos_zeta(frequency)
 
     def table(positions: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         at = positions[:, None, :, None].float()

@@ -92,6 +92,12 @@ class AttentionCall:
         return self.visibility.causal
 
     @property
+    def before(self) -> int:
+        """The position of the first query: under dynamic-causal a call has the queries of one base,
+        the last of its keys."""
+        return self.k.shape[2] - self.q.shape[2] if self.causal else 0
+
+    @property
     def null_metric(self) -> str:
         """The name of the weight beside the text's own keys: `null_mass` where it adds nothing to
         the output, `prefix_mass` where learned keys have values."""
@@ -137,11 +143,14 @@ class AttentionCall:
         if self.rows is not None:
             visible = visible & self.rows[:, None, start:stop, None]
         if self.mask is not None:
-            part = self.mask[:, :, start:stop, :end]
-            # Models hide a key by the least number of their dtype, or by −inf.
-            shown = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
-            visible = visible & shown
+            visible = visible & shown(self.mask[:, :, start:stop, :end])
         return visible
+
+
+def shown(mask: Tensor) -> Tensor:
+    """True where a mask shows a key: models hide one by False, by the least number of their dtype
+    or by −inf."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def normalised(score_BHRS: Tensor, sink: float | Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -35,9 +35,15 @@ class Lens:
 
     def read(self, layer: int, x_TC: Tensor) -> None:
         """Add the predictions after one layer."""
-        found = [_best(self.head(self.norm(rows))) for rows in x_TC.split(_ROWS)]
+        found = [_best(self._logits(rows)) for rows in x_TC.split(_ROWS)]
         self.shares[layer] = torch.cat([shares for shares, _ in found]).cpu()
         self.tokens[layer] = torch.cat([tokens for _, tokens in found]).cpu()
+
+    def _logits(self, x_TC: Tensor) -> Tensor:
+        # A stream in float32 has a head of the weights' dtype (Mamba in bfloat16).
+        weight = getattr(self.head, "weight", None)
+        normed = self.norm(x_TC)
+        return self.head(normed if weight is None else normed.to(weight.dtype))
 
     def agrees(self, logits_TV: Tensor) -> bool:
         """True if after the last layer it predicts what the model itself does."""

@@ -67,16 +67,15 @@ class AttentionTrace:
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
         """Add a tile of one layer's attention to the text, the first of the batch."""
-        before = call.k.shape[2] - call.q.shape[2] if call.causal else 0
-        queries = tile.visible.shape[2]
-        rows = slice(before + tile.start, before + tile.start + queries)
+        start, queries = call.before + tile.start, tile.visible.shape[2]
+        rows = slice(start, start + queries)
         self.causal &= not bool(tile.visible[0].triu(rows.start + 1).any())
         self.names[call.layer] = tuple(part.name for part in tile.maps)
         for part in tile.maps:
             self._add(call, part)
             self._keep(call.layer, part, rows)
         if tile.lambdas is not None:
-            self._note_lambdas(call.layer, tile.lambdas, before)
+            self._note_lambdas(call.layer, tile.lambdas, call.before)
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records: each statistic of each head that has it."""
