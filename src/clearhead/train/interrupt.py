@@ -1,27 +1,35 @@
-"""Ctrl-C and SIGTERM ask the loop to stop; the loop decides when."""
+"""Ctrl-C, SIGTERM and a closed terminal ask the loop to stop; the loop decides when."""
 
+import os
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
+_CLOSED = getattr(signal, "SIGHUP", None)  # Windows has none
+
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM is only noted, in `received`.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP is only noted, in `received`.
 
-    After it, Ctrl-C means what it usually does: KeyboardInterrupt, at once. Outside the main
-    thread Python allows no handlers, so nothing is installed. The handlers found are put back on
-    exit.
+    After it, Ctrl-C means what it usually does: KeyboardInterrupt, at once. SIGHUP says that the
+    terminal is gone: what is printed from then on goes nowhere. Where it is ignored, as under
+    nohup, it stays so. Outside the main thread Python allows no handlers, so nothing is installed.
+    The handlers found are put back on exit.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._found: dict[signal.Signals, Any] = {}
+        self._terminals: list[int] = []
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._found[number] = signal.signal(number, self._note)
+            if _CLOSED is not None and signal.getsignal(_CLOSED) is not signal.SIG_IGN:
+                self._found[_CLOSED] = signal.signal(_CLOSED, self._note)
+            self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -32,3 +40,8 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == _CLOSED and self._terminals:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self._terminals:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)

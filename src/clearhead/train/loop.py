@@ -56,8 +56,8 @@ def train(
     """Train `model` in place, on the device it is on, and keep the run in the folder `output`.
 
     Step s uses the batches from config.starts[s] to before config.starts[s + 1]. PyTorch's
-    generators are seeded with `config.seed`; weights that are not float32 become so. SIGINT and
-    SIGTERM stop the run after the step at hand, with a checkpoint.
+    generators are seeded with `config.seed`; weights that are not float32 become so. SIGINT,
+    SIGTERM and SIGHUP stop the run after the step at hand, with a checkpoint.
 
     Under torchrun the processes share every step and write one folder, the same tokens in the same
     order however many they are; each calls this function with the same arguments. Callbacks hear
