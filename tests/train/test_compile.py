@@ -80,11 +80,13 @@ def test_a_broken_compiler_is_one_clear_line(tiny, tmp_path, monkeypatch):
     from torch._inductor import config as inductor
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
     torch.compiler.reset()
     model = tiny.make_model(hidden_size=16, num_hidden_layers=1)
     config = tiny.make_config(tokens=32, compile="blocks")
-    with pytest.raises(ClearheadError, match=r"torch\.compile does not work here") as caught:
+    with (
+        inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ClearheadError, match=r"torch\.compile does not work here") as caught,
+    ):
         train(model, tiny.Batches(), config, output=tmp_path / "run")
     assert "compile none" in str(caught.value)
     assert "\n" not in str(caught.value)
