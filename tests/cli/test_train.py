@@ -122,9 +122,10 @@ def test_a_closed_terminal_stops_the_run_as_a_signal_does(going_on, tmp_path, ca
     """What it prints then, in a terminal that is gone, must not end it before it has saved."""
     run, log = tmp_path / "run", "--train.log-every=1"
     words = ["train", "gated", "--set", *SHAPE, *going_on, "--data.vocabulary", "300", log]
-    words = changed(words, "--train.tokens", "6400000")
+    words = changed(words, "--train.tokens", "640000")
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
         program = [sys.executable, "-m", "clearhead", *words, "--output", str(run)]
         os.execv(program[0], program)
     shown, metrics = b"", run / "metrics.jsonl"
