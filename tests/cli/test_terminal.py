@@ -1,15 +1,19 @@
-"""What comes from outside cannot command the reader's terminal."""
+"""What comes from outside cannot command the reader's terminal; a closed one stops a run."""
 
 import io
 import json
+import os
+import pty
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from clearhead import terminal
 
-from .conftest import call
+from .conftest import call, changed, refusal
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b1mb\r\u202e[/red]"
@@ -95,3 +99,25 @@ def test_every_way_of_printing_by_rich_is_safe():
         bar.add_task(HOSTILE)
     assert not COMMANDS.search(out.getvalue())
     assert out.getvalue().count(r"a\x1b]0;owned") == 5
+
+
+def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, capsys):
+    """What it prints then, in a terminal that is gone, must not end it before it has saved."""
+    run = tmp_path / "run"
+    small = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
+    words = ["train", "gated", "--set", *small, *settings, "--train.log-every=1"]
+    words = changed(words, "--train.tokens", "640000")
+    process, terminal = pty.fork()
+    if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
+        program = [sys.executable, "-m", "clearhead", *words, "--output", str(run)]
+        os.execv(program[0], program)
+    shown, metrics = b"", run / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGHUP, shown
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    step = json.loads(metrics.read_text("utf-8").splitlines()[-1])["step"]
+    assert checkpoint.name.endswith(f"{step}")
+    assert f"go on with it by --resume {run}" in refusal(capsys, *words, "--output", str(run))

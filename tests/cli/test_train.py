@@ -2,11 +2,9 @@
 
 import json
 import os
-import pty
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,27 +114,6 @@ def test_the_command_of_a_run_makes_it_again(settings, tmp_path, monkeypatch):
     assert call(*pasted) == 0
     assert _record(tmp_path / "run") == first
     assert _weights(tmp_path / "run") == weights
-
-
-def test_a_closed_terminal_stops_the_run_as_a_signal_does(going_on, tmp_path, capsys):
-    """What it prints then, in a terminal that is gone, must not end it before it has saved."""
-    run, log = tmp_path / "run", "--train.log-every=1"
-    words = ["train", "gated", "--set", *SHAPE, *going_on, "--data.vocabulary", "300", log]
-    words = changed(words, "--train.tokens", "640000")
-    process, terminal = pty.fork()
-    if process == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
-        program = [sys.executable, "-m", "clearhead", *words, "--output", str(run)]
-        os.execv(program[0], program)
-    shown, metrics = b"", run / "metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size):
-        shown += os.read(terminal, 4096)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGHUP, shown
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    step = json.loads(metrics.read_text("utf-8").splitlines()[-1])["step"]
-    assert checkpoint.name.endswith(f"{step}")
-    assert f"go on with it by --resume {run}" in refusal(capsys, *words, "--output", str(run))
 
 
 def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):

@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
     )
     import torch
 
-    from clearhead.models.inspection import generating_plainly, longest_text
+    from clearhead.models.inspection import check_tokens, generating_plainly, longest_text
     from clearhead.models.loading import best_device, load
 
     model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
@@ -56,12 +56,7 @@ def run(words: list[str]) -> int:
         ids = [tokenizer.bos_token_id, *ids]
     if not ids:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
-    known = model.get_input_embeddings().num_embeddings
-    if max(ids) >= known:
-        raise ClearheadError(
-            f"the prompt has token {max(ids)}, and the model knows 0 to {known - 1}: use the "
-            "tokenizer that the model was trained with"
-        )
+    check_tokens(model, torch.tensor(ids))
     limit = longest_text(model)
     if limit is not None and len(ids) + command.tokens - 1 > limit:  # the last is not read again
         room = limit + 1 - len(ids)

@@ -223,14 +223,21 @@ def _check_once(words: Sequence[str]) -> None:
     """Refuse an option given twice, since only its last values would count."""
     seen = set[str]()
     for word in words:
-        option = word.partition("=")[0].replace("_", "-")
-        # --no-x and --train.no-x set the same option as --x and --train.x.
-        name = re.sub(r"(--|\.)no-", r"\1", option)
+        option, name = _spelt(word), name_of(word)
         if not option.startswith("--") or option == "--":
             continue
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
         seen.add(name)
+
+
+def name_of(word: str) -> str:
+    """The option that a word sets: --no-x and --train.no-x set the same as --x and --train.x."""
+    return re.sub(r"(--|\.)no-", r"\1", _spelt(word))
+
+
+def _spelt(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
 
 
 def variations(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from clearhead.cli.options import Overrides, parse
+from clearhead.cli.options import Overrides, name_of, parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.metavars import Name
@@ -183,7 +183,7 @@ def _of_checkpoint(name: str, trust_remote_code: bool) -> Any:
 def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainConfig:
     """A run's own settings, and those given in their place: also one that is given its default."""
     plain = TrainConfig()
-    named = {word.partition("=")[0].replace("_", "-").replace(".no-", ".") for word in words}
+    named = set(map(name_of, words))
     changed = {
         one.name: getattr(given, one.name)
         for one in fields(TrainConfig)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Found = Mapping[tuple[str, Any, Any, Any], float]
+_LARGEST_RANK = "largest_rank"  # beside the measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +13,7 @@ class _Rule:
     """Advice given where `number` is at least `threshold` (at most, with `below`)."""
 
     metric: str
-    number: Callable[[Found, int], float | None]
+    number: Callable[[Found], float | None]
     threshold: float
     finding: str
     advice: str
@@ -30,7 +31,6 @@ def advise(
         length: of the texts, in tokens: a rank is at most that of the tokens after the first. None
             for texts at least as long as the model is wide.
     """
-    width = width if length is None else min(width, length - 1)
     measured = {
         (line["metric"], line.get("map"), line.get("tokens"), line.get("layer")): line["value"]
         for line in measures
@@ -38,9 +38,11 @@ def advise(
         and line["value"] is not None
         and line["value"] == line["value"]
     }
+    largest = width if length is None else min(width, length - 1)
+    measured[_LARGEST_RANK, None, None, None] = largest
     out = []
     for rule in _RULES:
-        value = rule.number(measured, width)
+        value = rule.number(measured)
         if value is None or value != value:
             continue
         reached = value <= rule.threshold if rule.below else value >= rule.threshold
@@ -67,11 +69,11 @@ def _of_main_map(found: Found, metric: str) -> float | None:
     )
 
 
-def _sink(*, beside_a_null_key: bool) -> Callable[[Found, int], float | None]:
+def _sink(*, beside_a_null_key: bool) -> Callable[[Found], float | None]:
     """The argmax share, where it is at least five times what no preference would give, in models
     that can put weight beside the text's own keys or in those that cannot."""
 
-    def number(found: Found, width: int) -> float | None:
+    def number(found: Found) -> float | None:
         # Of any map: where maps are combined, the main one has no null key of its own.
         nulls = any(metric in ("null_mass", "prefix_mass") for metric, *_ in found)
         if nulls != beside_a_null_key:
@@ -82,8 +84,8 @@ def _sink(*, beside_a_null_key: bool) -> Callable[[Found, int], float | None]:
     return number
 
 
-def _quotient(above: str, below: str) -> Callable[[Found, int], float | None]:
-    def number(found: Found, width: int) -> float | None:
+def _quotient(above: str, below: str) -> Callable[[Found], float | None]:
+    def number(found: Found) -> float | None:
         a, b = _get(found, above), _get(found, below)
         return None if a is None or not b else a / b
 
@@ -94,25 +96,26 @@ def _by_layer(found: Found, metric: str) -> dict[int, float]:
     return {key[3]: v for key, v in found.items() if key[0] == metric and key[3] is not None}
 
 
-def _last(metric: str) -> Callable[[Found, int], float | None]:
-    def number(found: Found, width: int) -> float | None:
+def _last(metric: str) -> Callable[[Found], float | None]:
+    def number(found: Found) -> float | None:
         layers = _by_layer(found, metric)
         return layers[max(layers)] if layers else None
 
     return number
 
 
-def _rank(found: Found, width: int) -> float | None:
+def _rank(found: Found) -> float | None:
     """The last layer's effective rank, to the largest that its texts and its width allow."""
-    rank = _last("effective_rank_without_first")(found, width)
-    return None if rank is None or not width else rank / width
+    rank = _last("effective_rank_without_first")(found)
+    largest = _get(found, _LARGEST_RANK)
+    return rank / largest if rank is not None and largest else None
 
 
-def _near(found: Found, width: int) -> float | None:
+def _near(found: Found) -> float | None:
     """The last layer's weight on near keys beyond the training length, to that within it; where
     within it they had at least twice what equal weights give."""
     chance = _get(found, "near_weight_chance")
-    beyond, within = (_last(f"near_weight_{name}")(found, width) for name in ("beyond", "trained"))
+    beyond, within = (_last(f"near_weight_{name}")(found) for name in ("beyond", "trained"))
     if beyond is None or within is None or chance is None or within < 2 * chance:
         return None
     return beyond / within
@@ -121,7 +124,7 @@ def _near(found: Found, width: int) -> float | None:
 _RULES = (
     _Rule(
         metric="non_finite_tokens",
-        number=lambda found, width: _get(found, "non_finite_tokens"),
+        number=lambda found: _get(found, "non_finite_tokens"),
         threshold=1,
         finding="{value:,.0f} hidden states are not finite",
         advice="no other number of this diagnosis counts them: look for the first layer that "
@@ -155,7 +158,7 @@ _RULES = (
     ),
     _Rule(
         metric="kurtosis",
-        number=lambda found, width: _get(found, "kurtosis", tokens="rest"),
+        number=lambda found: _get(found, "kurtosis", tokens="rest"),
         threshold=30,
         finding="outlier channels beyond the first token: kurtosis {value:,.1f} (3 is a Gaussian)",
         advice="expect 8-bit activations by tensor to cost perplexity: measure it with "
@@ -171,7 +174,7 @@ _RULES = (
     ),
     _Rule(
         metric="order_broken_content",
-        number=lambda found, width: _get(found, "order_broken_content"),
+        number=lambda found: _get(found, "order_broken_content"),
         threshold=0.6,  # a half, if angles are as they come
         finding="the order anomaly: moved nearer, {value:.0%} of sampled keys score lower",
         advice="expect trouble beyond the training length; to train without: collinear attention "

@@ -39,7 +39,7 @@ class Rotary:
         return torch.complex(x[..., self.first], x[..., self.second])
 
     def faded(self, distances: Tensor) -> Tensor:
-        """What is left of each pair's score, float64 [..., pairs] at distances [...]."""
+        """The part of each pair's score that is left at distances [...], float64 [..., pairs]."""
         at = distances[..., None].to(self.frequency)
         return torch.ones_like(at) if self.fading is None else (at * self.fading).exp()
 

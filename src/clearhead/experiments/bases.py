@@ -28,8 +28,7 @@ from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import longest_text
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
-from clearhead.nn.sink import Sink
-from clearhead.nn.softmax1 import NOTHING
+from clearhead.nn.sink import AT_REST, Sink
 from clearhead.optim.groups import matched
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
@@ -127,19 +126,16 @@ def _with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
 
 def resting_sinks(model: Any, config: TrainConfig) -> str:
     """A line that names the remedy where sinks are to be trained that no gradient reaches."""
-    logits = [
-        module.logit
+    sinks = [
+        module
         for name, module in model.named_modules()
         if isinstance(module, Sink)
         and (not config.only or matched(f"{name}.logit", config.only))
         and not matched(f"{name}.logit", config.freeze)
     ]
-    if not logits or any(bool((logit > NOTHING).any()) for logit in logits):
+    if not sinks or not all(sink.rests for sink in sinks):
         return ""
-    return (
-        f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --set "
-        "annealed_start=true"
-    )
+    return f"{AT_REST}: give --set annealed_start=true"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from clearhead.models.loading import load_tokenizer
 from clearhead.models.rotated import Part, check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.key_value import KeyValue
-from clearhead.nn.softmax1 import NOTHING
+from clearhead.nn.sink import AT_REST
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, read_json, require_new, write_json
 from clearhead.records.provenance import provenance
@@ -284,11 +284,8 @@ def to_other_mechanisms(
         measure("calibrated without the first token, which is hidden", **hidden)
         shares = calibrate(made, calibrating, added, without_first=False)
         relative = measure("calibrated beside the first token")
-    if sinks and not calibrating and all(bool((sink.logit <= NOTHING).all()) for sink in sinks):
-        lines.append(
-            f"the sinks rest at {NOTHING:g}, where training hardly moves them: give --calibrate "
-            "TEXT, or --sink-logit 0 for softmax-1"
-        )
+    if sinks and not calibrating and all(sink.rests for sink in sinks):
+        lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
     same_in_float32 = relative <= TOLERANCE
     made = rounded(made)
     if made.dtype.itemsize == 2:

@@ -22,6 +22,7 @@ from clearhead.models.loading import (
     load_tokenizer,
     resolved,
 )
+from clearhead.nn import REGISTRY
 from clearhead.train import TrainConfig
 from clearhead.train.run_dir import RUN_FILE, read_record
 
@@ -58,12 +59,15 @@ def fitted(
 def check_room(config: ClearheadConfig, settings: TrainConfig) -> None:
     """Refuse windows longer than the model can tell positions apart."""
     with torch.device("meta"):
-        model: Any = ClearheadModel(config)
-    limit, length = model.position.longest(), settings.sequence_length
-    if limit is not None and length > limit - model.places_before:
-        beside = f" beside {model.places_before} of learned keys" if model.places_before else ""
+        limit = REGISTRY.find("position", config.position).build(config.layer(0), 1).longest()
+        if limit is None:
+            return
+        taken = ClearheadModel(config).places_before
+    length = settings.sequence_length
+    if length > limit - taken:
+        beside = f" beside {taken} of learned keys" if taken else ""
         raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit - model.places_before} positions "
+            f"windows of {length} tokens are more than the {limit - taken} positions "
             f"of position={config.position!r}{beside}: lower sequence_length, or raise "
             "max_position_embeddings"
         )

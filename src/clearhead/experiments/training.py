@@ -82,7 +82,7 @@ def _run(
                 f"{words_of(shares)}: this {type(model).__name__} trains with it, and would train "
                 "without on a preset's mechanisms (compare --from trains every arm without)"
             )
-        if (remark := resting_sinks(model, job.train)) and not resume:
+        if not resume and (remark := resting_sinks(model, job.train)):
             say(remark)
         start["from"] = base.describe()
         if resume:

@@ -167,14 +167,19 @@ def _length(model: Any, window: Tensor) -> int:
 
 def _stack(model: Any, windows: list[Tensor]) -> Tensor:
     ids_BT = opened(model, torch.stack(windows))
+    check_tokens(model, ids_BT)
+    return ids_BT.to(model.device)
+
+
+def check_tokens(model: Any, ids: Tensor) -> None:
+    """Raise a ClearheadError for token ids, int64 of any shape, that the model does not know."""
     known = model.get_input_embeddings().num_embeddings
-    low, high = int(ids_BT.min()), int(ids_BT.max())
+    low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= known:
         raise ClearheadError(
             f"token ids from {low} to {high}, and the model knows 0 to {known - 1}: "
             "use the tokenizer that the model was trained with"
         )
-    return ids_BT.to(model.device)
 
 
 @contextmanager

@@ -107,9 +107,9 @@ def without_data() -> Iterator[None]:
 
 def _length(model: Any, given: int | None) -> int:
     """The length given, or the model's own, if it has room for it."""
-    limit = longest_text(model)  # RoBERTa's is below its max_position_embeddings
-    length = limit or getattr(model.config, "max_position_embeddings", None)
-    length = length if given is None else given
+    length, limit = given, longest_text(model)
+    if length is None:  # RoBERTa's limit is below its max_position_embeddings
+        length = limit or getattr(model.config, "max_position_embeddings", None)
     if length is None:
         raise ClearheadError(
             f"the configuration of {model.config.model_type} names no length: give one (--context)"

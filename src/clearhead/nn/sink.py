@@ -7,6 +7,9 @@ from clearhead.nn.bases import Weights, with_own_parameters
 from clearhead.nn.softmax1 import NOTHING, Softmax1
 from clearhead.spec import Declaration, LayerSpec
 
+# Said beside a remedy, where `Sink.rests`.
+AT_REST = f"the sinks rest at {NOTHING:g}, where training hardly moves them"
+
 
 class Sink(Softmax1):
     """exp(s) / (exp(b) + Σ exp(s)) with a learned b for each map.
@@ -22,6 +25,11 @@ class Sink(Softmax1):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.zeros_(self.logit)
+
+    @property
+    def rests(self) -> bool:
+        """True where every logit is so low that hardly any gradient reaches it."""
+        return bool((self.logit <= NOTHING).all())
 
     @with_own_parameters
     def resting(self) -> Tensor:
