@@ -215,7 +215,7 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     assert _weights(cut) == _weights(whole)
     record = _record(whole)
     assert record["description"]["from"]["name"] == str(llama)
-    assert record["config"]["learning_rate"] == 1e-4
+    assert record["config"]["learning_rate"] == 3e-5
     model = AutoModelForCausalLM.from_pretrained(whole / "final")
     kind = "LlamaForCausalLM" if more == () or more[0][0] == "-" else "ClearheadForCausalLM"
     assert type(model).__name__ == kind
