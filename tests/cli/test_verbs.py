@@ -48,6 +48,21 @@ def test_lists_of_numbers_are_parted_by_commas_too():
 
 
 @pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["convert", "model", "new", "--to"], "--to"),
+        (["convert", "model", "new", "--rotate", "--to", "softmax1"], "--rotate"),
+        (["train", "--from", "model", "--train.only", "--output", "run"], "--train.only"),
+        (["compare", "transformer", "--set", "--seeds", "0"], "--set"),
+        (["reproduce", "retrofit", "--only"], "--only"),
+    ],
+)
+def test_an_option_without_the_values_that_it_takes_is_refused(words, option, capsys):
+    assert call(*words) == 2
+    assert f"{option} is given without a value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["--seeds", "0", "--seeds", "1"],

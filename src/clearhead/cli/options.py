@@ -8,7 +8,8 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from functools import reduce
+from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -163,6 +164,7 @@ def parse(
             raise
         raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
     check(found)
+    _check_values(words, found)
     for field in dataclasses.fields(cast(Any, kind)):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(found, field.name) == ():
@@ -229,6 +231,22 @@ def _check_once(words: Sequence[str]) -> None:
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
         seen.add(name)
+
+
+def _check_values(words: Sequence[str], found: Any) -> None:
+    """Refuse an option of several values that stands without any, where that changes nothing."""
+    for word, following in pairwise([*words, "--"]):
+        if not (word.startswith("--") and following.startswith("--")):
+            continue
+        *places, name = _spelt(word)[2:].replace("-", "_").split(".")
+        owner = reduce(getattr, places, found)
+        empty = [
+            field.name
+            for field in dataclasses.fields(owner)
+            if field.default == () or field.default_factory is dict
+        ]
+        if name in empty and not getattr(owner, name):
+            raise ClearheadError(f"{word} is given without a value: give one or leave it out")
 
 
 def name_of(word: str) -> str:
