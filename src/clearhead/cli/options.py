@@ -11,16 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 

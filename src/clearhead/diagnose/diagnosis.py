@@ -21,12 +21,7 @@ from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.models.inspection import (
-    batches,
-    evaluating,
-    longest_text,
-    run_backbone,
-)
+from clearhead.models.inspection import batches, evaluating, longest_text, run_backbone
 from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
 from clearhead.probe.statistic import curves_of, measures_of
 from clearhead.probe.tiles import TILE, ByTile

@@ -24,13 +24,7 @@ from clearhead.eval.document_prompts import (
     stop_of,
 )
 from clearhead.eval.grounding_metrics import grounding_metrics
-from clearhead.eval.judges import (
-    Judge,
-    LocalJudge,
-    RemoteJudge,
-    conclusion,
-    question_to,
-)
+from clearhead.eval.judges import Judge, LocalJudge, RemoteJudge, conclusion, question_to
 from clearhead.eval.options import HallucinationOptions
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell

@@ -28,11 +28,7 @@ from clearhead.records.files import write_text
 from clearhead.records.loading import load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.runs import Records
-from clearhead.train import (
-    DivergedError,
-    Progress,
-    make_trackers,
-)
+from clearhead.train import DivergedError, Progress, make_trackers
 from clearhead.train.world import World, joined
 
 

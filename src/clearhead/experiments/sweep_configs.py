@@ -11,16 +11,7 @@ from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.metavars import (
-    Model,
-    Name,
-    Number,
-    Scaling,
-    SchemeName,
-    Size,
-    TaskName,
-    Text,
-)
+from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
 from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
 
 

@@ -25,14 +25,7 @@ from clearhead.models.families.family import words_of
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
-from clearhead.train import (
-    BatchSource,
-    Progress,
-    TrainResult,
-    checkpoint,
-    make_trackers,
-    train,
-)
+from clearhead.train import BatchSource, Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record
 from clearhead.train.world import World, joined
 

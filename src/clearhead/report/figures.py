@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.records.runs import INPUT, Records, Run
 from clearhead.report import style
-from clearhead.report.charts import (
-    Looks,
-    has_bars,
-    line,
-    mark_length,
-    new,
-    scale_axis,
-    some_of,
-)
+from clearhead.report.charts import Looks, has_bars, line, mark_length, new, scale_axis, some_of
 from clearhead.report.page import Panel
 from clearhead.report.pivots import summary
 from clearhead.report.statistics import summarize
