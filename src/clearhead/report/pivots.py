@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import style
@@ -25,6 +25,14 @@ Read = Callable[[Run], Sequence[Measure]]
 Found = Mapping[int, Sequence[Measure]]  # by seed, those with a value
 R = TypeVar("R")
 C = TypeVar("C")
+
+
+class Block:
+    """A part of a section, which the template shows by its kind."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +66,9 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pivot:
+class Pivot(Block):
     """A table; `cells` are by row and column, and may be empty."""
 
-    kind: ClassVar[str] = "pivot"
     title: str
     corner: str
     rows: tuple[Heading, ...]
@@ -180,6 +187,14 @@ def found(records: Records, arm: str, read: Read) -> Found:
 def summary(records: Records, arm: str, metric: str, **dimensions: Any) -> Summary | None:
     """Mean and spread over seeds; None where no seed has the measure."""
     return summarize(list(records.values(arm, metric, **dimensions).values()))
+
+
+def along(
+    records: Records, arm: str, metric: str, name: str, **fixed: Any
+) -> dict[Any, Summary | None]:
+    """The summaries of an arm at every value that dimension `name` takes."""
+    places = records.dimension(metric, name, arm, **fixed)
+    return {one: summary(records, arm, metric, **{name: one}, **fixed) for one in places}
 
 
 def entry(

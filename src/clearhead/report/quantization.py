@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
-from clearhead.report.charts import Looks, categories, line, new, scale_axis
+from clearhead.report.charts import Looks, Point, categories, line, new, points_of, scale_axis
 from clearhead.report.costs import add_costs, all_noise, four_digits, signed
 from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
 from clearhead.report.pivots import (
@@ -262,7 +261,7 @@ def _extremes(records: Records) -> str:
     for arm in records.arms():
         costs = _added(records, arm)
         if costs:
-            worst, best = max(costs, key=costs.__getitem__), min(costs, key=costs.__getitem__)
+            best, worst = narrative.extremes(costs)
             said = {
                 one: signed(costs[one]) + ", noise" * all_noise(records, arm, one)
                 for one in (worst, best)
@@ -342,11 +341,11 @@ def _curves(records: Records, looks: Looks) -> Section | None:
     )
 
 
-def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Any]:
+def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Point]:
     """(tick, mean perplexity, deviation), full precision first; none where nothing was measured."""
     over = {FULL: summary(records, arm, "perplexity")}
     over |= {f"{n:g}": summary(records, arm, "perplexity", scheme=one) for n, one in bits.items()}
-    points = [(tick, one.mean, one.deviation) for tick, one in over.items() if one is not None]
+    points = points_of(over)
     return points if any(tick != FULL for tick, *_ in points) else []
 
 
@@ -354,7 +353,7 @@ def _panel(
     records: Records,
     looks: Looks,
     family: str,
-    points: dict[str, list[Any]],
+    points: dict[str, list[Point]],
     kin: dict[str, dict[int, str]],
     shown: Sequence[float],
 ) -> Panel:
