@@ -5,14 +5,13 @@ answers to questions on documents, and summaries, by greedy decoding. Accuracy i
 that a judge finds supported by the document. Without a judge there are `grounding_metrics` only.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.document_prompts import (
@@ -83,7 +82,7 @@ class JsonlCache:
 
 def key_of(*parts: Any) -> str:
     """A key that tells these parts from any others."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    return fingerprint_of(*parts)[:32]
 
 
 class GeneratedText(NamedTuple):

@@ -11,6 +11,7 @@ from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
+from clearhead.models.inspection import dtype_name, parameter_count
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
@@ -93,8 +94,8 @@ def _header(
         "run": name,
         "path": source,
         "class": type(model).__name__,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": dtype_name(model),
+        "parameters": parameter_count(model),
         "quantized_parameters": sum(weight.numel() for weight in weights.values()),
         "left_out": left_out(model, layers),
         "length": config.length,

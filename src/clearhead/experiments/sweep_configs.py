@@ -160,11 +160,6 @@ class QuantizeConfig(SweepConfig):
                 f"tokens is {self.tokens}: give one length, {self.length}, or more"
             )
 
-    def given(self, *names: str) -> list[str]:
-        """The options among `names` that have another value than when they are left out."""
-        defaults = QuantizeConfig
-        return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(OpensModels):
