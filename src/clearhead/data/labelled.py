@@ -46,12 +46,7 @@ class Labelled:
 
 
 def read_rows(
-    source: str,
-    task: Task,
-    *,
-    cache: Path,
-    progress: Callable[[str], None],
-    options: str = "--",
+    source: str, task: Task, *, cache: Path, progress: Callable[[str], None], options: str = "--"
 ) -> list[Row]:
     """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
 

@@ -102,8 +102,4 @@ class MaskedBatches:
         batch = self.batches.batch(step)
         label = f"seed {self.batches.seed}, masks of batch {step}"
         shown, labels = self.masking(batch["input_ids"].numpy(), label)
-        return {
-            **batch,
-            "input_ids": torch.from_numpy(shown),
-            "labels": torch.from_numpy(labels),
-        }
+        return {**batch, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}

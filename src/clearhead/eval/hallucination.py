@@ -108,11 +108,7 @@ class JudgedGeneration:
     """
 
     def __init__(
-        self,
-        prompts: Sequence[DocumentPrompt],
-        cache: JsonlCache,
-        file: str,
-        advanced: Advanced,
+        self, prompts: Sequence[DocumentPrompt], cache: JsonlCache, file: str, advanced: Advanced
     ) -> None:
         self._prompts, self._cache, self._file, self._advanced = prompts, cache, file, advanced
 
@@ -248,12 +244,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             subject.check_length(length)
         by = {"judge": self.judge.name} if self.judge.model else {}
         return [
-            {
-                "file": Path(file).name,
-                "digest": digest_of(file),
-                **by,
-                "length": length,
-            }
+            {"file": Path(file).name, "digest": digest_of(file), **by, "length": length}
             for file in self.files
             for length in subject.lengths
         ]

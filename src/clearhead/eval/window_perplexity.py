@@ -39,12 +39,7 @@ class Perplexity:
 
 
 def perplexity(
-    model: Any,
-    windows: Iterable[Tensor],
-    *,
-    length: int,
-    batch_size: int,
-    tokenizer: Any = None,
+    model: Any, windows: Iterable[Tensor], *, length: int, batch_size: int, tokenizer: Any = None
 ) -> Perplexity:
     """Mean loss over windows of text: every token but a window's first is predicted once.
 

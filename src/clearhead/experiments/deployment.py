@@ -78,11 +78,7 @@ def run_deployment(
                     trust_remote_code=config.trust_remote_code,
                 )
             say(f"{name}, {form}: saved")
-            found = {
-                "form": form,
-                "of": source,
-                **figures(made, folder, read, progress=say),
-            }
+            found = {"form": form, "of": source, **figures(made, folder, read, progress=say)}
             write_json(folder / FIGURES, found)
             manifest.seal(folder)
             deployed[folder] = {"name": name, **found}
@@ -104,11 +100,7 @@ def records_of(deployed: Mapping[Path, dict[str, Any]]) -> list[Line]:
 
 
 def figures(
-    deployed: Deployed,
-    folder: Path,
-    texts: Sequence[Tensor],
-    *,
-    progress: Callable[[str], None],
+    deployed: Deployed, folder: Path, texts: Sequence[Tensor], *, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Size, speed and perplexity of both models, ready for JSON.
 

@@ -103,9 +103,7 @@ def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> 
             say=say,
         )
     model, tokenizer = load_model(
-        source,
-        kinds=("causal", "masked", "bare"),
-        trust_remote_code=config.trust_remote_code,
+        source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )
     return model, own_text(config.data, tokenizer, progress=say)
 

@@ -67,10 +67,7 @@ def _portion(
         seed=config.seeds[0],
     )
     task = QuantizationTask(
-        schemes=schemes,
-        length=config.length,
-        choices=config.choices,
-        questions=config.questions,
+        schemes=schemes, length=config.length, choices=config.choices, questions=config.questions
     )
     return Portion(
         header=_header(config, task, subject, name, source),

@@ -236,12 +236,7 @@ def entry(
 
 
 def difference_of(
-    mine: Found,
-    theirs: Found,
-    scale: float = 1.0,
-    against: float = 0.0,
-    *,
-    relative: bool = False,
+    mine: Found, theirs: Found, scale: float = 1.0, against: float = 0.0, *, relative: bool = False
 ) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
     where an arm has no number.

@@ -163,10 +163,7 @@ def tables(scale: str) -> dict[int, Table]:
             6: _table(6, 8_192_000, 4_096_000, width=256, batch=64, compile="blocks"),
             24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
         }
-    return {
-        18: _published(18, "codeparrot"),
-        72: _published(72, "codeparrot-72"),
-    }
+    return {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")}
 
 
 def _table(

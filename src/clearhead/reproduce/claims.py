@@ -119,10 +119,7 @@ class Contrast:
                     than=than,
                     difference=difference,
                     applies=self._applies(sides),
-                    at_edge=(
-                        self._at_edge(*sides[0], self.at),
-                        self._at_edge(*sides[1], there),
-                    ),
+                    at_edge=(self._at_edge(*sides[0], self.at), self._at_edge(*sides[1], there)),
                 )
 
     def _applies(self, sides: Sequence[Side]) -> bool:
@@ -159,11 +156,7 @@ class Contrast:
         }
 
     def _found(
-        self,
-        records: Records,
-        names: Sequence[str],
-        at: Mapping[str, Any],
-        shared: Set[Key] | None,
+        self, records: Records, names: Sequence[str], at: Mapping[str, Any], shared: Set[Key] | None
     ) -> Found:
         """By seed, what all runs measured. A seed that lacks one of the pattern's arms is left out:
         its mean would be another mean."""

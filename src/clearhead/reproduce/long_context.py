@@ -71,11 +71,7 @@ def _tiny() -> Table:
         seeds=(0, 1, 2),
         lengths=(1,),
         train=TrainConfig(
-            tokens=1_500_000,
-            sequence_length=128,
-            batch_size=8,
-            document_masks=True,
-            log_every=20,
+            tokens=1_500_000, sequence_length=128, batch_size=8, document_masks=True, log_every=20
         ),
         data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
         label="long context",
