@@ -102,8 +102,8 @@ def _small() -> Table:
         **LONG,
         **HELD_OUT,
     )
-    return Table(
-        config=replace(tiny.config, train=train, data=data, set=shape),
+    return replace(
+        tiny.changed(train=train, data=data, set=shape),
         sweep_tokens=8_000_000,
         questions={
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),

@@ -101,9 +101,7 @@ def _tiny() -> Table:
 
 def _small() -> Table:
     train = TrainConfig(tokens=50_000_000, sequence_length=1024, batch_size=32, log_every=20)
-    tiny = _tiny()
-    config = replace(
-        tiny.config,
+    table = _tiny().changed(
         seeds=(0, 1, 2),
         evaluation_tokens=131_072,
         train=train,
@@ -118,7 +116,7 @@ def _small() -> Table:
         split="all",
     )
     questions = {**_questions(tokens=131_072), "passkeys": found}
-    return Table(config=config, sweep_tokens=5_000_000, questions=questions, parameters=PARAMETERS)
+    return replace(table, sweep_tokens=5_000_000, questions=questions)
 
 
 def _questions(*, tokens: int) -> dict[str, Question]:
