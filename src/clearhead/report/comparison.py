@@ -181,9 +181,7 @@ def _internals(records: Records) -> Section | None:
 def _training(records: Records, looks: Looks) -> Section | None:
     return section(
         "comparison.training",
-        narrative.answer(
-            records, "Seconds of training", "train_seconds", lambda value: f"{value:,.0f}"
-        ),
+        narrative.answer(records, "Seconds of training", "train_seconds", "{:,.0f}".format),
         side_by_side(
             records,
             (

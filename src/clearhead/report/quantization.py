@@ -1,6 +1,6 @@
 """The page of a quantisation: what schemes cost, and bits against perplexity."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clearhead.errors import ClearheadError
@@ -184,14 +184,10 @@ def _unquantised(records: Records) -> str:
     return "bfloat16" if saved else "full precision"
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-_WRITTEN = {
+_WRITTEN: dict[str, Callable[[float], str]] = {
     "perplexity": four_digits,
     "added_perplexity": signed,
-    "bytes": _whole,
+    "bytes": "{:,.0f}".format,
     "tokens_per_second": four_digits,
 }
 _UNJUDGED = ("perplexity", "bytes", "tokens_per_second")

@@ -379,9 +379,6 @@ def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
         given: dict[str, Any] = {"at": {}, **row}
         named = ("arm", "than", "less", "needs_in")
-        given |= {key: _names(given[key]) for key in named if key in given}
+        for key in given.keys() & named:
+            given[key] = (given[key],) if isinstance(given[key], str) else tuple(given[key])
         yield Contrast(**given)
-
-
-def _names(value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

@@ -37,7 +37,8 @@ def retrofit(scale: str) -> Iterator[Trial]:
         return replace(table.trial(preset, *rates, **changes), called=name)
 
     def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Trial:
-        return replace(arm(name, *rates, **changes), conversion=_conversion(by))
+        conversion = ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
+        return replace(arm(name, *rates, **changes), conversion=conversion)
 
     both = {**PREFIX, "rotate": ("down",)}
     turned = {"rotate": ("residual", "values", "down")}
@@ -78,10 +79,6 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield arm("mirror", *rates, preset="sink", **mirror)
     yield converted("sink calibrated trained", *rates, by=sink)
     yield converted("prefix", by=PREFIX)
-
-
-def _conversion(by: dict[str, Any]) -> ConvertConfig:
-    return ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
 
 
 def _tiny() -> Table:
