@@ -71,7 +71,8 @@ def of_header(*names: str) -> FactsOf:
     """Facts that are keys of the header."""
 
     def facts(run: Run) -> dict[str, list[str]]:
-        found = {name: run.header.get(name) for name in names} | {"source": source_of(run.header)}
+        found: dict[str, Any] = {name: run.header.get(name) for name in names}
+        found["source"] = source_of(run.header)
         made = [cell["made"] for cell in run.cells]
         if made and found.get("seconds") is None:
             found["seconds"] = round(sum(one.get("seconds", 0.0) for one in made), 1)
