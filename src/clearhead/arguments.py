@@ -15,6 +15,15 @@ class OpensModels:
     trust_remote_code: bool = False
     """Run Python code that the model's folder or repository brings. Read it first."""
 
+    def given(self, *names: str) -> list[str]:
+        """The options among `names` that have another value than when they are left out."""
+        defaults = type(self)
+        return [
+            f"--{name.replace('_', '-')}"
+            for name in names
+            if getattr(self, name) != getattr(defaults, name)
+        ]
+
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
     """KEY=VALUE words as {KEY: VALUE}.

@@ -12,16 +12,7 @@ from functools import reduce
 from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 

@@ -130,9 +130,7 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
         )
         return model, corpus.tokenizer
     return load_model(
-        source,
-        kinds=("causal", "masked", "bare"),
-        trust_remote_code=command.trust_remote_code,
+        source, kinds=("causal", "masked", "bare"), trust_remote_code=command.trust_remote_code
     )
 
 

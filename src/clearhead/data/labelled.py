@@ -1,8 +1,6 @@
 """Labelled texts: rows of a file to token ids, and to batches padded to their longest."""
 
 import difflib
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.data import hub
+from clearhead.data.corpus import fingerprint_of
 from clearhead.data.orders import permutation
 from clearhead.data.readers import JSON_LINES, ending, json_rows, text_of
 from clearhead.data.tasks import Task
@@ -47,12 +46,7 @@ class Labelled:
 
 
 def read_rows(
-    source: str,
-    task: Task,
-    *,
-    cache: Path,
-    progress: Callable[[str], None],
-    options: str = "--",
+    source: str, task: Task, *, cache: Path, progress: Callable[[str], None], options: str = "--"
 ) -> list[Row]:
     """The rows of a .jsonl or .jsonl.gz file, or of `hf:name[:config][#split]`.
 
@@ -183,10 +177,8 @@ def encode(
             if parts == 2:
                 ids += [*pair[:second].tolist(), encoder.end]
             inputs.append({"input_ids": ids})
-    told = json.dumps([[row.text, row.pair] for row in rows] + [list(labels)])
-    return Labelled(
-        inputs=inputs, labels=labels, fingerprint=hashlib.sha256(told.encode()).hexdigest()
-    )
+    fingerprint = fingerprint_of(*([row.text, row.pair] for row in rows), list(labels))
+    return Labelled(inputs=inputs, labels=labels, fingerprint=fingerprint)
 
 
 class LabelledBatches:

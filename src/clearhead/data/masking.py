@@ -1,7 +1,6 @@
 """Hidden tokens to be predicted, as a pure function of (seed, batch): nothing is drawn in turn."""
 
 import copy
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from clearhead.data.batches import IGNORED, Batches
 from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
+from clearhead.data.orders import raw_numbers
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 
@@ -63,10 +63,9 @@ class Masking:
     def __call__(self, ids_BT: np.ndarray, label: str) -> tuple[np.ndarray, np.ndarray]:
         """Masked inputs, and the labels: −100 but where a token is hidden; int64 [B, T] both.
 
-        `label` determines what is drawn, in every NumPy alike: it uses raw Philox output only.
+        `label` determines what is drawn, in every NumPy alike.
         """
-        key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
-        raw = np.random.Philox(key=key).random_raw(3 * ids_BT.size).reshape(3, *ids_BT.shape)
+        raw = raw_numbers(label, 3 * ids_BT.size).reshape(3, *ids_BT.shape)
         ordinary_BT = ~np.isin(ids_BT, self._special)
         # Ranks of random numbers; those of special tokens come last.
         order_BT = np.where(ordinary_BT, raw[0] >> 1, np.iinfo(np.uint64).max)
@@ -103,8 +102,4 @@ class MaskedBatches:
         batch = self.batches.batch(step)
         label = f"seed {self.batches.seed}, masks of batch {step}"
         shown, labels = self.masking(batch["input_ids"].numpy(), label)
-        return {
-            **batch,
-            "input_ids": torch.from_numpy(shown),
-            "labels": torch.from_numpy(labels),
-        }
+        return {**batch, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}

@@ -8,14 +8,19 @@ _ROUNDS = 8
 _MASK = (1 << 64) - 1
 
 
-def permutation(label: str, size: int) -> np.ndarray:
-    """A permutation of range(size) that is a function of `label`, the same in every NumPy.
+def raw_numbers(label: str, size: int) -> np.ndarray:
+    """Random numbers, uint64 [size], that are a function of `label`, the same in every NumPy.
 
-    It is the order of raw Philox output, since NumPy keeps the raw bits of a generator for ever but
-    not what its `permutation` makes of them.
+    They are raw Philox output, since NumPy keeps the raw bits of a generator for ever but not what
+    its methods make of them.
     """
     key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
-    order = np.random.Philox(key=key).random_raw(size).argsort(kind="stable")
+    return np.random.Philox(key=key).random_raw(size)
+
+
+def permutation(label: str, size: int) -> np.ndarray:
+    """A permutation of range(size) that is a function of `label`: the order of `raw_numbers`."""
+    order = raw_numbers(label, size).argsort(kind="stable")
     return order.astype(np.uint32 if size <= 1 << 32 else np.int64)
 
 

@@ -1,7 +1,5 @@
 """From a config to a corpus: scan the text, then reuse the tokens of before or make them."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,7 @@ def prepare(
         ClearheadError: for every way in which the text, the tokenizer or the cache is unfit; for a
             text that is not the one with which a run `began`, before it is tokenised.
     """
-    say = progress or _silent
+    say = progress or (lambda line: None)
     if tokenizer is None and config.tokenizer is not None:
         tokenizer = tokenizers.load(config.tokenizer)
     if tokenizer is None:
@@ -57,7 +55,9 @@ def prepare(
         identity = tokenizers.loaded_identity(tokenizers.checked(tokenizer, closed=closed))
     sources = find(config, say)
     found = scan(sources, config.validation, config.cache_folder, say)
-    content = _content(found, identity)
+    # Of all that determines the tokens of a build.
+    digests = [source.digest for source in found.sources]
+    content = fingerprint_of(_FORMAT, identity, found.threshold, digests)
     weights = [source.weight for source in sources]
     if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
         names = ", ".join(source.spec for source in sources)
@@ -89,16 +89,6 @@ def prepare(
             journal.forget(folder)
             shards.publish(folder, target)
             return corpus
-
-
-def _silent(line: str) -> None:
-    """Nobody listens."""
-
-
-def _content(found: CorpusScan, identity: str) -> str:
-    """The hash by which a build is reused: of all that determines its tokens."""
-    parts = [_FORMAT, identity, found.threshold, [source.digest for source in found.sources]]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _open(

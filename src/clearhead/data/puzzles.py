@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from clearhead.data.retrieval import KEYS, VALUES, drawn
+from clearhead.data.retrieval import KEYS, VALUES, drawn, listing
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 
@@ -154,9 +154,8 @@ def _key(edges: Sequence[Edge]) -> str:
 
 
 def _listed(name: str, edges: Sequence[Edge], draws: SeededChoices) -> str:
-    """The edges in a drawn order; every word has a space before it, and so is the same token."""
-    pairs = draws.sample(edges, len(edges))
-    return f"{name}:" + ",".join(f" {a} {b}" for a, b in pairs) + "."
+    """The edges in a drawn order."""
+    return listing(name, draws.sample(edges, len(edges)))
 
 
 def _graph(draws: SeededChoices, vertices: int) -> list[Edge]:

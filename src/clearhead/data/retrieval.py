@@ -6,7 +6,7 @@ one, evaluations have no others. So an answer cannot have been learned by heart.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -92,18 +92,9 @@ _WHAT = _words("old young quiet happy tired careful proud gentle poor clever tal
 _DID = _words("carried found lost sold wanted painted kept dropped hid bought saw took")
 _THING = _words("lamp book letter coat basket ring boat table clock chair bottle key")
 _WHERE = (
-    "in the garden",
-    "by the river",
-    "near the mill",
-    "on the hill",
-    "behind the house",
-    "under the bridge",
-    "at the market",
-    "beside the road",
-    "in the forest",
-    "before the storm",
-    "after the rain",
-    "along the shore",
+    *("in the garden", "by the river", "near the mill", "on the hill", "behind the house"),
+    *("under the bridge", "at the market", "beside the road", "in the forest"),
+    *("before the storm", "after the rain", "along the shore"),
 )
 
 
@@ -176,14 +167,9 @@ def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
     return {key: values for key, values in allowed.items() if values}
 
 
-def listing(found: list[tuple[str, str]]) -> str:
-    """The pairs as text; every word has a space before it, and so is the same token."""
-    return "Pairs:" + ",".join(f" {key} {value}" for key, value in found) + "."
-
-
-def recall(asked: list[tuple[str, str]]) -> str:
-    """The same pairs again: after each key its value can be known."""
-    return " Recall:" + ",".join(f" {key} {value}" for key, value in asked) + "."
+def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
+    """Pairs as text; every word has a space before it, and so is the same token."""
+    return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
 
 
 def drawn(draw: Callable[[], T], evaluation: bool, key: Callable[[T], str] = str) -> T:

@@ -25,6 +25,7 @@ from clearhead.data.corpus import SPLITS, TokenStream
 from clearhead.data.journal import JOURNAL, MarkedFile, is_begun
 from clearhead.data.stat_cache import StatCache, digest_of
 from clearhead.errors import ClearheadError
+from clearhead.records.files import sha256_of
 
 _INDEX = "corpus.json"
 _BUILDING, _DAMAGED = ".building-", ".damaged-"
@@ -174,9 +175,8 @@ def check(folder: Path, verified: Path | None = None) -> dict[str, Any]:
             path = folder / name
             if path.stat().st_size != size:
                 raise DamagedError(f"{name} has {path.stat().st_size} bytes, not {size}")
-            with open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise DamagedError(f"the content of {name} has changed")
+            if sha256_of(path) != digest:
+                raise DamagedError(f"the content of {name} has changed")
         if cached is not None:
             cached.write(True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -223,8 +223,7 @@ def map_stream(
 def digest_of_folder(folder: Path) -> str:
     """A hash of the names and contents of the files in a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    digests = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
-    return digest_of(digests)
+    return digest_of([[path.name, sha256_of(path)] for path in files])
 
 
 def names(sources: int) -> list[str]:

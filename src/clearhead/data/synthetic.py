@@ -125,8 +125,8 @@ def _needle(
 
 def _recall(draws: SeededChoices, characters: int, *, pairs: int, queries: int, filler: int) -> str:
     found = retrieval.pairs(draws, pairs)
-    listed = retrieval.listing(found)
-    asked = retrieval.recall(draws.sample(found, min(queries, pairs)))
+    listed = retrieval.listing("Pairs", found)
+    asked = retrieval.listing(" Recall", draws.sample(found, min(queries, pairs)))
     room = characters - len(listed) - len(asked)
     _fits("recall", room, characters)
     between = _sentences(draws, draws.below(room + 1)) if filler else []

@@ -4,9 +4,7 @@ A document is BEGIN + its tokens + END, put there by us. The text itself never y
 token: a document that spells "<|end|>" gets the ordinary tokens of these characters.
 """
 
-import hashlib
 import importlib.metadata
-import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.data.corpus import fingerprint_of
 from clearhead.errors import ClearheadError
 
 BEGIN = "<|begin|>"
@@ -109,8 +108,8 @@ def trained_identity(vocabulary: int) -> str:
 
 def loaded_identity(tokenizer: Any) -> str:
     """A hash of everything in an existing tokenizer that can change a token."""
-    parts = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return fingerprint_of(tokenizer.backend_tokenizer.to_str(), *ends)
 
 
 def vocabulary_size(tokenizer: Any) -> int:

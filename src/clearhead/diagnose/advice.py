@@ -40,33 +40,23 @@ def advise(
     }
     largest = width if length is None else min(width, length - 1)
     measured[_LARGEST_RANK, None, None, None] = largest
-    out = []
-    for rule in _RULES:
-        value = rule.number(measured)
-        if value is None or value != value:
-            continue
-        reached = value <= rule.threshold if rule.below else value >= rule.threshold
-        if reached:
-            out.append(
-                {
-                    "finding": rule.finding.format(value=value),
-                    "advice": rule.advice,
-                    "metric": rule.metric,
-                    "value": value,
-                    "threshold": rule.threshold,
-                }
-            )
-    return out
+    values = ((rule, rule.number(measured)) for rule in _RULES)
+    return [
+        {
+            "finding": rule.finding.format(value=value),
+            "advice": rule.advice,
+            "metric": rule.metric,
+            "value": value,
+            "threshold": rule.threshold,
+        }
+        for rule, value in values
+        if value is not None
+        and (value <= rule.threshold if rule.below else value >= rule.threshold)  # never of NaN
+    ]
 
 
 def _get(found: Found, metric: str, map: str | None = None, tokens: str | None = None) -> Any:
     return found.get((metric, map, tokens, None))
-
-
-def _of_main_map(found: Found, metric: str) -> float | None:
-    return next(
-        (v for m in ("softmax", "difference") if (v := _get(found, metric, m)) is not None), None
-    )
 
 
 def _sink(*, beside_a_null_key: bool) -> Callable[[Found], float | None]:
@@ -78,7 +68,9 @@ def _sink(*, beside_a_null_key: bool) -> Callable[[Found], float | None]:
         nulls = any(metric in ("null_mass", "prefix_mass") for metric, *_ in found)
         if nulls != beside_a_null_key:
             return None
-        share, floor = _of_main_map(found, "first_token_argmax_share"), _get(found, "chance_floor")
+        shares = (_get(found, "first_token_argmax_share", map) for map in ("softmax", "difference"))
+        share = next((one for one in shares if one is not None), None)
+        floor = _get(found, "chance_floor")
         return share if share is not None and floor and share >= 5 * floor else None
 
     return number
@@ -92,13 +84,9 @@ def _quotient(above: str, below: str) -> Callable[[Found], float | None]:
     return number
 
 
-def _by_layer(found: Found, metric: str) -> dict[int, float]:
-    return {key[3]: v for key, v in found.items() if key[0] == metric and key[3] is not None}
-
-
 def _last(metric: str) -> Callable[[Found], float | None]:
     def number(found: Found) -> float | None:
-        layers = _by_layer(found, metric)
+        layers = {key[3]: v for key, v in found.items() if key[0] == metric and key[3] is not None}
         return layers[max(layers)] if layers else None
 
     return number

@@ -42,7 +42,6 @@ class RowMeans:
         self._non_finite = 0
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
         self._non_finite += tile.non_finite
         for index, part in enumerate(tile.maps):
             values = {
@@ -95,7 +94,6 @@ class SinkRate:
         self._counts: dict[tuple[str, int], Any] = defaultdict(int)  # [above each, pairs]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
         if call.before == tile.start == 0:  # other texts; later calls may have more of these
             self._count(call.layer)
         mass = self._mass.setdefault(call.layer, {})
@@ -111,7 +109,6 @@ class SinkRate:
             self._counts[name, layer] += torch.tensor([*above, mass_BH.numel()])
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         for layer in list(self._mass):
             self._count(layer)
         return [
@@ -135,7 +132,6 @@ class SignedDifference:
         self._signed: dict[int, Any] = defaultdict(int)  # [Σ negative part, Σ |weight|]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
         if tile.lambdas is not None and tile.start == 0:
             every = tile.lambdas.double().cpu()  # one, or one for each text, head and token
             total = torch.stack([every.sum(), torch.tensor(float(every.numel())).double()])
@@ -146,7 +142,6 @@ class SignedDifference:
                 self._signed[call.layer] += torch.stack(sums).double()
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         return [
             {"metric": metric, "layer": layer, "value": quotient(sums)}
             for metric, found in (("lambda", self._lambdas), ("negative_share", self._signed))
@@ -163,7 +158,6 @@ class Reach:
         self._sums: dict[tuple[str, int, int], Tensor] = {}
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
         keys = call.k.shape[2]
         for part in tile.maps:
             by_distance = _by_distance(part.weights.sum((0, 1))).double().cpu()

@@ -21,12 +21,7 @@ from clearhead.diagnose.residual_stream import ResidualStream
 from clearhead.diagnose.spectrum import Spectrum
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Advanced, Cell, Subject
-from clearhead.models.inspection import (
-    batches,
-    evaluating,
-    longest_text,
-    run_backbone,
-)
+from clearhead.models.inspection import batches, evaluating, lack_of_positions, run_backbone
 from clearhead.probe.observation import AttentionStatistic, HiddenStatistic, observe
 from clearhead.probe.statistic import curves_of, measures_of
 from clearhead.probe.tiles import TILE, ByTile
@@ -152,9 +147,8 @@ def with_extrapolation(
     if not isinstance(trained, int) or trained < 2:
         return without("the configuration names no training length: give --trained-length")
     length = math.ceil(factor * trained)
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        return without(f"the model has {limit:,} learned positions, too few for {length:,} tokens")
+    if reason := lack_of_positions(model, length):
+        return without(reason)
     if length > LONGEST_EXTRAPOLATION and not given:
         return without(
             f"{factor:g} × the {trained:,} positions of the configuration are {length:,} tokens: "

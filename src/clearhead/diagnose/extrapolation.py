@@ -73,7 +73,6 @@ class Extrapolation:
                 keys[1, :width] += visible.expand(scores.shape)[0, 0].sum(0).cpu()
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         lines = [
             {
                 "metric": f"near_weight_{name}",

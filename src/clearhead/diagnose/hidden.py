@@ -47,7 +47,6 @@ class HiddenStatistics:
         self._sums: dict[tuple[int, str], dict[str, Tensor]] = {}
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        """Add the output of a layer."""
         if layer == INPUT:
             return
         largest_BT, kurtosis_BT = x_BTC.abs().amax(-1).double(), kurtosis(x_BTC).double()
@@ -115,12 +114,10 @@ class RotatedKurtosis:
             self._signs = random_signs([sign_key(seed, name, -1)], size, model.device)[0]
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
-        """Add the output of a layer."""
         if layer != INPUT:
             self._statistics.observe(layer, self._rotation.apply(x_BTC.float() * self._signs, -1))
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         return [
             {**line, "metric": "kurtosis_rotated", **self._about}
             for line in self._statistics.measures()

@@ -26,7 +26,6 @@ class LogitSizes:
         self._magnitudes = Histogram()
 
     def observe(self, call: AttentionCall, scores: Scores) -> None:
-        """Add a tile."""
         start, score, visible, clear = scores
         # Masks added to the scores of hidden keys are no logits, and would be the largest of all.
         shown = score if clear else score.masked_fill(~visible, 0.0)
@@ -39,7 +38,6 @@ class LogitSizes:
             self._magnitudes.add(few[seen])
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         if not self._largest:
             return []
         ranks = ranks_of(merge(list(self._largest.values())))
@@ -62,7 +60,6 @@ class NearestKeys:
         self._counts: dict[str, dict[int, Any]] = {}  # side → layer → [broken, counted]
 
     def observe(self, call: AttentionCall, scores: Scores) -> None:
-        """Add a tile."""
         start, score, visible, _ = scores
         rows, keys = score.shape[2:]
         before = call.k.shape[2] - call.q.shape[2] + start

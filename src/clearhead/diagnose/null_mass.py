@@ -59,7 +59,6 @@ class NullMass(_ByPosition):
     metric = "null_mass"
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        """Add a tile."""
         for part in tile.maps:
             if part.null is not None and call.null_metric == self.metric:
                 start = call.before + tile.start
@@ -73,6 +72,5 @@ class ClosedGates(_ByPosition):
     metric = "gate_closed"
 
     def observe(self, layer: int, gate_BTC: Tensor) -> None:
-        """Add one layer's gates."""
         closed_BHT = 1 - gate_BTC.mean(-1)[:, None]
         self._add("gate", layer, 0, closed_BHT, torch.ones_like(closed_BHT, dtype=torch.bool))

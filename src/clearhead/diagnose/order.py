@@ -46,7 +46,6 @@ class RotaryOrder:
         self.sides: tuple[str, ...] = ("before",)
 
     def observe(self, call: AttentionCall) -> None:
-        """Add one layer's queries and keys."""
         place = call.layer, call.k.shape[2]
         if place not in self.rotary:
             self.rotary[place] = rotary_of(
@@ -121,7 +120,6 @@ class RotaryOrder:
         return reasons[0] if reasons and len(reasons) == len(self.rotary) else None
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         out: list[dict[str, Any]] = []
         for side in self.sides:
             for metric, over in (("anomalous", "counted"), ("anomalous_weight", "weight")):

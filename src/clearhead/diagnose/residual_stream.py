@@ -101,7 +101,6 @@ class ResidualStream:
             sums.ranks.append((effective_rank(text), effective_rank(text[1:])))
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         out: list[dict[str, Any]] = []
         blocks = {layer: sums for layer, sums in sorted(self._layers.items()) if layer != INPUT}
         for metric in list(DEFINITIONS)[2:]:

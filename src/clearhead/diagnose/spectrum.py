@@ -47,7 +47,6 @@ class Spectrum:
             self.centre = torch.linalg.svdvals(centre_HTT.double()).mean(0).cpu()
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         return [
             {"metric": "matrix_rank", "layer": layer, "value": value}
             for layer, value in sorted(self.ranks.items())

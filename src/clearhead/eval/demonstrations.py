@@ -5,8 +5,6 @@ A demonstration is "text: …", "label: …" and an empty line. It is tokenised 
 and as an answer, and a prompt's length does not depend on the order.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,6 +12,7 @@ from typing import NamedTuple
 
 from clearhead.data import hub, labelled
 from clearhead.data.config import DataConfig
+from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError
@@ -46,8 +45,7 @@ class Examples:
 
     @cached_property
     def digest(self) -> str:
-        told = json.dumps([self.labels, self.pool, self.queries])
-        return hashlib.sha256(told.encode()).hexdigest()[:8]
+        return fingerprint_of(self.labels, self.pool, self.queries)[:8]
 
 
 def load_examples(

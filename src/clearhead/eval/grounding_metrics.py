@@ -159,7 +159,7 @@ def names(text: str) -> set[str]:
         before = text[: match.start()].rstrip(_OPENERS)
         starts = not before or before[-1] in _ENDERS
         capital = any(map(str.isupper, word[1:])) or (word[0].isupper() and not starts)
-        if capital and _bare(word) != "i":
+        if capital and _stem(word).partition("'")[0] != "i":
             found.add(_stem(word))
     return found
 
@@ -197,7 +197,3 @@ def _ngrams(text: str, size: int) -> set[tuple[str, ...]]:
 
 def _stem(word: str) -> str:
     return word.casefold().replace("’", "'").removesuffix("'s")
-
-
-def _bare(word: str) -> str:
-    return _stem(word).partition("'")[0]

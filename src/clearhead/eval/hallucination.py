@@ -5,14 +5,13 @@ answers to questions on documents, and summaries, by greedy decoding. Accuracy i
 that a judge finds supported by the document. Without a judge there are `grounding_metrics` only.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from clearhead.data.corpus import fingerprint_of
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.document_prompts import (
@@ -24,13 +23,7 @@ from clearhead.eval.document_prompts import (
     stop_of,
 )
 from clearhead.eval.grounding_metrics import grounding_metrics
-from clearhead.eval.judges import (
-    Judge,
-    LocalJudge,
-    RemoteJudge,
-    conclusion,
-    question_to,
-)
+from clearhead.eval.judges import Judge, LocalJudge, RemoteJudge, conclusion, question_to
 from clearhead.eval.options import HallucinationOptions
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files
 from clearhead.measure.task import Advanced, Cell
@@ -89,7 +82,7 @@ class JsonlCache:
 
 def key_of(*parts: Any) -> str:
     """A key that tells these parts from any others."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    return fingerprint_of(*parts)[:32]
 
 
 class GeneratedText(NamedTuple):
@@ -115,11 +108,7 @@ class JudgedGeneration:
     """
 
     def __init__(
-        self,
-        prompts: Sequence[DocumentPrompt],
-        cache: JsonlCache,
-        file: str,
-        advanced: Advanced,
+        self, prompts: Sequence[DocumentPrompt], cache: JsonlCache, file: str, advanced: Advanced
     ) -> None:
         self._prompts, self._cache, self._file, self._advanced = prompts, cache, file, advanced
 
@@ -255,12 +244,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
             subject.check_length(length)
         by = {"judge": self.judge.name} if self.judge.model else {}
         return [
-            {
-                "file": Path(file).name,
-                "digest": digest_of(file),
-                **by,
-                "length": length,
-            }
+            {"file": Path(file).name, "digest": digest_of(file), **by, "length": length}
             for file in self.files
             for length in subject.lengths
         ]

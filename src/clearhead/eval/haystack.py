@@ -133,6 +133,6 @@ def _text(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
 @cache
 def _ends(tokenizer: Any) -> frozenset[int]:
     """The tokens after which a sentence has ended."""
-    spelt = tokenizer.batch_decode([[token] for token in sorted(tokenizer.get_vocab().values())])
     ids = sorted(tokenizer.get_vocab().values())
+    spelt = tokenizer.batch_decode([[token] for token in ids])
     return frozenset(i for i, text in zip(ids, spelt, strict=True) if text.endswith(_ENDS))

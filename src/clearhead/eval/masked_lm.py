@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import MaskedOptions
 from clearhead.eval.task import EvalTask, Subject
 from clearhead.measure.task import Advanced, Cell
-from clearhead.models.inspection import batches, evaluating, longest_text
+from clearhead.models.inspection import batches, evaluating, lack_of_positions
 from clearhead.records.runs import Line
 
 BATCH = 4096  # tokens run together
@@ -108,9 +108,8 @@ def masked_loss(
 
 def _unread(model: Any, corpus: Corpus, length: int) -> str:
     """Why no window of this length can be read; "" where one can."""
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        return f"the model has {limit} learned positions, too few for {length}"
+    if reason := lack_of_positions(model, length):
+        return reason
     if not any(len(stream) >= length for stream in corpus.split("validation")):
         return f"the validation split holds no window of {length:,} tokens"
     return ""

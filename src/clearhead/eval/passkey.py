@@ -99,16 +99,14 @@ def scores(
     """
     numbers = [re.findall(r"\d+", subject.decode(answer.written)) for answer in found]
     named = [key in some for key, some in zip(keys, numbers, strict=True)]
-    right = sum(named)
     first = sum(some[:1] == [key] for key, some in zip(keys, numbers, strict=True))
-    forced = sum(all(a.right[lead:]) for a, lead in zip(found, leads, strict=True))
     by_number = [a.right[lead:] for a, lead in zip(found, leads, strict=True)]
     tokens = [one for right_tokens in by_number for one in right_tokens]
     starts = range(0, len(found), together)
     return {
-        "accuracy": right / len(found),
+        "accuracy": sum(named) / len(found),
         "first_number": first / len(found),
-        "forced": forced / len(found),
+        "forced": sum(map(all, by_number)) / len(found),
         "forced_tokens": fmean(tokens),
         "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(found, leads, strict=True)),
         "accuracy_by_item": [fmean(named[i : i + together]) for i in starts],

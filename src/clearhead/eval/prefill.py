@@ -156,12 +156,7 @@ class Prefill:
             return CachedRows([(k[index_N], v[index_N]) for k, v in cached.layers], rows)
         return _cached(self._onto(cached, places, rows).cache, rows)
 
-    def _onto(
-        self,
-        cached: CachedRows,
-        places: list[int],
-        rows: list[tuple[int, ...]],
-    ) -> State:
+    def _onto(self, cached: CachedRows, places: list[int], rows: list[tuple[int, ...]]) -> State:
         """Read `rows`, of which each has its start in the cached row at its place.
 
         All run as many new tokens as the one that needs most, so that padding, if any, is on the
@@ -196,12 +191,7 @@ class Prefill:
             (k[index_BS].transpose(1, 2), v[index_BS].transpose(1, 2)) for k, v in cached.layers
         ]
 
-    def _run(
-        self,
-        cache: Any,
-        rows: list[tuple[int, ...]],
-        reused: list[int],
-    ) -> State:
+    def _run(self, cache: Any, rows: list[tuple[int, ...]], reused: list[int]) -> State:
         """Run what is left of each row after its first `reused` tokens, which the cache holds."""
         device = self._model.device
         slots = max(map(len, rows))

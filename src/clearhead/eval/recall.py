@@ -60,7 +60,7 @@ class RecallTask(EvalTask, RecallOptions):
             answer += subject.encode(f" {value}")
             places.append((start, len(answer)))
             answer += subject.encode(",")
-        listed = (*subject.begin, *subject.encode(listing(known)))
+        listed = (*subject.begin, *subject.encode(listing("Pairs", known)))
         tail = subject.encode(" Recall:")
         room = cell["length"] - len(listed) - len(tail) - len(answer)
         if room < 0:

@@ -101,7 +101,8 @@ def sliding(
     waiting: dict[tuple[int, int], list[tuple[int, Window]]] = {}
 
     def run(group: list[tuple[int, Window]]) -> Iterator[Scored]:
-        texts = [_ids(documents[number], window) for number, window in group]
+        cut = (documents[number][window.start : window.stop] for number, window in group)
+        texts = [torch.from_numpy(ids.astype(np.int64)) for ids in cut]
         with evaluating(model):  # inside: the mode must not leak while the caller has the turn
             (ids_BT,) = batches(model, texts, len(texts))
             window = group[0][1]
@@ -121,7 +122,3 @@ def sliding(
                 yield from run(waiting.pop(shape))
     for group in waiting.values():
         yield from run(group)
-
-
-def _ids(document: np.ndarray, window: Window) -> torch.Tensor:
-    return torch.from_numpy(document[window.start : window.stop].astype(np.int64))

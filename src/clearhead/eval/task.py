@@ -1,6 +1,5 @@
 """The subject of evaluations, their tasks, and checks of options and files."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from clearhead.eval.rope_limits import check_length
 from clearhead.measure import task
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.cells import lines_of
+from clearhead.records.files import sha256_of
 from clearhead.records.runs import Line
 
 
@@ -118,7 +118,7 @@ def check_count(**counts: int) -> None:
 
 def file_digest(path: Path) -> str:
     """A hash of a file's bytes, as 12 hex digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return sha256_of(path)[:12]
 
 
 def check_files(task: str, files: Sequence[str], example: str) -> None:

@@ -11,7 +11,7 @@ from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
 from clearhead.errors import ClearheadError
 from clearhead.eval.token_losses import Losses
-from clearhead.models.inspection import batches, evaluating, longest_text
+from clearhead.models.inspection import batches, evaluating, lack_of_positions
 
 BATCH = 4096  # tokens run together by `lengths`
 
@@ -39,12 +39,7 @@ class Perplexity:
 
 
 def perplexity(
-    model: Any,
-    windows: Iterable[Tensor],
-    *,
-    length: int,
-    batch_size: int,
-    tokenizer: Any = None,
+    model: Any, windows: Iterable[Tensor], *, length: int, batch_size: int, tokenizer: Any = None
 ) -> Perplexity:
     """Mean loss over windows of text: every token but a window's first is predicted once.
 
@@ -67,11 +62,8 @@ def perplexity(
     """
     if length < 2:
         raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        return _cannot(
-            length, f"the model has {limit} learned positions, too few for {length} tokens"
-        )
+    if reason := lack_of_positions(model, length):
+        return _cannot(length, reason)
     by_window: list[Tensor] = []  # sums of losses, and numbers of them, [B, 2] a batch
     losses = Losses(model)
     with evaluating(model):

@@ -141,7 +141,9 @@ def _in_words(key: str, value: Any) -> str:
 def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> Iterator[Arm]:
     used = set[str]()
     for arm in arms:
-        pattern = next((pattern for pattern in rates if _matches(arm, pattern)), None)
+        parts = arm.name.split(BETWEEN)
+        matching = (one for one in rates if one in parts or fnmatchcase(arm.name, one))
+        pattern = next(matching, None)
         if pattern is None:
             yield arm
             continue
@@ -153,10 +155,6 @@ def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> Iterator[Arm
                 f"rates names {pattern!r}, which is not compared, or only where an earlier one "
                 f"decides: compared are {', '.join(arm.name for arm in arms)}"
             )
-
-
-def _matches(arm: Arm, pattern: str) -> bool:
-    return pattern in arm.name.split(BETWEEN) or fnmatchcase(arm.name, pattern)
 
 
 def _check_different(arms: Iterable[Arm], size: str, based: bool) -> None:

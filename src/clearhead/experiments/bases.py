@@ -25,7 +25,7 @@ from clearhead.models import plan
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
-from clearhead.models.inspection import longest_text
+from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import load
 from clearhead.models.starts import Start, started, target
 from clearhead.nn.sink import AT_REST, Sink
@@ -189,6 +189,6 @@ def _counted(model: Any) -> dict[str, int]:
     """Parameters of any model, and those that are neither embeddings nor the head."""
     modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {module.weight for module in (*modules, model.get_output_embeddings())}
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = parameter_count(model)
     embedding = sum(table.numel() for table in tables)
     return dict(zip(_COUNTS, (total, total - embedding), strict=True))

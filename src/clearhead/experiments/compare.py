@@ -28,19 +28,12 @@ from clearhead.records.files import write_text
 from clearhead.records.loading import load
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.records.runs import Records
-from clearhead.train import (
-    DivergedError,
-    Progress,
-    make_trackers,
-)
+from clearhead.train import DivergedError, Progress, make_trackers
 from clearhead.train.world import World, joined
 
 
 def compare(
-    config: CompareConfig,
-    *,
-    say: Callable[[str], None],
-    work: Work | None = None,
+    config: CompareConfig, *, say: Callable[[str], None], work: Work | None = None
 ) -> Records:
     """Train and measure every arm with every seed, and return the records.
 
@@ -67,11 +60,7 @@ def compare(
 
 
 def _compare(
-    config: CompareConfig,
-    locks: list[Lock],
-    world: World,
-    say: Callable[[str], None],
-    work: Work,
+    config: CompareConfig, locks: list[Lock], world: World, say: Callable[[str], None], work: Work
 ) -> Records:
     if config.jobs > 1 and world.size > 1:
         raise world.told(

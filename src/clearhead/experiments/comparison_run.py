@@ -255,11 +255,7 @@ def _sha256(text: str | bytes) -> str:
 
 def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    older: dict[str, Any] = {
-        "measure_every": 0,
-        "documents": "together",
-        "held_out": "validation",
-    }
+    older: dict[str, Any] = {"measure_every": 0, "documents": "together", "held_out": "validation"}
     asked, wanted = (
         {key: one.get(key) for key in _SETTINGS}
         | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}

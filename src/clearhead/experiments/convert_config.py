@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from clearhead.arguments import OpensModels
+from clearhead.arguments import OpensModels, overrides
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Change, Model, Source, Text
 from clearhead.ranges import Count, Length, Natural
@@ -66,16 +66,14 @@ class ConvertConfig(OpensModels):
     """Number of windows that calibrate, and of windows that measure."""
 
     def __post_init__(self) -> None:
-        presets = [word for word in self.to if "=" not in word]
-        if len(presets) > 1:
+        if len(self._presets) > 1:
             raise ClearheadError(
-                f"--to has the presets {' and '.join(presets)}: give one, and axes"
+                f"--to has the presets {' and '.join(self._presets)}: give one, and axes"
             )
-        given = [key for key in _MEASURES if getattr(self, key) != getattr(ConvertConfig, key)]
-        if given and not self.changes:
-            idle = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        if (idle := self.given(*_MEASURES)) and not self.changes:
             raise ClearheadError(
-                f"{idle} would have no effect without --to, --prefix, --rotate or --equalise"
+                f"{', '.join(idle)} would have no effect without --to, --prefix, --rotate or "
+                "--equalise"
             )
         if self.calibrate is not None and not self.to and self.prefix is None:
             raise ClearheadError(
@@ -100,6 +98,24 @@ class ConvertConfig(OpensModels):
             )
         if self.calibrate is not None and self.sink_logit is not None:
             raise ClearheadError("--calibrate and --sink-logit both set the sinks: give one")
+
+    @property
+    def _presets(self) -> list[str]:
+        return [word for word in self.to if "=" not in word]
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that `to` names."""
+        return next(iter(self._presets), None)
+
+    def settings(self) -> dict[str, Any]:
+        """The axes that are changed of it, as KEY=VALUE words or by a rotation name them.
+
+        Raises:
+            ClearheadError: for words of another form.
+        """
+        rotation = ["mlp_rotation=hadamard"] if "down" in self.rotate else []
+        return overrides([*(word for word in self.to if "=" in word), *rotation])
 
     @property
     def is_drawn(self) -> bool:

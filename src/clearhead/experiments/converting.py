@@ -1,6 +1,6 @@
 """A model of one family or mechanism as one of another, and how far apart they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import terminal
-from clearhead.arguments import overrides
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import added_sinks, calibrate, check_sinks, sample
@@ -38,7 +37,7 @@ from clearhead.models.conversion import (
     with_equal_logits,
 )
 from clearhead.models.equalised import check_equalised, equalised
-from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.inspection import dtype_name, longest_text, within_memory
 from clearhead.models.loading import load_tokenizer
 from clearhead.models.rotated import Part, check_rotation, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
@@ -71,9 +70,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
             another model's, and parts of several processes that are to change too.
     """
-    rotation = ["mlp_rotation=hadamard"] if "down" in config.rotate else []
-    settings = overrides([*(word for word in config.to if "=" in word), *rotation])
-    preset = next((word for word in config.to if "=" not in word), None)
+    settings = config.settings()
     require_new(config.output)
     earlier = _of_the_source(config.model)
     if (joined := whole(Path(config.model))) is not None:
@@ -97,24 +94,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         found = to_the_other_format(model, config.model, config.purpose)
     else:
         with in_float32(model) as rounded:
-            found = to_other_mechanisms(
-                model,
-                tokenizer,
-                config.model,
-                rounded=rounded,
-                preset=preset,
-                settings=settings,
-                basis=[part for part in config.rotate if part != "down"],
-                seed=config.seed,
-                learn=config.learn_rotation,
-                equalise=config.equalise,
-                prefix=config.prefix,
-                sink_logit=config.sink_logit,
-                calibration=config.calibrate,
-                text=config.text,
-                length=config.length,
-                count=config.windows,
-            )
+            found = to_other_mechanisms(model, tokenizer, config, settings, rounded=rounded)
     made = found.model
     with publish_folder(config.output) as folder:
         save_pretrained(made, tokenizer, folder)
@@ -122,7 +102,7 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
         manifest.seal(folder)
     for line in found.lines:
         say(line)
-    outcome = _outcome(found.record, _bits(model), _bits(made))
+    outcome = _outcome(found.record, dtype_name(model), dtype_name(made))
     say(f"{type(model).__name__} → {type(made).__name__}, {outcome}: {config.output}")
 
 
@@ -142,11 +122,6 @@ def _outcome(record: dict[str, Any], before: str, after: str) -> str:
     return "with equal logits"
 
 
-def _bits(model: Any) -> str:
-    """The dtype of a model's weights, in a word."""
-    return str(model.dtype).removeprefix("torch.")
-
-
 def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Conversion:
     """The same function in the other library's format, or in one that servers load."""
     made = {None: converted, "serving": for_serving, "llama.cpp": for_llama_cpp}[purpose](model)
@@ -161,43 +136,30 @@ def to_the_other_format(model: Any, name: str, purpose: str | None = None) -> Co
 def to_other_mechanisms(
     model: Any,
     tokenizer: Any,
-    name: str,
+    config: ConvertConfig,
+    settings: dict[str, Any],
     *,
     rounded: Callable[[Any], Any],
-    preset: str | None,
-    settings: dict[str, Any],
-    basis: Sequence[Part] = (),
-    seed: int = 0,
-    learn: bool = False,
-    equalise: bool = False,
-    prefix: str | None = None,
-    sink_logit: float | None = None,
-    calibration: str | None = None,
-    text: str | None = None,
-    length: int = 512,
-    count: int = 8,
 ) -> Conversion:
     """The same weights under other mechanisms, with the distance from the first model.
 
+    Of the windows of the calibration text half calibrate or judge prefixes; the other half measures
+    the distance, unless there is a text of its own.
+
     Args:
         model: in float32, as within `in_float32`.
+        settings: `config.settings()`.
         rounded: gives the new model the first's 16 bits, where it has them.
-        basis, seed, learn: what is turned before, as in `rotated`.
-        equalise: as in `equalised`, when all is turned.
-        prefix: a text that is to stand before every text as learned keys and values, or "auto" to
-            search for one on the calibration text.
-        calibration: a source of text; half of the windows read calibrate the sinks or the learned
-            keys and values, or judge prefixes; the other half measures the distance, unless there
-            is a `text` of its own.
-        text: a source of text to measure on; random tokens where there is neither.
 
     Raises:
         ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
-    changes = target(preset, settings)
+    prefix, equalise, calibration = config.prefix, config.equalise, config.calibrate
+    basis: list[Part] = [part for part in config.rotate if part != "down"]
+    changes = target(config.preset, settings)
     first = imported(model)
-    check_baseline(preset, settings, first.config)
-    length = min(length, model.config.max_position_embeddings)
+    check_baseline(config.preset, settings, first.config)
+    length = min(config.length, model.config.max_position_embeddings)
     # All that can be refused is refused before the search and the rotation take their minutes.
     chosen = given_prefix(prefix, tokenizer) if prefix not in (None, AUTO) else None
     if prefix is not None:
@@ -210,7 +172,7 @@ def to_other_mechanisms(
     if equalise:
         check_equalised(outline)
     added = added_sinks(first.config, outline.config)
-    if sink_logit is not None and not added:
+    if config.sink_logit is not None and not added:
         raise ClearheadError(
             "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
             "effect without: a model keeps its own"
@@ -219,29 +181,31 @@ def to_other_mechanisms(
         _check_calibration(first, outline, length)
     calibrating, windows = list[Tensor](), list[Tensor]()
     if calibration is not None:
-        twice: Literal[1, 2] = 1 if text else 2
-        read = sample(calibration, tokenizer, length=length, count=twice * count, least=twice)
+        twice: Literal[1, 2] = 1 if config.text else 2
+        count = twice * config.windows
+        read = sample(calibration, tokenizer, length=length, count=count, least=twice)
         calibrating, windows = read[::twice], read[1::2]
-    if text is not None:
-        windows = sample(text, tokenizer, length=length, count=count)
+    if config.text is not None:
+        windows = sample(config.text, tokenizer, length=length, count=config.windows)
     elif not windows:
-        windows = _random(model.config.vocab_size, length, count)
+        windows = _random(model.config.vocab_size, length, config.windows)
     measures, lines = list[dict[str, Any]](), list[str]()
     before = first
     if prefix == AUTO:
         chosen = searched_prefix(first, tokenizer, calibrating)
         changes["prefix_length"] = len(chosen.ids)
-    if learn:
+    if config.learn_rotation:
         terminal.say("learning a rotation of the residual stream: a minute at a width of 576")
     if basis:
-        before = with_equal_logits(first, rotated(first, basis, seed=seed, learn=learn))
+        turned = rotated(first, basis, seed=config.seed, learn=config.learn_rotation)
+        before = with_equal_logits(first, turned)
     start = started(before, changes)
     made = start.model
     if equalise:
         made = with_equal_logits(made, equalised(made))
     length = min(length, longest_text(made) or length)  # learned keys may have taken positions
     windows = [window[:length] for window in windows]
-    read_from = text or calibration or RANDOM
+    read_from = config.text or calibration or RANDOM
 
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
@@ -257,9 +221,9 @@ def to_other_mechanisms(
 
     layers: Any = made.model.layers
     sinks = [layers[index].self_attn.normalizer for index in added]
-    if sink_logit is not None:
+    if config.sink_logit is not None:
         for sink in sinks:
-            nn.init.constant_(sink.logit, sink_logit)
+            nn.init.constant_(sink.logit, config.sink_logit)
     shares = list[dict[str, Any]]()
     # Hidden tokens take positions still, but those in whose place learned keys stand.
     places = torch.arange(length, device=made.device)[None]
@@ -289,26 +253,22 @@ def to_other_mechanisms(
     same_in_float32 = relative <= TOLERANCE
     made = rounded(made)
     if made.dtype.itemsize == 2:
-        bits = _bits(made)
+        bits = dtype_name(made)
         with in_float32(made):
             relative = measure(f"rounded to {bits}")
             if chosen is not None:
                 after = difference_after(made, first, chosen.ids)
     if chosen is not None:
         lines.insert(0, _prefix_line(chosen, made, after))
-    for what, names in (("new", start.new), ("dropped", start.dropped)):
-        if names:
-            lines.append(f"{what}: {', '.join(names)}")
-    record = _record(name, model, made)
     return Conversion(
         model=made,
-        lines=lines,
+        lines=lines + start.in_words(),
         record={
-            **record,
+            **_record(config.model, model, made),
             "changes": changes,
             "rotated": list(basis),
-            "seed": seed if basis else None,
-            "learned_rotation": learn,
+            "seed": config.seed if basis else None,
+            "learned_rotation": config.learn_rotation,
             "equalised": equalise,
             "same_in_float32": same_in_float32,
             "same_function": relative <= TOLERANCE,
@@ -357,7 +317,7 @@ def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> st
         f"after it, to {after:.1g} of their size"
     )
     if made.dtype.itemsize == 2:
-        line += f" as rounded to {_bits(made)}"
+        line += f" as rounded to {dtype_name(made)}"
     if (window := made.config.sliding_window) is not None:
         line += (
             f", within the sliding window of {window} tokens; beyond it every token still sees the "

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.experiments.compare import compare
-from clearhead.experiments.comparison_run import SEAL
+from clearhead.experiments.comparison_run import SEAL, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.diagnosing import run_diagnosis
@@ -167,7 +167,7 @@ def _folders(config: CompareConfig, presets: Iterable[str]) -> Iterator[Path]:
     """The folders of the runs of these presets that stayed finite, a seed after the other."""
     for seed in config.seeds:
         for arm in config.arms:
-            folder = config.output / f"{arm.folder}-seed{seed}"
+            folder = folder_of(config, arm, seed)
             if arm.preset in presets and (folder / FINAL).is_dir():
                 yield folder
 

@@ -13,7 +13,7 @@ from clearhead.eval import perplexity
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
-from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.inspection import longest_text, parameter_count, within_memory
 from clearhead.models.loading import resolved
 from clearhead.quantize.deploy import (
     INT4_INPUTS,
@@ -78,11 +78,7 @@ def run_deployment(
                     trust_remote_code=config.trust_remote_code,
                 )
             say(f"{name}, {form}: saved")
-            found = {
-                "form": form,
-                "of": source,
-                **figures(made, folder, read, progress=say),
-            }
+            found = {"form": form, "of": source, **figures(made, folder, read, progress=say)}
             write_json(folder / FIGURES, found)
             manifest.seal(folder)
             deployed[folder] = {"name": name, **found}
@@ -104,11 +100,7 @@ def records_of(deployed: Mapping[Path, dict[str, Any]]) -> list[Line]:
 
 
 def figures(
-    deployed: Deployed,
-    folder: Path,
-    texts: Sequence[Tensor],
-    *,
-    progress: Callable[[str], None],
+    deployed: Deployed, folder: Path, texts: Sequence[Tensor], *, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Size, speed and perplexity of both models, ready for JSON.
 
@@ -153,7 +145,7 @@ def figures(
     layers = [deployed.peer.get_submodule(name) for name in deployed.layers]
     return {
         "class": type(deployed.peer).__name__,
-        "parameters": sum(parameter.numel() for parameter in deployed.peer.parameters()),
+        "parameters": parameter_count(deployed.peer),
         "bytes": deployed.bytes,
         "bfloat16_bytes": deployed.peer_bytes,
         "tokens_per_second": ours,

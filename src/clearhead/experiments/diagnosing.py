@@ -18,7 +18,7 @@ from clearhead.experiments.run_setup import (
 from clearhead.experiments.sweep_configs import DiagnoseConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
-from clearhead.models.inspection import longest_text, within_memory
+from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
 from clearhead.models.loading import resolved
 from clearhead.records.runs import DIAGNOSIS, Line
 
@@ -75,9 +75,9 @@ def _portion(
     header = {
         "study": DIAGNOSIS,
         "run": name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameter_count(model),
         "architecture": type(model).__name__,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(model),
         "windows": task.number(subject),
         "at": config.at,
         "length": length,
@@ -103,9 +103,7 @@ def _loaded(source: str, config: DiagnoseConfig, say: Callable[[str], None]) -> 
             say=say,
         )
     model, tokenizer = load_model(
-        source,
-        kinds=("causal", "masked", "bare"),
-        trust_remote_code=config.trust_remote_code,
+        source, kinds=("causal", "masked", "bare"), trust_remote_code=config.trust_remote_code
     )
     return model, own_text(config.data, tokenizer, progress=say)
 

@@ -52,11 +52,7 @@ def measure(
             )
     else:
         yield from perplexity_by_length(
-            model,
-            corpus,
-            lengths=lengths,
-            tokens=tokens,
-            documents_apart=documents_apart,
+            model, corpus, lengths=lengths, tokens=tokens, documents_apart=documents_apart
         )
     length = settings.sequence_length
     count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))

@@ -48,13 +48,7 @@ from clearhead.train import (
 )
 from clearhead.train.callbacks import METRICS as STEPS
 from clearhead.train.checkpoint import save_pretrained
-from clearhead.train.run_dir import (
-    FREE_KEYS,
-    RUN_FILE,
-    describe,
-    read_record,
-    refuse_changes,
-)
+from clearhead.train.run_dir import FREE_KEYS, RUN_FILE, describe, read_record, refuse_changes
 
 DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 HELD_OUT = "training rows held out"  # a split, in records

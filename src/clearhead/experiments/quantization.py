@@ -11,6 +11,7 @@ from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
+from clearhead.models.inspection import dtype_name, parameter_count
 from clearhead.models.loading import resolved
 from clearhead.quantize import Scheme, every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
@@ -66,10 +67,7 @@ def _portion(
         seed=config.seeds[0],
     )
     task = QuantizationTask(
-        schemes=schemes,
-        length=config.length,
-        choices=config.choices,
-        questions=config.questions,
+        schemes=schemes, length=config.length, choices=config.choices, questions=config.questions
     )
     return Portion(
         header=_header(config, task, subject, name, source),
@@ -93,8 +91,8 @@ def _header(
         "run": name,
         "path": source,
         "class": type(model).__name__,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": dtype_name(model),
+        "parameters": parameter_count(model),
         "quantized_parameters": sum(weight.numel() for weight in weights.values()),
         "left_out": left_out(model, layers),
         "length": config.length,

@@ -11,16 +11,7 @@ from clearhead.arguments import OpensModels
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.metavars import (
-    Model,
-    Name,
-    Number,
-    Scaling,
-    SchemeName,
-    Size,
-    TaskName,
-    Text,
-)
+from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
 from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
 
 
@@ -168,11 +159,6 @@ class QuantizeConfig(SweepConfig):
             raise ClearheadError(
                 f"tokens is {self.tokens}: give one length, {self.length}, or more"
             )
-
-    def given(self, *names: str) -> list[str]:
-        """The options among `names` that have another value than when they are left out."""
-        defaults = QuantizeConfig
-        return [f"--{name}" for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,17 +22,11 @@ from clearhead.experiments.run_setup import (
 from clearhead.models import BASELINE, preset
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families.family import words_of
+from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
-from clearhead.train import (
-    BatchSource,
-    Progress,
-    TrainResult,
-    checkpoint,
-    make_trackers,
-    train,
-)
+from clearhead.train import BatchSource, Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record
 from clearhead.train.world import World, joined
 
@@ -73,10 +67,10 @@ def _run(
         corpus = base.corpus
         if isinstance(base.model, ClearheadForCausalLM):
             check_baseline(job.preset, job.set, base.model.config)
-        model, new, dropped = base.start(job.preset, job.set)
-        for what, names in (("new", new), ("dropped", dropped)):
-            if names:
-                say(f"{what}: {', '.join(names)}")
+        begun = base.start(job.preset, job.set)
+        model = begun.model
+        for line in begun.in_words():
+            say(line)
         if (shares := own_dropout(model)) and not resume:
             say(
                 f"{words_of(shares)}: this {type(model).__name__} trains with it, and would train "
@@ -87,8 +81,7 @@ def _run(
         start["from"] = base.describe()
         if resume:
             _check_start(job, start["from"])
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(f"{job.preset or job.base or BASELINE}: {parameters:,} parameters")
+    say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
     planned = job.train.schedule_tokens
     if resume and planned is not None and planned < job.train.tokens:
         rate = learning_rate(job.train.steps - 1, job.train)

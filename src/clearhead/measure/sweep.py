@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 from clearhead.errors import ClearheadError
 from clearhead.measure.task import Cell, S, Task
-from clearhead.models.inspection import within_memory
+from clearhead.models.inspection import dtype_name, within_memory
 from clearhead.records import jsonl
 from clearhead.records.cells import whole
 from clearhead.records.loading import append, load
@@ -234,7 +234,7 @@ def _made(subject: Any) -> Line:
         "data": subject.texts.read and subject.texts.read.fingerprint,
         "splits": list(subject.texts.splits),
         "tokens": subject.tokens,
-        "dtype": str(subject.model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(subject.model),
         "batch_tokens": subject.batch_tokens,
     }
 

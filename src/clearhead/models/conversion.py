@@ -12,13 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.families import FAMILIES
 from clearhead.models.llama_cpp import readable
-from clearhead.models.loading import (
-    explained,
-    load_config,
-    refuse_gguf,
-    resolved,
-    stored_dtypes,
-)
+from clearhead.models.loading import explained, load_config, refuse_gguf, resolved, stored_dtypes
 from clearhead.models.serving import served, turns_anew
 from clearhead.terminal import say
 

@@ -41,6 +41,16 @@ def backbone(model: Any) -> nn.Module:
     return model.base_model
 
 
+def parameter_count(model: nn.Module) -> int:
+    """The number of parameters; those that are shared count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def dtype_name(model: Any) -> str:
+    """The dtype of a model's weights, in a word."""
+    return str(model.dtype).removeprefix("torch.")
+
+
 def longest_text(model: Any) -> int | None:
     """The number of learned positions, in tokens; None where the model learns none.
 
@@ -59,6 +69,14 @@ def longest_text(model: Any) -> int | None:
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             return min(limit or rows, rows - first) - taken
     return None
+
+
+def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
+    """Why a text of so many tokens cannot be read; "" where the model has positions for it."""
+    limit = longest_text(model)
+    if limit is None or length <= limit:
+        return ""
+    return f"{name} has {limit:,} learned positions, too few for {length:,} tokens"
 
 
 def run_backbone(model: Any, ids_BT: Tensor) -> Any:
@@ -156,13 +174,9 @@ def opened(model: Any, ids: Tensor) -> Tensor:
 
 
 def _length(model: Any, window: Tensor) -> int:
-    length = len(window)
-    limit = longest_text(model)
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"the model has {limit} learned positions, too few for {length} tokens"
-        )
-    return length
+    if reason := lack_of_positions(model, len(window)):
+        raise ClearheadError(reason)
+    return len(window)
 
 
 def _stack(model: Any, windows: list[Tensor]) -> Tensor:

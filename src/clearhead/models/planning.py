@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inspection import longest_text
+from clearhead.models.inspection import lack_of_positions, longest_text
 from clearhead.nn import REGISTRY
 from clearhead.ops.visibility import Visibility
 
@@ -107,17 +107,16 @@ def without_data() -> Iterator[None]:
 
 def _length(model: Any, given: int | None) -> int:
     """The length given, or the model's own, if it has room for it."""
-    length, limit = given, longest_text(model)
+    length = given
     if length is None:  # RoBERTa's limit is below its max_position_embeddings
-        length = limit or getattr(model.config, "max_position_embeddings", None)
+        length = longest_text(model) or getattr(model.config, "max_position_embeddings", None)
     if length is None:
         raise ClearheadError(
             f"the configuration of {model.config.model_type} names no length: give one (--context)"
         )
-    if limit is not None and length > limit:
+    if reason := lack_of_positions(model, length):
         raise ClearheadError(
-            f"the model has {limit:,} learned positions, too few for {length:,} tokens: give a "
-            "shorter length, or a configuration with more max_position_embeddings"
+            f"{reason}: give a shorter length, or a configuration with more max_position_embeddings"
         )
     return int(length)
 

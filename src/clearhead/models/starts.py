@@ -46,6 +46,11 @@ class Start(NamedTuple):
     new: tuple[str, ...]
     dropped: tuple[str, ...]
 
+    def in_words(self) -> list[str]:
+        """A line for each of these lists that has something."""
+        lists = {"new": self.new, "dropped": self.dropped}
+        return [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+
 
 def target(preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a preset, and KEY=VALUE pairs over it, change of a configuration.

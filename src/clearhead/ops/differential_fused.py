@@ -226,9 +226,7 @@ def _backward(
         tiles = launch.single_pass if single_pass else launch.backward_keys
         grid = (-(-keys // tiles.keys), batch * groups // 2, tiles.split)
         differential_kernels.backward_keys[grid](
-            *(*inputs, dq, dk, dv, *numbers),
-            **_constants(q, tiles, causal, id_q),
-            ADDS=single_pass,
+            *(*inputs, dq, dk, dv, *numbers), **_constants(q, tiles, causal, id_q), ADDS=single_pass
         )
         if not single_pass:
             tiles = launch.backward_queries

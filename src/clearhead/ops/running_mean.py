@@ -115,12 +115,7 @@ def _over_blocks(x_BHTD: Tensor, block: int, within: Callable[[Tensor], Tensor])
     return sums.flatten(2, 3)[:, :, :length]
 
 
-WAYS = {
-    "scan": _by_scan,
-    "blocks": _by_blocks,
-    "products": _by_products,
-    "unrolled": _by_unrolled,
-}
+WAYS = {"scan": _by_scan, "blocks": _by_blocks, "products": _by_products, "unrolled": _by_unrolled}
 
 
 def windowed_mean(

@@ -68,12 +68,7 @@ def forward(
 
 @torch.library.custom_op("clearhead::shaped_causal_backward", mutates_args=())
 def backward(
-    grad_BTC: Tensor,
-    x_BTC: Tensor,
-    o_BTC: Tensor,
-    alpha_H: Tensor,
-    beta_H: Tensor,
-    gamma_H: Tensor,
+    grad_BTC: Tensor, x_BTC: Tensor, o_BTC: Tensor, alpha_H: Tensor, beta_H: Tensor, gamma_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, do, and float32 [3, B, C]: the gains' gradients before they are summed by head."""
     from clearhead.ops import shaped_kernels

@@ -50,10 +50,7 @@ def gradients(
 
 
 def as_null(
-    q_BHTD: Tensor,
-    prefix: tuple[Tensor, Tensor],
-    sink: float | Tensor | None,
-    scale: float,
+    q_BHTD: Tensor, prefix: tuple[Tensor, Tensor], sink: float | Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of each query's scores of a prefix, and what the prefix adds at that weight.
 

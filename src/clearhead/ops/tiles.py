@@ -20,12 +20,7 @@ ROWS = 128
 
 
 def forward(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] in the inputs' dtype, and its log-sum-exp [B, H, T], float32.
 

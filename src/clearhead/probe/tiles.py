@@ -82,7 +82,6 @@ class ByTile:
         self._of_scores, self._of_weights = scores, weights
 
     def observe(self, call: AttentionCall) -> None:
-        """Add one layer's attention."""
         maps = maps_of(call)
         for scores in call.scores(TILE):
             for of_scores in self._of_scores:
@@ -92,7 +91,6 @@ class ByTile:
                 of_weights.observe(call, tile)
 
     def measures(self) -> list[dict[str, Any]]:
-        """Payloads of "measure" records."""
         return measures_of([*self._of_weights, *self._of_scores])
 
     def curves(self) -> list[dict[str, Any]]:

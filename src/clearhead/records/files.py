@@ -1,5 +1,6 @@
 """Files and folders that are either whole or not there, whenever the process or machine dies."""
 
+import hashlib
 import json
 import os
 import re
@@ -125,6 +126,12 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
         found = type(value).__name__
         raise ClearheadError(f"{path} is damaged: expected an object, found {found}: {advice}")
     return value
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers(folder: Path) -> None:

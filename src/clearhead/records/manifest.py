@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import write_json
+from clearhead.records.files import sha256_of, write_json
 
 FILE = "manifest.json"
 # A checkpoint's own, which also says how far the training was.
@@ -22,7 +22,7 @@ def seal(folder: Path, record: dict[str, Any] | None = None, *, name: str = FILE
         record: JSON values to keep in it, under names other than "files" and "sha256".
         name: of the manifest.
     """
-    hashes = {file: _sha256(folder / file) for file in _files(folder) if file != name}
+    hashes = {file: sha256_of(folder / file) for file in _files(folder) if file != name}
     # Through JSON and back, so that the digest is of what a reader will see.
     sealed = json.loads(json.dumps({**(record or {}), "files": hashes}))
     write_json(folder / name, {**sealed, "sha256": _digest(sealed)})
@@ -47,7 +47,7 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
         raise _damaged(folder, name, "is missing, cut short or changed", advice)
     paths = [folder / file for file, _ in hashes]
     with ThreadPoolExecutor() as pool:  # weights and optimizer state are files of gigabytes
-        found = pool.map(lambda path: path.is_file() and _sha256(path), paths)
+        found = pool.map(lambda path: path.is_file() and sha256_of(path), paths)
         for (file, expected), digest in zip(hashes, found, strict=True):
             if digest != expected:
                 raise _damaged(folder, file, "is missing, cut short or changed", advice)
@@ -82,11 +82,6 @@ def _files(folder: Path) -> list[str]:
         and name.suffix != ".md"
         and name.stem != "LICENSE"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(record: dict[str, Any]) -> str:

@@ -5,11 +5,12 @@ from records passes through `style.plain`, and never enters a hover template.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from clearhead.report import style
+from clearhead.report.statistics import Summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 Looks = dict[str, style.Look]
 Point = tuple[Any, float, float | None]  # x, y and its spread
 TICKS = 12  # layers or heads that an axis names
+
+
+def points_of(summaries: Mapping[Any, Summary | None]) -> list[Point]:
+    """The points of a line, where there are numbers."""
+    return [(x, one.mean, one.deviation) for x, one in summaries.items() if one is not None]
+
+
+def with_map(arm: str, name: str) -> str:
+    """An arm and its attention map, where it has more than softmax's."""
+    return arm if name == "softmax" else f"{arm} · {name}"
 
 
 def new(x: str, y: str, **layout: Any) -> "go.Figure":
@@ -103,9 +114,10 @@ def line(
     figure.add_trace(trace)
 
 
-def has_bars(figure: "go.Figure") -> bool:
-    """True if any line shows a spread."""
-    return any(trace.error_y.array is not None for trace in figure.data)
+def note_on_bars(figure: "go.Figure") -> str:
+    """What the bars of lines are; "" where none shows a spread."""
+    shown = any(trace.error_y.array is not None for trace in figure.data)
+    return "Bars: ± 1 standard deviation over seeds." * shown
 
 
 def mark_length(figure: "go.Figure", trained: float, text: str, *, at: float) -> None:

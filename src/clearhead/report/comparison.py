@@ -1,7 +1,6 @@
 """The page of a comparison: cost and perplexity first, what models do inside folded below."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from clearhead.records.runs import Records
 from clearhead.report import (
@@ -15,7 +14,7 @@ from clearhead.report import (
     style,
 )
 from clearhead.report.charts import Looks
-from clearhead.report.costs import add_costs
+from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
@@ -60,9 +59,7 @@ def page(records: Records, title: str) -> Page:
     )
 
 
-def tables(
-    records: Records, make: Callable[[Records], Pivot | None]
-) -> Iterator[Block]:  # fmt: skip
+def tables(records: Records, make: Callable[[Records], Pivot | None]) -> Iterator[Block]:
     """A table of each set of records, under its mark."""
     for tag, labelled in narrative.sets(records):
         pivot = make(labelled)
@@ -90,10 +87,9 @@ def comparison(records: Records) -> Pivot | None:
 
 def _comparison(records: Records) -> Section | None:
     trained = records.sequence_length()
-    length: dict[str, Any] = {} if trained is None else {"length": trained}
     return section(
         "comparison.comparison",
-        narrative.answer(records, "Mean validation perplexity", "perplexity", **length),
+        narrative.answer(records, "Mean validation perplexity", "perplexity", length=trained),
         tables(records, comparison),
     )
 
@@ -102,12 +98,7 @@ def _outside(records: Records) -> Columns:
     for title, name in (("all", "parameters"), ("without embeddings", "non_embedding_parameters")):
         yield (
             Heading(group="Parameters", title=title, note="M"),
-            Quantity(
-                read=in_header(name),
-                scale=1e-6,
-                judged=False,
-                write=lambda value: style.number(value, 4),
-            ),
+            Quantity(read=in_header(name), scale=1e-6, judged=False, write=four_digits),
         )
     group = "Validation perplexity by length of text"
     yield Heading(group=group, title="overall"), Quantity(read=at("perplexity"))
@@ -190,9 +181,7 @@ def _internals(records: Records) -> Section | None:
 def _training(records: Records, looks: Looks) -> Section | None:
     return section(
         "comparison.training",
-        narrative.answer(
-            records, "Seconds of training", "train_seconds", lambda value: f"{value:,.0f}"
-        ),
+        narrative.answer(records, "Seconds of training", "train_seconds", "{:,.0f}".format),
         side_by_side(
             records,
             (

@@ -106,12 +106,7 @@ def _blocks(parts: Parts, built: Page) -> Section | None:
     columns = [
         (
             Heading(title="parameters", note="M"),
-            Quantity(
-                read=in_header("parameters"),
-                scale=1e-6,
-                judged=False,
-                write=lambda value: style.number(value),
-            ),
+            Quantity(read=in_header("parameters"), scale=1e-6, judged=False, write=style.number),
         ),
         (Heading(title="perplexity"), Quantity(read=at("perplexity", length=trained))),
     ]

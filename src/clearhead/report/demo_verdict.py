@@ -83,10 +83,7 @@ def added(run: Run) -> list[Measure]:
 
 def verdict(parts: Parts) -> list[str]:
     """The outcome in plain words."""
-    paragraphs = (
-        (_lengths(parts.text), _blocks(parts.text)),
-        (_sinks(parts.sinks), _bits(parts)),
-    )
+    paragraphs = ((_lengths(parts.text), _blocks(parts.text)), (_sinks(parts.sinks), _bits(parts)))
     return [" ".join(filter(None, one)) for one in paragraphs if any(one)]
 
 

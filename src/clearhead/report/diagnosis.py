@@ -1,9 +1,6 @@
 """The page of a diagnosis: three numbers of each model, and all others folded below."""
 
-import tomllib
 from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
@@ -20,6 +17,7 @@ from clearhead.report.page import (
     Panel,
     Panels,
     Section,
+    declared,
     section,
     titled,
 )
@@ -35,13 +33,6 @@ SAMPLED = (
     "the median (one number in 8, one query in 16), the effective rank (4 texts) and the order "
     "with content held (64 pairs a text and layer)."
 )
-
-
-@cache
-def declared() -> dict[str, Any]:
-    """The numbers and sections of the page."""
-    file = resources.files("clearhead.report").joinpath("diagnosis.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def page(records: Records, title: str) -> Page:
@@ -62,7 +53,7 @@ def page(records: Records, title: str) -> Page:
             "A sink, outliers and rank collapse are what the repairs are about.",
             [by_arm(records, "three numbers", _three(), corner="", arms_across=True)],
         ),
-        *(_section(records, built.looks, one) for one in declared()["sections"]),
+        *(_section(records, built.looks, one) for one in declared("diagnosis")["sections"]),
         section(
             "diagnosis.numbers",
             "Every number by a definition of its own name; those of one kind do not compare across "
@@ -80,7 +71,7 @@ def numbers(records: Records) -> Pivot | None:
 
 def _quantities(records: Records) -> Iterator[tuple[Heading, Quantity]]:
     maps = records.dimension(heatmaps.SHARE, "map")
-    for group, title, metric, note, of in declared()["numbers"]:
+    for group, title, metric, note, of in declared("diagnosis")["numbers"]:
         for name in maps if "map" in of else (None,):
             heading = Heading(
                 group=group,

@@ -7,15 +7,17 @@ from clearhead.report import style
 from clearhead.report.charts import (
     Looks,
     categories,
-    has_bars,
     line,
     log_axis,
     mark_length,
     new,
+    note_on_bars,
+    points_of,
     scale_axis,
+    with_map,
 )
 from clearhead.report.page import Panel
-from clearhead.report.pivots import summary
+from clearhead.report.pivots import along, summary
 
 
 def distances(records: Records, looks: Looks) -> Panel | None:
@@ -28,7 +30,7 @@ def distances(records: Records, looks: Looks) -> Panel | None:
         for one in whole:
             if "difference" in names and one["map"] != "difference":
                 continue
-            name = run.arm if one["map"] == "softmax" else f"{run.arm} · {one['map']}"
+            name = with_map(run.arm, one["map"])
             line(figure, name, _points(one["x"], one["y"]), looks[run.arm], size=7)
             longest = max(longest, one["x"], key=len)
     if not longest:
@@ -48,15 +50,9 @@ def null_mass(records: Records, looks: Looks) -> Panel | None:
     for arm in records.arms():
         for metric, dash in (("null_mass", "solid"), ("gate_closed", "dot")):
             for name in records.dimension(metric, "map", arm):
-                found = {
-                    low: summary(records, arm, metric, map=name, position=low)
-                    for low in records.dimension(metric, "position", arm, map=name)
-                }
-                points = [
-                    (_band(low), one.mean, one.deviation) for low, one in found.items() if one
-                ]
-                full = arm if name == "softmax" else f"{arm} · {name}"
-                line(figure, full, points, looks[arm], dash=dash, size=7)
+                found = along(records, arm, metric, "position", map=name)
+                points = points_of({_band(low): one for low, one in found.items()})
+                line(figure, with_map(arm, name), points, looks[arm], dash=dash, size=7)
                 bands |= found.keys()
     if not bands:
         return None
@@ -65,8 +61,8 @@ def null_mass(records: Records, looks: Looks) -> Panel | None:
     return Panel(
         title="Weight on no key, by position",
         figure=figure,
-        note="All layers and heads. Of a gate, one minus its mean over channels."
-        + " Bars: ± 1 standard deviation over seeds." * has_bars(figure),
+        note="All layers and heads. Of a gate, one minus its mean over channels. "
+        f"{note_on_bars(figure)}".rstrip(),
     )
 
 
@@ -83,7 +79,7 @@ def ranks(records: Records, looks: Looks, kind: str, title: str) -> Panel | None
     shown: list[float] = []
     for arm in records.arms():
         found = {place: summary(records, arm, metric) for place, metric in places.items()}
-        points = [(place, one.mean, one.deviation) for place, one in found.items() if one]
+        points = points_of(found)
         line(figure, arm, points, looks[arm], size=7)
         shown += [value for _, value, _ in points if value]
     if not shown:

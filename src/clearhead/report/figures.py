@@ -1,7 +1,7 @@
 """Figures of several arms: curves over training, over length and over layers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from statistics import fmean
@@ -11,21 +11,23 @@ from clearhead.records.runs import INPUT, Records, Run
 from clearhead.report import style
 from clearhead.report.charts import (
     Looks,
-    has_bars,
+    Point,
     line,
     mark_length,
     new,
+    note_on_bars,
+    points_of,
     scale_axis,
     some_of,
 )
 from clearhead.report.page import Panel
-from clearhead.report.pivots import summary
+from clearhead.report.pivots import along, summary
 from clearhead.report.statistics import summarize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Curves = dict[tuple[str, str], list[tuple[float, float, float | None]]]
+Curves = dict[tuple[str, str], list[Point]]
 POINTS = 80  # of a training curve; each is the mean over a block of steps
 # By the names of plotly, and by those of people.
 DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
@@ -166,34 +168,44 @@ def by_length(
         curves: (length, mean, deviation over seeds) by arm and variant; its dash says which.
     """
     figure = new("length of the text (tokens, log scale)", axis)
-    dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
-    shown: list[float] = []
-    known: set[str] = set()
-    for (arm, name), points in curves.items():
-        line(
-            figure, arm if arm not in known else f"{arm} · {name}", points, looks[arm],
-            dash=dashes[name], legend=arm not in known, group=arm,
-        )  # fmt: skip
-        known.add(arm)
-        shown += [mean for _, mean, _ in points]
+    remarks = _draw(figure, looks, curves, dict.fromkeys(name for _, name in curves))
     lengths = sorted({length for points in curves.values() for length, *_ in points})
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    scale_axis(figure, axis, shown)
+    scale_axis(figure, axis, _means(curves))
     trained = records.sequence_length()
     if trained:
         # On a log axis shapes take the value itself, annotations its logarithm.
         mark_length(figure, trained, "trained at this length", at=math.log10(trained))
-    notes = [_key_of(dashes)] if len(dashes) > 1 else []
-    notes += ["Bars: ± 1 standard deviation over seeds."] if has_bars(figure) else []
-    return Panel(title=title, figure=figure, note=" ".join(filter(None, [*notes, note])))
+    return Panel(title=title, figure=figure, note=" ".join(filter(None, [*remarks, note])))
 
 
-def _key_of(dashes: dict[str, str]) -> str:
-    """The lines of a figure in words: Solid: none; dotted: yarn × 2."""
-    ways = "; ".join(f"{DASHES[dash]}: {name or 'softmax'}" for name, dash in dashes.items())
-    return f"{ways[:1].upper()}{ways[1:]}."
+def _draw(
+    figure: "go.Figure", looks: Looks, curves: Curves, names: Iterable[str], *, size: int = 8
+) -> list[str]:
+    """Draw a line for each arm and variant, whose dash is that of its place among `names`.
+
+    Returns:
+        What dashes and bars mean: "Solid: none; dotted: yarn × 2."
+    """
+    dashes = dict(zip(names, cycle(DASHES), strict=False))
+    known: set[str] = set()
+    for (arm, name), points in curves.items():
+        shown = f"{arm} · {name}" if name and arm in known else arm
+        line(
+            figure, shown, points, looks[arm],
+            dash=dashes[name], size=size, legend=arm not in known, group=arm,
+        )  # fmt: skip
+        known.add(arm)
+    used = [name for name in dashes if any(name == one for _, one in curves)]
+    ways = "; ".join(f"{DASHES[dashes[name]]}: {name or 'softmax'}" for name in used)
+    key = f"{ways[:1].upper()}{ways[1:]}." if len(used) > 1 else ""
+    return [key, note_on_bars(figure)]
+
+
+def _means(curves: Curves) -> list[float]:
+    return [mean for points in curves.values() for _, mean, _ in points]
 
 
 def by_layer(
@@ -207,33 +219,17 @@ def by_layer(
     note: str = "",
 ) -> Panel | None:
     """A line an arm and `Line`: colour says which arm, dash which line."""
-    figure = new("layer", axis)
-    dashes = dict(zip((one.name for one in lines), cycle(DASHES), strict=False))
-    named: set[str] = set()
-    shown: list[float] = []
-    layers: set[int] = set()
+    curves: Curves = {}
     for arm in records.arms():
-        legend = True
         for one in lines:
-            points = []
-            for layer in records.dimension(one.metric, "layer", arm, **one.dimensions):
-                over = summary(records, arm, one.metric, layer=layer, **one.dimensions)
-                if over is not None and (over.mean > 0 or not log):
-                    points.append((layer, over.mean, over.deviation))
-            if not points:
-                continue
-            name = f"{arm} · {one.name}" if one.name else arm
-            dash = dashes[one.name]
-            line(
-                figure, name if not legend else arm, points, looks[arm], dash=dash, size=7,
-                legend=legend, group=arm,
-            )  # fmt: skip
-            legend = False
-            shown += [mean for _, mean, _ in points]
-            layers |= {layer for layer, _, _ in points}
-            named.add(one.name)
-    if not shown:
+            points = points_of(along(records, arm, one.metric, "layer", **one.dimensions))
+            if points := [point for point in points if point[1] > 0 or not log]:
+                curves[arm, one.name] = points
+    if not curves:
         return None
+    figure = new("layer", axis)
+    remarks = [note, *_draw(figure, looks, curves, [one.name for one in lines], size=7)]
+    shown, layers = _means(curves), {layer for ones in curves.values() for layer, _, _ in ones}
     ticks = sorted({*some_of(sorted(layers)), *({INPUT} & layers)})
     names = ["in" if place == INPUT else str(place) for place in ticks]
     figure.update_xaxes(tickvals=ticks, ticktext=names)
@@ -241,11 +237,6 @@ def by_layer(
         scale_axis(figure, axis, shown)
     if min(shown) >= 0 and figure.layout.yaxis.type != "log":
         figure.update_yaxes(rangemode="nonnegative")
-    remarks = [note]
-    if len(named) > 1:
-        remarks.append(_key_of({name: dash for name, dash in dashes.items() if name in named}))
-    if has_bars(figure):
-        remarks.append("Bars: ± 1 standard deviation over seeds.")
     if INPUT in layers:
         remarks.append("“in” is the stream before the first layer.")
     return Panel(title=title, figure=figure, note=" ".join(filter(None, remarks)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.records.runs import Records, Run, ordered_maps
 from clearhead.report import style
-from clearhead.report.charts import heat_map, new, some_of
+from clearhead.report.charts import heat_map, new, some_of, with_map
 from clearhead.report.page import Panel, Scale
 
 if TYPE_CHECKING:
@@ -50,14 +50,10 @@ def first_token_share(records: Records, largest: float) -> list[Panel]:
             }
             if cells:
                 figure = _cells(cells, 100 * largest)
-                title = _title(arm, name)
+                title = with_map(arm, name)
                 described = f"first token’s share in {title}"
                 panels.append(Panel(title=title, figure=figure, described=described))
     return panels
-
-
-def _title(arm: str, name: str) -> str:
-    return arm if name == "softmax" else f"{arm} · {name}"
 
 
 def _cells(cells: dict[tuple[int, int], float], largest: float) -> "go.Figure":
@@ -107,7 +103,7 @@ def _attention_panel(run: Run, name: str) -> Panel:
         weight < 0 for rows in weights.values() for row in rows for weight in row
     )
     text = next(iter(maps.values()))["text"][:size]
-    title = _title(run.arm, name)
+    title = with_map(run.arm, name)
     return Panel(
         title=title,
         described=f"attention map of {title}",

@@ -71,22 +71,22 @@ def of_header(*names: str) -> FactsOf:
     """Facts that are keys of the header."""
 
     def facts(run: Run) -> dict[str, list[str]]:
-        found = {name: run.header.get(name) for name in names} | {"source": source_of(run.header)}
+        found: dict[str, Any] = {name: run.header.get(name) for name in names}
+        found["source"] = source_of(run.header)
         made = [cell["made"] for cell in run.cells]
         if made and found.get("seconds") is None:
             found["seconds"] = round(sum(one.get("seconds", 0.0) for one in made), 1)
             found["peak_memory_bytes"] = max(one.get("peak_memory_bytes", 0) for one in made)
+        for name in names:
+            if name.endswith("_bytes") and found[name]:
+                found[name] = f"{found[name] / 2**20:,.0f} MiB"
         return {
-            name.removesuffix("_bytes").replace("_", " "): [_value(name, value)]
+            name.removesuffix("_bytes").replace("_", " "): [short(value)]
             for name, value in found.items()
             if value
         }
 
     return facts
-
-
-def _value(name: str, value: Any) -> str:
-    return f"{value / 2**20:,.0f} MiB" if name.endswith("bytes") else short(value)
 
 
 def short(value: Any) -> str:

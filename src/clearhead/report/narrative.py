@@ -1,7 +1,7 @@
 """Sentences of a page: plain text built from the records, not yet escaped."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clearhead.records.runs import Records, Run
@@ -54,17 +54,19 @@ def _tag(label: str, records: Records) -> Tag:
     return Tag(label=label, name=record_name(label), facts=" · ".join(facts))
 
 
+def extremes(means: Mapping[str, float]) -> tuple[str, str]:
+    """The names of the least and of the greatest."""
+    return min(means, key=lambda one: means[one]), max(means, key=lambda one: means[one])
+
+
 def listed(means: dict[str, float], write: Callable[[float], str], word: str) -> str:
     """Each arm's number, or, where they are many, the least and the greatest."""
     if not means:
         return ""
     if len(means) <= MANY:
         return enumerate_words([f"{write(mean)} {word} {arm}" for arm, mean in means.items()])
-    least, greatest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    return (
-        f"between {write(means[least])} {word} {least} and {write(means[greatest])} {word} "
-        f"{greatest}"
-    )
+    ends = [f"{write(means[arm])} {word} {arm}" for arm in extremes(means)]
+    return f"between {' and '.join(ends)}"
 
 
 def means(records: Records, metric: str, **dimensions: Any) -> dict[str, float]:
@@ -86,7 +88,7 @@ def answer(
         found = means(records.labelled(label), metric, **dimensions)
         if not found:
             continue
-        least, greatest = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        least, greatest = extremes(found)
         words = f"from {write(found[least])} for {least} to {write(found[greatest])} for {greatest}"
         if len(found) == 1:
             words = f"{write(found[least])} for {least}"
@@ -160,11 +162,6 @@ def _same_data(records: Records) -> bool:
     return described[0] is not None and all(one == described[0] for one in described)
 
 
-def _at_trained(records: Records) -> dict[str, int]:
-    length = records.sequence_length()
-    return {} if length is None else {"length": length}
-
-
 def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, Difference]:
     """Each variant's number less the reference's."""
     reference, *variants = records.arms()
@@ -176,7 +173,8 @@ def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, 
 
 def _decided(records: Records, threshold: float) -> tuple[str, str]:
     """The outcome in words, and the largest effect that it leaves hidden, which ends them."""
-    differences = _differences(records, "perplexity", **_at_trained(records))
+    trained = records.sequence_length()
+    differences = _differences(records, "perplexity", length=trained)
     if not differences:
         return "", ""
     if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
@@ -197,7 +195,7 @@ def _decided(records: Records, threshold: float) -> tuple[str, str]:
         if not limits:
             alike = "as no seed differs from another"
             return f"no difference to {reference} can be judged, {alike}", ""
-        length = " at the training length" if _at_trained(records) else ""
+        length = "" if trained is None else " at the training length"
         return (
             f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
             "which hides effects of up to"
@@ -220,8 +218,7 @@ def cost(records: Records, threshold: float) -> str:
     differences = _differences(records, "tokens_per_second")
     others = [arm for arm in speeds if arm != reference]
     if len(others) > MANY:
-        slowest, fastest = min(others, key=speeds.__getitem__), max(others, key=speeds.__getitem__)
-        others = [slowest, fastest]
+        others = [*extremes({arm: speeds[arm] for arm in others})]
     parts = []
     for arm in others:
         part = f"{arm} trains at {speeds[arm] / speeds[reference]:.2f} × its speed"
@@ -278,8 +275,7 @@ def _hardly_learnt(run: Run) -> bool:
     vocabulary = (model or {}).get("vocab_size") if isinstance(model, dict) else None
     if vocabulary is None and isinstance(data, dict):
         vocabulary = (data.get("tokenizer") or {}).get("vocabulary")
-    length = {} if run.sequence_length is None else {"length": run.sequence_length}
-    value = run.value("perplexity", **length)
+    value = run.value("perplexity", length=run.sequence_length)
     return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
 from clearhead.records.runs import Records
 from clearhead.report import style, verdicts
-from clearhead.report.pivots import Pivot
+from clearhead.report.pivots import Block, Pivot
 from clearhead.report.statistics import Difference
 
 if TYPE_CHECKING:
@@ -51,45 +51,40 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panels:
+class Panels(Block):
     """Figures side by side: curves, small heat-maps ("cells"), or attention maps ("map")."""
 
-    kind: ClassVar[str] = "panels"
     panels: tuple[Panel, ...]
     shape: str = "curve"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tag:
+class Tag(Block):
     """Names the set of records that the next blocks show."""
 
-    kind: ClassVar[str] = "tag"
     label: str
     name: str
     facts: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notes:
+class Notes(Block):
     """Remarks, a paragraph each."""
 
-    kind: ClassVar[str] = "notes"
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Title:
+class Title(Block):
     """A heading within a section."""
 
-    kind: ClassVar[str] = "title"
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fold:
+class Fold(Block):
     """Lines, a text of fixed width or a table that a reader may open."""
 
-    kind: ClassVar[str] = "fold"
     summary: str
     lines: tuple[str, ...] = ()
     text: str = ""
@@ -97,10 +92,9 @@ class Fold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
+class Statement(Block):
     """A statement under a name, marked by its verdict, with what is known of it."""
 
-    kind: ClassVar[str] = "statement"
     mark: str
     name: str
     text: str
@@ -108,10 +102,9 @@ class Statement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(Block):
     """A colour scale with its ticks."""
 
-    kind: ClassVar[str] = "scale"
     name: str
     ticks: tuple[str, ...]
     signed: bool = False
@@ -124,23 +117,18 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Block):
     """The layer and head that all attention maps show."""
 
-    kind: ClassVar[str] = "choice"
     layers: tuple[int, ...]
     heads: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Block):
     """Names and values; the command is shown letter for letter."""
 
-    kind: ClassVar[str] = "facts"
     facts: dict[str, list[str]]
-
-
-Block = Pivot | Panels | Tag | Notes | Title | Fold | Statement | Scale | Choice | Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +157,7 @@ def section(
         more: the end of its caption.
     """
     page, _, name = place.partition(".")
-    words = dict(_words()[page][name])
+    words = dict(declared("sections")[page][name])
     words["caption"] = words.get("caption", "") + more
     return titled(name, answer, blocks, **words)
 
@@ -184,8 +172,9 @@ def titled(name: str, answer: str, blocks: Iterable[Block | None], **words: Any)
 
 
 @cache
-def _words() -> dict[str, Any]:
-    return tomllib.loads(_part("sections.toml"))
+def declared(name: str) -> dict[str, Any]:
+    """The tables of NAME.toml, beside this module."""
+    return tomllib.loads(_part(f"{name}.toml"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import style
@@ -25,6 +25,14 @@ Read = Callable[[Run], Sequence[Measure]]
 Found = Mapping[int, Sequence[Measure]]  # by seed, those with a value
 R = TypeVar("R")
 C = TypeVar("C")
+
+
+class Block:
+    """A part of a section, which the template shows by its kind."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +66,9 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pivot:
+class Pivot(Block):
     """A table; `cells` are by row and column, and may be empty."""
 
-    kind: ClassVar[str] = "pivot"
     title: str
     corner: str
     rows: tuple[Heading, ...]
@@ -182,6 +189,14 @@ def summary(records: Records, arm: str, metric: str, **dimensions: Any) -> Summa
     return summarize(list(records.values(arm, metric, **dimensions).values()))
 
 
+def along(
+    records: Records, arm: str, metric: str, name: str, **fixed: Any
+) -> dict[Any, Summary | None]:
+    """The summaries of an arm at every value that dimension `name` takes."""
+    places = records.dimension(metric, name, arm, **fixed)
+    return {one: summary(records, arm, metric, **{name: one}, **fixed) for one in places}
+
+
 def entry(
     mine: Found,
     theirs: Found,
@@ -221,12 +236,7 @@ def entry(
 
 
 def difference_of(
-    mine: Found,
-    theirs: Found,
-    scale: float = 1.0,
-    against: float = 0.0,
-    *,
-    relative: bool = False,
+    mine: Found, theirs: Found, scale: float = 1.0, against: float = 0.0, *, relative: bool = False
 ) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
     where an arm has no number.

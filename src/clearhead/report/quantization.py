@@ -1,14 +1,13 @@
 """The page of a quantisation: what schemes cost, and bits against perplexity."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
-from clearhead.report.charts import Looks, categories, line, new, scale_axis
+from clearhead.report.charts import Looks, Point, categories, line, new, points_of, scale_axis
 from clearhead.report.costs import add_costs, all_noise, four_digits, signed
 from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
 from clearhead.report.pivots import (
@@ -185,14 +184,10 @@ def _unquantised(records: Records) -> str:
     return "bfloat16" if saved else "full precision"
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-_WRITTEN = {
+_WRITTEN: dict[str, Callable[[float], str]] = {
     "perplexity": four_digits,
     "added_perplexity": signed,
-    "bytes": _whole,
+    "bytes": "{:,.0f}".format,
     "tokens_per_second": four_digits,
 }
 _UNJUDGED = ("perplexity", "bytes", "tokens_per_second")
@@ -262,7 +257,7 @@ def _extremes(records: Records) -> str:
     for arm in records.arms():
         costs = _added(records, arm)
         if costs:
-            worst, best = max(costs, key=costs.__getitem__), min(costs, key=costs.__getitem__)
+            best, worst = narrative.extremes(costs)
             said = {
                 one: signed(costs[one]) + ", noise" * all_noise(records, arm, one)
                 for one in (worst, best)
@@ -342,11 +337,11 @@ def _curves(records: Records, looks: Looks) -> Section | None:
     )
 
 
-def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Any]:
+def _points(records: Records, arm: str, bits: dict[int, str]) -> list[Point]:
     """(tick, mean perplexity, deviation), full precision first; none where nothing was measured."""
     over = {FULL: summary(records, arm, "perplexity")}
     over |= {f"{n:g}": summary(records, arm, "perplexity", scheme=one) for n, one in bits.items()}
-    points = [(tick, one.mean, one.deviation) for tick, one in over.items() if one is not None]
+    points = points_of(over)
     return points if any(tick != FULL for tick, *_ in points) else []
 
 
@@ -354,7 +349,7 @@ def _panel(
     records: Records,
     looks: Looks,
     family: str,
-    points: dict[str, list[Any]],
+    points: dict[str, list[Point]],
     kin: dict[str, dict[int, str]],
     shown: Sequence[float],
 ) -> Panel:

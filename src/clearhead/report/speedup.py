@@ -286,10 +286,7 @@ def _laws(records: Records) -> dict[tuple[str, str, str], _Law]:
                 group = f"{arm} over {reference}"
                 largest, paid = (max(fmean(costs) for costs, _ in side) for side in sides)
                 law = _Law(
-                    name=f"{group}, {cost.title}",
-                    laws=_fitted(*sides),
-                    largest=largest,
-                    paid=paid,
+                    name=f"{group}, {cost.title}", laws=_fitted(*sides), largest=largest, paid=paid
                 )
                 found |= {(label, group, cost.title): law for label in ladder.labels()}
     return found

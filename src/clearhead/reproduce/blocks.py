@@ -73,8 +73,7 @@ def depth(scale: str) -> Iterator[Trial]:
     }[scale]
     short = tables(scale)[layers]
     train = replace(short.config.train, tokens=3 * short.config.train.tokens)
-    config = replace(short.config, train=train, label=f"{short.config.label} for longer")
-    long = replace(short, config=config)
+    long = short.changed(train=train, label=f"{short.config.label} for longer")
     for table, place in ((deep, rates), (long, layers)):
         yield table.trial("transformer", *PRE_LN[place])
         yield table.trial("sas-p", *SAS[place])  # the intervention
@@ -87,9 +86,8 @@ def longer(scale: str) -> Iterator[Trial]:
     else:
         wide: dict[str, Any] = {"width": 384, "batch": 128, "compile": "blocks"}
         layers, table = 12, _table(12, 250_000_000, 10_000_000, **wide)
-        text = DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000)
-        table = replace(table, config=replace(table.config, data=text))
-    table = replace(table, config=replace(table.config, label="ten tokens a parameter"))
+        table = table.changed(data=DataConfig(data=(COSMOPEDIA,), limit=1_200_000_000))
+    table = table.changed(label="ten tokens a parameter")
     yield table.trial("transformer", *PRE_LN[layers])
     yield table.trial("sas", *SAS[layers])  # the intervention
 
@@ -109,8 +107,7 @@ def outliers(scale: str) -> Iterator[Trial]:
         length=128,
         tokens=32_768,
     )
-    config = replace(table.config, set=shape, label="deep outliers")
-    table = replace(table, config=config, questions={"bits": bits})
+    table = replace(table.changed(set=shape, label="deep outliers"), questions={"bits": bits})
     for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
         yield table.trial(preset, *rates)
         yield table.trial(preset, *rates, **ORTHOADAM)  # the interventions
@@ -123,7 +120,7 @@ def books(scale: str) -> Iterator[Trial]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
     table = tables(scale)[6]
     data = replace(table.config.data, data=(BOOKS,), limit=100_000_000)
-    table = replace(table, config=replace(table.config, data=data, label="6 layers, books"))
+    table = table.changed(data=data, label="6 layers, books")
     yield table.trial("transformer", *PRE_LN[6])
     yield table.trial("sas", *SAS[6])  # the interventions
     yield table.trial("sas-p", *SAS[6])
@@ -138,17 +135,17 @@ def scaling(scale: str) -> Iterator[Trial]:
             table = _small_table(6, tokens, tokens // 4, width=width)
         else:
             table = _table(6, tokens, tokens // 4, width=width, batch=64, compile="blocks")
-        table = replace(table, config=replace(table.config, label=f"{name}, {width}"))
+        table = table.changed(label=f"{name}, {width}")
         yield table.trial("transformer", *PRE_LN[6])
         yield table.trial("sas-p", *SAS[6])  # the intervention
 
 
 def signal(scale: str) -> Iterator[Trial]:
     """Blocks before any training: how alike two tokens are after 24 layers."""
-    config = _table(24, 1024, 0, width=256, batch=8).config
-    config = replace(config, seeds=tuple(range(5)), label="signal")
+    table = _table(24, 1024, 0, width=256, batch=8)
+    table = table.changed(seeds=tuple(range(5)), label="signal")
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
-    table = Table(config=config, questions={"signal": asked})
+    table = replace(table, questions={"signal": asked})
     yield table.trial("transformer", attention_skip="none")
     for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
         yield table.trial(preset)
@@ -163,10 +160,7 @@ def tables(scale: str) -> dict[int, Table]:
             6: _table(6, 8_192_000, 4_096_000, width=256, batch=64, compile="blocks"),
             24: _table(24, 4_915_200, 2_048_000, width=256, batch=64, compile="blocks"),
         }
-    return {
-        18: _published(18, "codeparrot"),
-        72: _published(72, "codeparrot-72"),
-    }
+    return {18: _published(18, "codeparrot"), 72: _published(72, "codeparrot-72")}
 
 
 def _table(
@@ -196,8 +190,7 @@ def _table(
 def _small_table(layers: int, tokens: int, sweep_tokens: int, *, width: int) -> Table:
     """A table of `tiny`: with fewer words, half of whose cost would else be the readout's."""
     table = _table(layers, tokens, sweep_tokens, width=width, batch=8)
-    fewer = DataConfig(vocabulary=1024)
-    return replace(table, config=replace(table.config, data=fewer, evaluation_tokens=65_536))
+    return table.changed(data=DataConfig(vocabulary=1024), evaluation_tokens=65_536)
 
 
 def _published(layers: int, size: str) -> Table:

@@ -18,14 +18,7 @@ from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.claims import (
-    Claim,
-    Judgement,
-    Outcome,
-    counting,
-    judged,
-    threshold_over,
-)
+from clearhead.reproduce.claims import Claim, Judgement, Outcome, counting, judged, threshold_over
 from clearhead.reproduce.cost import cost
 
 FAMILIES = {

@@ -119,10 +119,7 @@ class Contrast:
                     than=than,
                     difference=difference,
                     applies=self._applies(sides),
-                    at_edge=(
-                        self._at_edge(*sides[0], self.at),
-                        self._at_edge(*sides[1], there),
-                    ),
+                    at_edge=(self._at_edge(*sides[0], self.at), self._at_edge(*sides[1], there)),
                 )
 
     def _applies(self, sides: Sequence[Side]) -> bool:
@@ -159,11 +156,7 @@ class Contrast:
         }
 
     def _found(
-        self,
-        records: Records,
-        names: Sequence[str],
-        at: Mapping[str, Any],
-        shared: Set[Key] | None,
+        self, records: Records, names: Sequence[str], at: Mapping[str, Any], shared: Set[Key] | None
     ) -> Found:
         """By seed, what all runs measured. A seed that lacks one of the pattern's arms is left out:
         its mean would be another mean."""
@@ -386,9 +379,6 @@ def _contrasts(rows: Sequence[dict[str, Any]]) -> Iterator[Contrast]:
     for row in rows:
         given: dict[str, Any] = {"at": {}, **row}
         named = ("arm", "than", "less", "needs_in")
-        given |= {key: _names(given[key]) for key in named if key in given}
+        for key in given.keys() & named:
+            given[key] = (given[key],) if isinstance(given[key], str) else tuple(given[key])
         yield Contrast(**given)
-
-
-def _names(value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

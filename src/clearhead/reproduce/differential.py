@@ -91,7 +91,7 @@ def scaling(scale: str) -> Iterator[Trial]:
         train = replace(table.config.train, tokens=tokens)
         shape = {**table.config.set, "hidden_size": width}
         shape.pop("intermediate_size", None)  # in proportion to the width
-        table = replace(table, config=replace(table.config, train=train, set=shape))
+        table = table.changed(train=train, set=shape)
         for preset in ("transformer", "differential"):  # the intervention
             yield table.trial(preset, *RATES[scale])
 

@@ -69,12 +69,7 @@ def _short(tokens: int) -> TrainConfig:
 
 def _config(train: TrainConfig, data: DataConfig) -> CompareConfig:
     return CompareConfig(
-        presets=("bert",),
-        seeds=(0, 1, 2),
-        lengths=(1,),
-        train=train,
-        data=data,
-        label="encoders",
+        presets=("bert",), seeds=(0, 1, 2), lengths=(1,), train=train, data=data, label="encoders"
     )
 
 

@@ -71,11 +71,7 @@ def _tiny() -> Table:
         seeds=(0, 1, 2),
         lengths=(1,),
         train=TrainConfig(
-            tokens=1_500_000,
-            sequence_length=128,
-            batch_size=8,
-            document_masks=True,
-            log_every=20,
+            tokens=1_500_000, sequence_length=128, batch_size=8, document_masks=True, log_every=20
         ),
         data=DataConfig(data=("python-stdlib", f"{PASSKEY}@0.5"), vocabulary=1024),
         label="long context",
@@ -106,8 +102,8 @@ def _small() -> Table:
         **LONG,
         **HELD_OUT,
     )
-    return Table(
-        config=replace(tiny.config, train=train, data=data, set=shape),
+    return replace(
+        tiny.changed(train=train, data=data, set=shape),
         sweep_tokens=8_000_000,
         questions={
             "scaled": replace(_scaled(**LONG, **HELD_OUT), tasks=("perplexity",)),

@@ -19,11 +19,7 @@ def memory(scale: str) -> Iterator[Trial]:
     for layers, width, heads in SHAPES[scale]:
         config = CompareConfig(
             presets=("transformer",),
-            set={
-                "num_hidden_layers": layers,
-                "hidden_size": width,
-                "num_attention_heads": heads,
-            },
+            set={"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads},
             seeds=(0,),
             label=f"{layers} layers, {width} wide",
         )

@@ -86,11 +86,7 @@ def _small() -> tuple[Table, tuple[float, ...]]:
         set={**PLAIN, "max_position_embeddings": 1024, "intermediate_size": 2048},
         seeds=(0, 1, 2),
         train=TrainConfig(
-            tokens=100_000_000,
-            sequence_length=256,
-            batch_size=128,
-            compile="blocks",
-            log_every=20,
+            tokens=100_000_000, sequence_length=256, batch_size=128, compile="blocks", log_every=20
         ),
         data=DataConfig(data=C4, vocabulary=16_384, limit=500_000_000),
         **MEASURED,

@@ -24,7 +24,6 @@ def ratios(scale: str) -> Iterator[Trial]:
     asked = DiagnoseConfig(models=(TRAINED,), length=128, windows=4, extrapolate=1)
     for label, trained in (("ratios", True), ("ratios at the start", False)):
         pre_ln, sas = (PRE_LN[layers], SAS[layers]) if trained else ((), ())
-        config = replace(table.config, label=label)
-        one = replace(table, config=config, questions={"ratios": asked})
+        one = replace(table.changed(label=label), questions={"ratios": asked})
         yield one.trial("transformer", *pre_ln, **MATRICES)
         yield one.trial("sas", *sas, **MATRICES)  # the intervention

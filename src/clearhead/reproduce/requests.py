@@ -244,8 +244,7 @@ def _documents(question: Any) -> tuple[str, ...]:
 def _reading(question: Any, sources: tuple[str, ...]) -> Any:
     """The question on other documents where it has some, or else on other text."""
     if _documents(question):
-        documents = replace(question.hallucination, files=sources)
-        return replace(question, hallucination=documents)
+        return replace(question, hallucination=replace(question.hallucination, files=sources))
     text = replace(question.data, data=sources)
     if isinstance(question, EvaluateSettings):
         return replace(question, data=text, split="all")

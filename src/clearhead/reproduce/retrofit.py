@@ -37,7 +37,8 @@ def retrofit(scale: str) -> Iterator[Trial]:
         return replace(table.trial(preset, *rates, **changes), called=name)
 
     def converted(name: str, *rates: float, by: dict[str, Any], **changes: Any) -> Trial:
-        return replace(arm(name, *rates, **changes), conversion=_conversion(by))
+        conversion = ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
+        return replace(arm(name, *rates, **changes), conversion=conversion)
 
     both = {**PREFIX, "rotate": ("down",)}
     turned = {"rotate": ("residual", "values", "down")}
@@ -80,10 +81,6 @@ def retrofit(scale: str) -> Iterator[Trial]:
     yield converted("prefix", by=PREFIX)
 
 
-def _conversion(by: dict[str, Any]) -> ConvertConfig:
-    return ConvertConfig(model=TRAINED, output=Path(), windows=4, **by)
-
-
 def _tiny() -> Table:
     config = CompareConfig(
         presets=("transformer",),
@@ -101,9 +98,7 @@ def _tiny() -> Table:
 
 def _small() -> Table:
     train = TrainConfig(tokens=50_000_000, sequence_length=1024, batch_size=32, log_every=20)
-    tiny = _tiny()
-    config = replace(
-        tiny.config,
+    table = _tiny().changed(
         seeds=(0, 1, 2),
         evaluation_tokens=131_072,
         train=train,
@@ -118,7 +113,7 @@ def _small() -> Table:
         split="all",
     )
     questions = {**_questions(tokens=131_072), "passkeys": found}
-    return Table(config=config, sweep_tokens=5_000_000, questions=questions, parameters=PARAMETERS)
+    return replace(table, sweep_tokens=5_000_000, questions=questions)
 
 
 def _questions(*, tokens: int) -> dict[str, Question]:

@@ -24,12 +24,7 @@ from clearhead.reproduce.learning_rates import written
 from clearhead.reproduce.trials import Trial
 
 RATES = "rates.json"
-BY_LAYER = (
-    "similarity",
-    "effective_rank",
-    "beta_over_alpha_values",
-    "beta_over_alpha_projections",
-)
+BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
 """Measures of a diagnosis that are kept for every layer."""
 
 

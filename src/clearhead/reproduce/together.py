@@ -7,7 +7,6 @@ of what they claim; all other arms match.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -49,10 +48,9 @@ def together(scale: str) -> Iterator[Trial]:
 
 def composition(scale: str) -> Iterator[Trial]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
-    table = _table(scale)
-    confirming = replace(table.config, seeds=CONFIRMED_ON, label="composition")
+    table = _table(scale).changed(seeds=CONFIRMED_ON, label="composition")
     for preset in ("transformer", "clearhead"):  # the intervention
-        yield replace(table, config=confirming).trial(preset, *RATES[scale])
+        yield table.trial(preset, *RATES[scale])
 
 
 def _table(scale: str) -> Table:

@@ -55,6 +55,10 @@ class Table:
     parameters: int | None = None
     """Parameters of the trained model to start from, where there is one."""
 
+    def changed(self, **settings: Any) -> "Table":
+        """The table with other settings of its configuration."""
+        return replace(self, config=replace(self.config, **settings))
+
     def trial(self, preset: str, *rates: float, **changes: Any) -> "Trial":
         """One arm: a preset, its learning rates, and what is changed of it (`CompareConfig.vary`).
 
@@ -64,8 +68,7 @@ class Table:
         """
         vary = {key: (value,) for key, value in changes.items()}
         kept = {key: value for key, value in self.config.set.items() if key not in changes}
-        config = replace(self.config, presets=(preset,), set=kept, vary=vary)
-        return Trial(table=replace(self, config=config), rates=rates)
+        return Trial(table=self.changed(presets=(preset,), set=kept, vary=vary), rates=rates)
 
 
 @dataclass(frozen=True, kw_only=True)

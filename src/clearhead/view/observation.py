@@ -12,6 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.inspection import (
     batches,
     evaluating,
+    lack_of_positions,
     longest_text,
     run_backbone,
     within_memory,
@@ -62,12 +63,8 @@ def observe_text(
     """
     tokens = _tokens(model, tokenizer, text)
     total, tokens = len(tokens), tokens[:longest]
-    limit = longest_text(model)
-    if limit is not None and len(tokens) > limit:
-        raise ClearheadError(
-            f"{name} has {limit} learned positions, too few for {len(tokens)} tokens: "
-            f"give --tokens {limit}"
-        )
+    if reason := lack_of_positions(model, len(tokens), name):
+        raise ClearheadError(f"{reason}: give --tokens {longest_text(model)}")
     if len(tokens) < 2:
         raise ClearheadError(f"the text is {len(tokens)} token for {name}: give at least 2")
     ids_T = torch.tensor([token for token, *_ in tokens])

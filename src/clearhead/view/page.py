@@ -40,8 +40,7 @@ def render(
         policy=policy,
         style=style,
         script=script,
-        models=[found.model for found in observations],
-        chunks=[found.chunks for found in observations],
+        **payload(observations),
     )
 
 
