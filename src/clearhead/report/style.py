@@ -21,15 +21,20 @@ _HUES = (
     ("#7a4b2a", "#c9a17c"),  # brown
 )
 # Plotly's name, and the character that stands for it in a key.
-_SYMBOLS = tuple(
-    zip(
-        (
-            *("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down"),
-            *("hexagon", "x", "triangle-right", "triangle-left", "pentagon", "star-diamond"),
-        ),
-        "●■◆▲✚★▼⬢✖▶◀⬟✦",
-        strict=True,
-    )
+_SYMBOLS = (
+    ("circle", "●"),
+    ("square", "■"),
+    ("diamond", "◆"),
+    ("triangle-up", "▲"),
+    ("cross", "✚"),
+    ("star", "★"),
+    ("triangle-down", "▼"),
+    ("hexagon", "⬢"),
+    ("x", "✖"),
+    ("triangle-right", "▶"),
+    ("triangle-left", "◀"),
+    ("pentagon", "⬟"),
+    ("star-diamond", "✦"),
 )
 _PLACES = {"transformer": 0, "differential": 1, "softmax1": 2, "gpt2": 3}
 
