@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.optim import OrthoAdam, build_optimizer, decay_groups, pattern_groups
 from clearhead.train import TrainConfig
@@ -35,6 +36,26 @@ def test_matrices_decay_and_nothing_else_does():
         id(model.lambda_q),
     }
     assert still["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("preset_name", ["key-bias", "key-value"])
+def test_learned_keys_and_values_do_not_decay(preset_name):
+    model = ClearheadForCausalLM(preset(preset_name, hidden_size=16, num_attention_heads=2))
+    learned = {id(p) for name, p in model.named_parameters() if ".normalizer." in name}
+    assert learned
+    decaying, still = decay_groups(model, 0.1)
+    assert learned <= {id(p) for p in still["params"]}
+    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
+    assert {id(p) for p in decaying["params"]} == matrices
+
+
+def test_biases_of_experts_do_not_decay():
+    model = nn.Module()
+    model.gate_up_proj = nn.Parameter(torch.zeros(2, 3, 4))
+    model.gate_up_proj_bias = nn.Parameter(torch.zeros(2, 4))
+    decaying, still = decay_groups(model, 0.1)
+    assert decaying["params"] == [model.gate_up_proj]
+    assert still["params"] == [model.gate_up_proj_bias]
 
 
 def test_frozen_parameters_and_empty_groups_are_left_out():
