@@ -218,3 +218,19 @@ def test_a_copy_of_two_optimizers_together_goes_on_alone():
         assert set(its.state) == set(each.parameters())
     for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_group_added_later_is_stepped_by_the_last_of_two_optimizers_together():
+    model, more = make_model(), nn.Linear(4, 4)
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
+    optimizer.add_param_group({"params": list(more.named_parameters()), "lr": 0.5})
+    assert kinds(optimizer)["weight"][0] == "AdamW"
+    optimizer = copy.deepcopy(optimizer)
+    added = optimizer.param_groups[-1]["params"]
+    before = [p.detach().clone() for p in added]
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for old, new in zip(before, added, strict=True):
+        torch.testing.assert_close(new.detach(), old * (1 - 0.5 * 0.01) - 0.5)
