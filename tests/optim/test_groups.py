@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.optim import OrthoAdam, build_optimizer, decay_groups, pattern_groups
 from clearhead.train import TrainConfig
@@ -35,6 +36,26 @@ def test_matrices_decay_and_nothing_else_does():
         id(model.lambda_q),
     }
     assert still["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("preset_name", ["key-bias", "key-value"])
+def test_learned_keys_and_values_do_not_decay(preset_name):
+    model = ClearheadForCausalLM(preset(preset_name, hidden_size=16, num_attention_heads=2))
+    learned = {id(p) for name, p in model.named_parameters() if ".normalizer." in name}
+    assert learned
+    decaying, still = decay_groups(model, 0.1)
+    assert learned <= {id(p) for p in still["params"]}
+    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
+    assert {id(p) for p in decaying["params"]} == matrices
+
+
+def test_biases_of_experts_do_not_decay():
+    model = nn.Module()
+    model.gate_up_proj = nn.Parameter(torch.zeros(2, 3, 4))
+    model.gate_up_proj_bias = nn.Parameter(torch.zeros(2, 4))
+    decaying, still = decay_groups(model, 0.1)
+    assert decaying["params"] == [model.gate_up_proj]
+    assert still["params"] == [model.gate_up_proj_bias]
 
 
 def test_frozen_parameters_and_empty_groups_are_left_out():
@@ -197,3 +218,19 @@ def test_a_copy_of_two_optimizers_together_goes_on_alone():
         assert set(its.state) == set(each.parameters())
     for ours, theirs in zip(model.parameters(), both[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_group_added_later_is_stepped_by_the_last_of_two_optimizers_together():
+    model, more = make_model(), nn.Linear(4, 4)
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon", learning_rate=0.1))
+    optimizer.add_param_group({"params": list(more.named_parameters()), "lr": 0.5})
+    assert kinds(optimizer)["weight"][0] == "AdamW"
+    optimizer = copy.deepcopy(optimizer)
+    added = optimizer.param_groups[-1]["params"]
+    before = [p.detach().clone() for p in added]
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for old, new in zip(before, added, strict=True):
+        torch.testing.assert_close(new.detach(), old * (1 - 0.5 * 0.01) - 0.5)

@@ -34,6 +34,19 @@ def test_a_saved_state_goes_on_bit_for_bit(way, kind, share):
     assert_same(parameters, unbroken, rtol=0, atol=0)
 
 
+def test_a_state_saved_without_names_keeps_its_rotations_under_names():
+    unbroken, _ = run(ortho(), 6)
+    parameters, optimizer = run(ortho(), 3)
+    resumed = ortho()(parameters.items())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    again = ortho()(parameters.items())
+    again.load_state_dict(copy.deepcopy(resumed.state_dict()))
+    for step in range(3, 6):
+        give_gradients(parameters, step)
+        again.step()
+    assert_same(parameters, unbroken, rtol=0, atol=0)
+
+
 def test_no_rotation_is_in_the_state():
     parameters, optimizer = run(ortho(rotation="haar"), 1)
     state = optimizer.state_dict()

@@ -126,6 +126,18 @@ def test_a_training_that_follows_begins_no_branch_anew(kind, tiny, tmp_path):
     assert _buffers(model) == arrived
 
 
+def test_a_training_that_follows_takes_the_mean_of_its_own_losses(tiny, tmp_path):
+    model, config = _model("feedback"), tiny.make_config(learning_rate=1e-3)
+    train(model, tiny.Batches(), config, output=tmp_path / "run")
+    gain = model.model.layers[1].mlp_gain
+    grown, seen = gain.gain.item(), gain.loss[0].item()
+    assert seen == 12
+    stop = [tiny.SignalAt(3, signal.SIGTERM)]
+    train(model, tiny.Batches(), config, output=tmp_path / "again", callbacks=stop)
+    assert gain.loss[0].item() == 3
+    assert gain.gain.item() == pytest.approx(grown * 1.001**3)
+
+
 def test_feedback_shrinks_at_a_leap_and_grows_elsewhere_within_bounds():
     gain = Feedback(0.1)
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from clearhead.lazy import lazily
 from clearhead.models import sink_attention  # noqa: F401 (registers an attn_implementation)
@@ -41,6 +42,8 @@ AutoModel.register(ClearheadConfig, ClearheadModel)
 AutoModelForCausalLM.register(ClearheadConfig, ClearheadForCausalLM)
 AutoModelForMaskedLM.register(ClearheadConfig, ClearheadForMaskedLM)
 AutoModelForSequenceClassification.register(ClearheadConfig, ClearheadForSequenceClassification)
+# By this table Trainer's label smoothing knows the models whose labels are to be shifted.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["clearhead"] = ClearheadForCausalLM.__name__
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -7,7 +7,6 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import (
@@ -18,6 +17,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.head import read_by, summed_loss
 from clearhead.models.paged import require_pageable
 
 
@@ -27,13 +27,14 @@ class NextTokenLoss(nn.Module):
     compile_like_a_layer = True  # `clearhead.train.compiling` looks for it
 
     def forward(
-        self, x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, count: Tensor | int | None
+        self, x_BTC: Tensor, weight_VC: Tensor | None, labels_BT: Tensor, count: Tensor | int | None
     ) -> Tensor:
-        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number."""
+        """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number.
+
+        x and weight are as `clearhead.models.head.read_by` gives them.
+        """
         target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        total = ops.linear_cross_entropy(
-            x_BTC.flatten(0, 1), weight_VC, target.flatten(), ignore_index=IGNORED
-        )
+        total = summed_loss(x_BTC.flatten(0, 1), weight_VC, target.flatten())
         return total / ((target != IGNORED).sum() if count is None else count)
 
 
@@ -115,7 +116,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             check_labels(labels, x, self.config.vocab_size)
             if num_items_in_batch is None:
                 check_any_counts(labels[:, 1:])
-            loss = self.loss(x, self.lm_head.weight, labels, num_items_in_batch)
+            loss = self.loss(*read_by(self.lm_head, x), labels, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             kept = logits_to_keep

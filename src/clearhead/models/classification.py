@@ -55,6 +55,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **arguments: Any,
     ) -> SequenceClassifierOutput:
         """Logits [B, num_labels], and the mean loss where labels are given.
@@ -62,6 +63,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         Args:
             attention_mask: [B, T], 0 for padding on either side; needed where there is any.
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
+            num_items_in_batch: divides the summed loss instead of the number of texts.
             **arguments: as in `ClearheadModel.forward`, as are those above that are not explained.
 
         Raises:
@@ -81,8 +83,12 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         x_BTC = out.last_hidden_state
         place_B = self._place(attention_mask, x_BTC)
         logits_BN = self.classifier(x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), place_B])
+        loss = None
+        if labels is not None:
+            total = self._summed_loss(logits_BN, labels)
+            loss = total / (len(x_BTC) if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=None if labels is None else self._loss(logits_BN, labels),  # type: ignore[arg-type]
+            loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
@@ -109,10 +115,10 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             return torch.where(attention_mask.bool(), index_T, 0).amax(-1)
         return torch.where(attention_mask.bool(), index_T, length - 1).amin(-1)
 
-    def _loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
+    def _summed_loss(self, logits_BN: Tensor, labels: Tensor) -> Tensor:
         logits_BN = logits_BN.float()
         if self.problem == REGRESSION:
-            return F.mse_loss(logits_BN, labels.float().view_as(logits_BN))
+            return F.mse_loss(logits_BN, labels.float().view_as(logits_BN), reduction="sum")
         classes = logits_BN.shape[-1]
         if labels.dtype != torch.int64:
             raise ClearheadError(
@@ -127,7 +133,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
                     f"label {int(labels.flatten()[row])} in row {row} is outside the classes, "
                     f"0 to {classes - 1}: give num_labels as many as there are"
                 )
-        return F.cross_entropy(logits_BN, labels.flatten())
+        return F.cross_entropy(logits_BN, labels.flatten(), reduction="sum")
 
 
 _ARGUMENTS = ARGUMENTS | arguments_of(ClearheadForSequenceClassification.forward)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import can_return_tuple
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import (
@@ -17,6 +16,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.head import read_by, summed_loss
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -76,9 +76,8 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
                 check_any_counts(labels)
             # A GPU is waited for once, to learn how many they are; a mask as index would cost two.
             (hidden_N,) = (labels.flatten() != IGNORED).nonzero(as_tuple=True)
-            total = ops.linear_cross_entropy(
-                x.flatten(0, 1).index_select(0, hidden_N),
-                self.lm_head.weight,
+            total = summed_loss(
+                *read_by(self.lm_head, x.flatten(0, 1).index_select(0, hidden_N)),
                 labels.flatten().index_select(0, hidden_N),
             )
             loss = total / (len(hidden_N) if num_items_in_batch is None else num_items_in_batch)

@@ -2,7 +2,7 @@
 
 Training calls a module's `on_step_end(done, loss)` after every step, with the part of the run that
 is done, from 0 to 1, and that step's loss. What the module keeps of it is in buffers, which
-checkpoints hold.
+checkpoints hold. What is of one run alone, `on_run_begin()` clears; a resumed run does not begin.
 """
 
 from collections.abc import Callable
@@ -72,6 +72,10 @@ class Feedback(Trainable):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        self.on_run_begin()
+
+    def on_run_begin(self) -> None:
+        """The losses of an earlier training, on another text perhaps, say nothing of this one."""
         nn.init.zeros_(self.loss)
 
     def on_step_end(self, done: float, loss: float) -> None:

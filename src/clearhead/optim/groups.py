@@ -1,5 +1,6 @@
 """Parameter groups: weight decay, and options by a parameter's name."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,15 +12,19 @@ from clearhead.optim.rotations import plain_name
 
 Named = tuple[str, nn.Parameter]
 
+# What is added and multiplies nothing, of two or more dimensions too: biases, learned keys and
+# values of attention among them. Transformers' Trainer spares what is called a bias as well.
+ADDED = ("*bias*", "*.normalizer.key")
+
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters of `model` into a group that decays and one that does not.
 
-    Every parameter of two or more dimensions decays: projections, and embeddings too, whether or
-    not they are tied to the output head (tied, they *are* the head's matrix; untied, a rule that
-    told them apart would have to know each architecture's names). Norms, biases, gains and lambdas
-    have fewer dimensions and stay where the loss puts them. A tied parameter appears once; a frozen
-    one not at all; an empty group is left out.
+    Matrices decay, in stacks too: projections, and embeddings, whether or not they are tied to the
+    output head (tied, they *are* the head's matrix; untied, a rule that told them apart would have
+    to know each architecture's names). Norms, gains and lambdas, which have fewer dimensions, and
+    what is `ADDED` stay where the loss puts them. A tied parameter appears once; a frozen one not
+    at all; an empty group is left out.
 
     Returns:
         Groups as `torch.optim` takes them, each with "params" and "weight_decay".
@@ -65,11 +70,20 @@ def pattern_groups(
 
 def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
     """`decay_groups` of the given parameters, which keep their names."""
+    matrices = [(n, p) for n, p in named if p.ndim >= 2 and not matched(n, ADDED)]
+    others = [(n, p) for n, p in named if p.ndim < 2 or matched(n, ADDED)]
     groups = [
-        {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def undecayed(model: nn.Module) -> list[str]:
+    """The parameters that are `ADDED` and have a matrix's dimensions, "*" for their numbers."""
+    named = ((plain_name(name), p) for name, p in model.named_parameters())
+    found = {name for name, p in named if p.ndim >= 2 and matched(name, ADDED)}
+    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in found})
 
 
 def matched(name: str, patterns: Iterable[str]) -> bool:

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from clearhead.errors import ClearheadError
 from clearhead.optim import sharded, update
-from clearhead.optim.options import Axis, Draw, check_group, check_rate, rotated_axes
+from clearhead.optim.options import Axis, Draw, check_group, check_rate, names, rotated_axes
 from clearhead.optim.rotations import Rotation, make_rotation
 from clearhead.optim.update import check_gradients
 
@@ -177,7 +177,10 @@ class OrthoAdam(torch.optim.Optimizer):
                     f"the state of a parameter of shape {list(parameter.shape)} has shape "
                     f"{list(found[0])}: load it into the model it was saved from"
                 )
-        super().load_state_dict(state_dict)
+        if "param_names" in self.param_groups[0]:
+            # Else PyTorch would put today's names in, and with them other rotations.
+            groups = [{**group, "param_names": names(group, i)} for i, group in enumerate(groups)]
+        super().load_state_dict({**state_dict, "param_groups": groups})
         for (parameter, entry), axes in zip(pairs, chain.from_iterable(self._axes), strict=True):
             # Again: PyTorch has just rounded the moments to the parameter's dtype.
             for key, value in entry.items():

@@ -58,8 +58,8 @@ class Recipe:
     optimizer: Optimizer = "adamw"
     """Muon and SOAP step hidden matrices, AdamW the rest; soap and lion come with an extra."""
     weight_decay: NotNegative = 0.1
-    """Decay of the matrices; norms, biases and gains have none. Part of the gradient in SGD and
-    RMSprop, decoupled elsewhere."""
+    """Decay of the matrices; norms, biases, gains and learned keys have none. Part of the gradient
+    in SGD and RMSprop, decoupled elsewhere."""
     betas: Betas = (0.9, 0.95)
     """Decay of the first and second moment; RMSprop reads the second, SGD and Adafactor neither."""
     epsilon: Positive = 1e-8

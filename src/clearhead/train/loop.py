@@ -17,12 +17,7 @@ from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
 from clearhead.train import checkpoint, precision, run_dir, world
-from clearhead.train.batches import (
-    BatchSource,
-    check,
-    keep_begin,
-    objective_of,
-)
+from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
 from clearhead.train.compiling import compiled
 from clearhead.train.config import TrainConfig
@@ -137,6 +132,10 @@ def _train(
         _seed(config.seed, joined, saved["step"] if saved else 0)
         if saved is not None and newest is not None:
             checkpoint.restore(newest, model, optimizer, joined)
+        else:
+            for module in model.modules():
+                if hasattr(module, "on_run_begin"):
+                    module.on_run_begin()
         progress = _Progress.resumed(saved)
         run = Run(
             name=name,

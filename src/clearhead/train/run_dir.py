@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.optim.groups import undecayed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
@@ -87,6 +88,7 @@ def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[
         "config": asdict(config),
         "model": {key: value for key, value in settings.items() if key not in VOLATILE_KEYS},
         "data": getattr(batches, "fingerprint", None),
+        "undecayed": undecayed(model) if config.weight_decay else [],
     }
     return json.loads(json.dumps(found))
 
@@ -179,6 +181,7 @@ def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
         "train": config,
         "model": record["model"],
         "data": {"fingerprint": record.get("data")},
+        "undecayed": record.get("undecayed", []),  # in older runs every one decayed
     }
 
 
