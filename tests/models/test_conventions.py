@@ -310,6 +310,10 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids() + 55}, "outside the vocabulary, 0 to 60"),
         ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
         ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
+        (
+            {"input_ids": _ids(), "position_ids": torch.arange(9)[None] % 4},
+            "begin anew at token 4 of row 0: give document_ids",
+        ),
         ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
         ({"input_ids": _ids(), "labels": torch.full((2, 9), -99)}, "label -99 is outside"),
@@ -332,6 +336,15 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):
     with pytest.raises(ClearheadError, match=message) as error:
         model(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_positions_that_begin_anew_are_taken_where_a_mask_lets_texts_see_each_other():
+    model, anew, documents = _model(), torch.arange(9)[None] % 4, torch.arange(9).expand(2, 9) // 4
+    seen = model(_ids(), position_ids=anew, attention_mask=torch.ones(2, 9)).logits
+    apart = model(_ids(), position_ids=anew, document_ids=documents).logits
+    assert torch.equal(seen[:, :4], apart[:, :4])
+    assert not torch.allclose(seen[:, 4:], apart[:, 4:])
+    model(_ids(), position_ids=torch.tensor([[*range(4), *range(40, 45)]]))  # a gap is none
 
 
 def test_packed_documents_leave_no_cache_behind():

@@ -56,8 +56,9 @@ def _like_the_cpu(model: ClearheadForCausalLM | ClearheadForMaskedLM, ids: Tenso
     device = copy.deepcopy(model).cuda()
     mask = torch.ones_like(ids)
     mask[0, : ids.shape[1] // 3] = 0
-    packed = torch.arange(ids.shape[1]).expand_as(ids) % (ids.shape[1] // 2)
-    for extra in ({}, {"attention_mask": mask}, {"position_ids": packed}):
+    place, half = torch.arange(ids.shape[1]).expand_as(ids), ids.shape[1] // 2
+    packed = {"position_ids": place % half, "document_ids": place // half}
+    for extra in ({}, {"attention_mask": mask}, packed):
         there = {key: value.cuda() for key, value in extra.items()}
         with torch.no_grad():
             logits = [

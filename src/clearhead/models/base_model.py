@@ -21,6 +21,7 @@ from clearhead.models.checks import (
     check_cache,
     check_inputs,
     check_mask,
+    check_one_text,
     check_positions,
     is_batch,
 )
@@ -119,7 +120,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
-            position_ids: int64 [B, T]; by default counted from the first token not padded.
+            position_ids: int64 [B, T]; by default counted from the first token not padded. Where
+                they begin anew, give document_ids too, or a mask if texts are to see each other.
             past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
                 all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
@@ -174,6 +176,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         longest = self.position.longest()  # type: ignore[operator]
         longest = None if longest is None else longest - before
         check_positions(position_ids, x.shape[0], x.shape[1], longest)
+        if document_ids is None and attention_mask is None and not (in_chunks or batched):
+            check_one_text(position_ids)
         positions = _positions(position_ids, key_mask, x, past)
         if before:
             if position_ids is None and document_ids is not None:

@@ -58,6 +58,23 @@ def check_positions(
         )
 
 
+def check_one_text(position_ids: Tensor | None) -> None:
+    """Positions that begin anew within a row are those of packed texts, as transformers reads them.
+
+    Nothing else says so here: the texts would see each other.
+    """
+    compiling = torch.compiler.is_compiling()
+    if position_ids is None or compiling or isinstance(position_ids, FakeTensor):
+        return
+    anew = position_ids[:, 1:] <= position_ids[:, :-1]
+    if not position_ids.is_meta and bool(anew.any()):
+        row, place = (int(number) for number in anew.nonzero()[0])
+        raise ClearheadError(
+            f"position_ids begin anew at token {place + 1} of row {row}: give document_ids, so "
+            "that packed texts do not see each other, or an attention_mask of 1 if they are to"
+        )
+
+
 def check_mask(attention_mask: Tensor) -> None:
     """Only 1, for a token, and 0, for padding."""
     if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
