@@ -121,7 +121,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
             position_ids: int64 [B, T]; by default counted from the first token not padded. Where
-                they begin anew, give document_ids too, or a mask if texts are to see each other.
+                they begin anew, give document_ids too.
             past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
                 all the room or None, reads nothing on the host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.

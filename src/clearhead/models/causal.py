@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
 from clearhead.models.checks import (
@@ -17,8 +19,33 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.head import read_by, summed_loss
 from clearhead.models.paged import require_pageable
+
+
+def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Hidden states and the head's weight; or logits and None.
+
+    Logits where the weight is not all of the head: under adapters, quantised, with a bias, or
+    offloaded by accelerate, which brings the weight for the time of a call alone.
+    """
+    if type(head) is nn.Linear and head.bias is None and not hasattr(head, "_hf_hook"):
+        return x, head.weight
+    return head(x), None
+
+
+def summed_loss(x_ND: Tensor, weight_VD: Tensor | None, target_N: Tensor) -> Tensor:
+    """Σ −log p(target), float32 at least, over the rows whose target counts.
+
+    Args:
+        x_ND, weight_VD: as `read_by` gives them.
+    """
+    if weight_VD is not None:
+        return ops.linear_cross_entropy(x_ND, weight_VD, target_N, ignore_index=IGNORED)
+    exact = torch.promote_types(x_ND.dtype, torch.float32)
+    target_N = target_N.to(x_ND.device)
+    return nn.functional.cross_entropy(
+        x_ND.to(exact), target_N, ignore_index=IGNORED, reduction="sum"
+    )
 
 
 class NextTokenLoss(nn.Module):
@@ -31,7 +58,7 @@ class NextTokenLoss(nn.Module):
     ) -> Tensor:
         """Float32 scalar: the sum over labelled tokens, divided by `count` or by their number.
 
-        x and weight are as `clearhead.models.head.read_by` gives them.
+        x and weight are as `read_by` gives them.
         """
         target = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
         total = summed_loss(x_BTC.flatten(0, 1), weight_VC, target.flatten())

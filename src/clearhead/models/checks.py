@@ -71,7 +71,7 @@ def check_one_text(position_ids: Tensor | None) -> None:
         row, place = (int(number) for number in anew.nonzero()[0])
         raise ClearheadError(
             f"position_ids begin anew at token {place + 1} of row {row}: give document_ids, so "
-            "that packed texts do not see each other, or an attention_mask of 1 if they are to"
+            "that packed texts do not see each other"
         )
 
 

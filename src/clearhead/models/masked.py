@@ -8,6 +8,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.causal import read_by, summed_loss
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
@@ -16,7 +17,6 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.head import read_by, summed_loss
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
