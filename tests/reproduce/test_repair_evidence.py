@@ -185,3 +185,15 @@ def test_the_prefixes_are_those_of_the_searches() -> None:
         assert plain["fails"] == plain["pieces"] == 64
         assert all(one["fails"] for one in tried if len(one["tokens"]) == 1)
         assert {"command", "commit"} <= search.keys()
+
+
+def test_the_rows_of_64_windows_are_those_of_the_record() -> None:
+    runs = {run.header["run"]: run for run in load(ROOT / "results" / "trained-64.jsonl").runs}
+    rows = _rows("run", "arm")
+    assert [row["run"].strip("`") for row in rows] == list(runs)
+    for row, run in zip(rows, runs.values(), strict=True):
+        full, coarse = run.value("perplexity"), run.value("perplexity", scheme="w8a8-coarse")
+        assert full is not None
+        assert coarse is not None
+        assert row["full precision"] == f"{full:.2f}"
+        assert row["`w8a8-coarse`"] == f"{coarse:.2f} ({100 * (coarse / full - 1):+.2f} %)"
