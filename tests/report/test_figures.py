@@ -100,6 +100,16 @@ def test_perplexity_marks_the_training_length_and_gives_reasons(fake: Fake) -> N
     assert "gpt2 at 512 tokens: learned positions end at 256 tokens." in panel.note
 
 
+def test_one_length_alone_is_no_figure(fake: Fake) -> None:
+    records = load(fake(steps=1, presets=("transformer",), attention=False))
+    (run,) = records.runs
+    for key, one in list(run.measures.items()):
+        if one.dimensions.get("length", 256) != 256:
+            del run.measures[key]
+    assert records.dimension("perplexity", "length", task=None) == [256]
+    assert figures.perplexity_by_length(records, style.looks(records.arms())) is None
+
+
 def test_layers_tell_first_token_and_rest_apart(fake: Fake) -> None:
     records = load(fake(steps=1, presets=("transformer",), attention=False))
     for metric in ("kurtosis", "largest_activation"):

@@ -141,7 +141,10 @@ def _banded(figure: "go.Figure", arm: str, curve: list[Any], look: style.Look) -
 
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
-    """Validation perplexity against the length of the text; the training length is marked."""
+    """Validation perplexity against the length of the text; the training length is marked.
+
+    None where one length was measured, and none failed: a point is no line.
+    """
     curves: Curves = {}
     missing: dict[str, list[str]] = {}
     for arm in records.arms():
@@ -152,7 +155,8 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
                 curves.setdefault((arm, ""), []).append(point)
             elif reason := records.reason(arm, "perplexity", length=length):
                 missing.setdefault(f"at {length:,} tokens: {reason}.", []).append(arm)
-    if not curves:
+    lengths = {length for points in curves.values() for length, *_ in points}
+    if not curves or len(lengths) + len(missing) < 2:
         return None
     reasons = [f"{', '.join(arms)} {reason}" for reason, arms in missing.items()]
     title = "Perplexity by length of text"
