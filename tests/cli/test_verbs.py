@@ -62,6 +62,11 @@ def test_an_option_without_the_values_that_it_takes_is_refused(words, option, ca
     assert f"{option} is given without a value" in capsys.readouterr().err
 
 
+def test_what_follows_two_dashes_is_text_and_no_option(tmp_path, capsys):
+    assert call("generate", str(tmp_path / "none"), "--tokens", "3", "--", "--tokens.a") == 2
+    assert "none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [

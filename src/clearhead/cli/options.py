@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -132,7 +132,8 @@ def parse(
     """
     for flag in ("--set", "--vary"):
         words = _gathered(words, flag)
-    _check_once(words)
+    options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
+    _check_once(options)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
     listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
@@ -155,7 +156,7 @@ def parse(
             raise
         raise ClearheadError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
     check(found)
-    _check_values(words, found)
+    _check_values(options, found)
     for field in dataclasses.fields(cast(Any, kind)):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(found, field.name) == ():
@@ -217,7 +218,7 @@ def _check_once(words: Sequence[str]) -> None:
     seen = set[str]()
     for word in words:
         option, name = _spelt(word), name_of(word)
-        if not option.startswith("--") or option == "--":
+        if not option.startswith("--"):
             continue
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")

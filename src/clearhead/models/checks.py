@@ -63,11 +63,10 @@ def check_one_text(position_ids: Tensor | None) -> None:
 
     Nothing else says so here: the texts would see each other.
     """
-    compiling = torch.compiler.is_compiling()
-    if position_ids is None or compiling or isinstance(position_ids, FakeTensor):
+    if position_ids is None or not _has_numbers(position_ids):
         return
     anew = position_ids[:, 1:] <= position_ids[:, :-1]
-    if not position_ids.is_meta and bool(anew.any()):
+    if bool(anew.any()):
         row, place = (int(number) for number in anew.nonzero()[0])
         raise ClearheadError(
             f"position_ids begin anew at token {place + 1} of row {row}: give document_ids, so "
@@ -119,12 +118,13 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 
 def readable(x: Tensor) -> bool:
-    """True if numbers can be read at no cost: a GPU would be waited for, a compiler stopped.
+    """True if numbers can be read at no cost: a GPU would be waited for."""
+    return x.device.type == "cpu" and _has_numbers(x)
 
-    Fake tensors, by which memory is planned, have none.
-    """
-    fake = isinstance(x, FakeTensor)
-    return x.device.type == "cpu" and not fake and not torch.compiler.is_compiling()
+
+def _has_numbers(x: Tensor) -> bool:
+    """False for fake tensors, by which memory is planned, and where reading stops a compiler."""
+    return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
 
 
 def check_cache(cache: Any, layers: int) -> None:

@@ -72,7 +72,7 @@ def longest_text(model: Any) -> int | None:
 
 
 def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
-    """Why a text of so many tokens cannot be read; "" where the model has positions for it."""
+    """The reason that a text of so many tokens cannot be read; "" where there are positions."""
     limit = longest_text(model)
     if limit is None or length <= limit:
         return ""

@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.inspection import lack_of_positions, longest_text
+from clearhead.models.inspection import lack_of_positions, longest_text, parameter_count
 from clearhead.nn import REGISTRY
 from clearhead.ops.visibility import Visibility
 
@@ -63,7 +63,7 @@ def plan(config: Any, *, length: int | None = None) -> Plan:
     length = _length(model, length)
     output = config.vocab_size * config.hidden_size
     head = 0 if config.tie_word_embeddings else output
-    total = head + sum(p.numel() for p in model.parameters())
+    total = head + parameter_count(model)
     embedding = sum(
         module.weight.numel()
         for module in model.modules()

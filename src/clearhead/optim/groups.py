@@ -70,11 +70,12 @@ def pattern_groups(
 
 def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
     """`decay_groups` of the given parameters, which keep their names."""
-    matrices = [(n, p) for n, p in named if p.ndim >= 2 and not matched(n, ADDED)]
-    others = [(n, p) for n, p in named if p.ndim < 2 or matched(n, ADDED)]
+    kinds: dict[bool, list[Named]] = {True: [], False: []}
+    for name, parameter in named:
+        kinds[parameter.ndim >= 2 and not matched(name, ADDED)].append((name, parameter))
     groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": kinds[True], "weight_decay": weight_decay},
+        {"params": kinds[False], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 

@@ -115,7 +115,7 @@ def line(
 
 
 def note_on_bars(figure: "go.Figure") -> str:
-    """What the bars of lines are; "" where none shows a spread."""
+    """The meaning of a figure's bars; "" where no line shows a spread."""
     shown = any(trace.error_y.array is not None for trace in figure.data)
     return "Bars: ± 1 standard deviation over seeds." * shown
 
