@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.rope_limits import follow_length, of_the_batch, reset_dynamic_rope
+from clearhead.models.cache_name import CACHE, cache_of
 
 
 class Prompt(NamedTuple):
@@ -205,7 +206,7 @@ class Prefill:
         if cache is None:
             cache = DynamicCache() if self.shares else None
         out = self._forward(cache, ids_BT.to(device), mask_BS, 1)
-        cache = getattr(out, "past_key_values", None)  # none of a recurrent model
+        cache = cache_of(out)  # none of a recurrent model
         return State(cache=cache, mask=mask_BS, logits=out.logits[:, -1])
 
     def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int) -> Any:
@@ -216,7 +217,7 @@ class Prefill:
         return self._model(
             input_ids=ids_BT,
             attention_mask=mask_BS.long(),
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
             **positions,
             **({"logits_to_keep": keep} if self._keeps else {}),
@@ -234,10 +235,10 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 def _cache_of(model: Any) -> Any:
     """The cache that the model makes for itself."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    cache = getattr(model(input_ids=token, use_cache=True), "past_key_values", None)
+    cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
         raise ClearheadError(
-            f"{type(model).__name__} gives no key-value cache (past_key_values), by which answers "
+            f"{type(model).__name__} gives no key-value cache, by which answers "
             "are read token by token: ask for perplexity or hits"
         )
     return cache

@@ -9,6 +9,7 @@ from clearhead.errors import choose
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
+from clearhead.models.cache_name import cache_of
 from clearhead.models.planning import without_data
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line
@@ -71,5 +72,5 @@ def _cached(config: ClearheadConfig, length: int) -> tuple[int, int]:
         model: Any = ClearheadForCausalLM(config)
     with without_data(), torch.no_grad():
         ids_BT = torch.zeros(1, length, dtype=torch.int64)
-        layers = model.to_empty(device="cpu").eval()(ids_BT, use_cache=True).past_key_values.layers
+        layers = cache_of(model.to_empty(device="cpu").eval()(ids_BT, use_cache=True)).layers
     return sum(one.keys.numel() for one in layers), sum(one.values.numel() for one in layers)

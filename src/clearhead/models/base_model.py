@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
+from clearhead.models.cache_name import CACHE, NAMES
 from clearhead.models.checks import (
     arguments_of,
     check_arguments,
@@ -24,6 +25,7 @@ from clearhead.models.checks import (
     check_one_text,
     check_positions,
     is_batch,
+    the_cache,
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
@@ -45,7 +47,7 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = [*NAMES]  # noqa: RUF012
     _supports_sdpa = True
     # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
     # unknown to them), attention_backend (a backend's function would ignore those).
@@ -112,6 +114,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        cache: Any = None,
         **unknown: Any,
     ) -> BaseModelOutputWithPast:
         """Run the layers.
@@ -122,8 +125,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 a static cache S may be all its room: what is said of tokens to come is not read.
             position_ids: int64 [B, T]; by default counted from the first token not padded. Where
                 they begin anew, give document_ids too.
-            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
-                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
+            past_key_values, cache: a transformers Cache, by its name before 5.24 or after. A lone
+                token after a StaticCache, its mask of all the room or None, reads nothing on the
+                host: a CUDA graph can hold the step.
             document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
@@ -133,10 +137,12 @@ class ClearheadModel(ClearheadPreTrainedModel):
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
-        check_arguments(unknown, ARGUMENTS)
-        batched = is_batch(unknown)
+        check_arguments(unknown | {"cache": cache}, ARGUMENTS)
+        batched = is_batch(cache)
         if batched:  # what a request sees, its lengths say
             attention_mask = None
+        else:
+            past_key_values = the_cache(past_key_values, cache)
         check_inputs(input_ids, inputs_embeds, self.config.vocab_size)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
@@ -189,7 +195,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             raise ClearheadError("document_ids cannot be used with a key-value cache")
 
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
-        attend = paged_attention(unknown) if batched else self._attend(maps)
+        attend = paged_attention(unknown | {"cache": cache}) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         groups = self._query_groups(positions, key_mask, past)
         bases = max(map(len, groups))
@@ -212,8 +218,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             x = layer(x, query_groups=of_layer, **context)
         x = self.norm(x)
         return BaseModelOutputWithPast(
+            **{CACHE: past_key_values},  # type: ignore[arg-type]
             last_hidden_state=x,
-            past_key_values=past_key_values,
             # As in transformers' models, the last entry is after the final norm.
             hidden_states=(*hidden, x) if wants_hidden else None,  # type: ignore[arg-type]
             attentions=None if maps is None else tuple(maps),  # type: ignore[arg-type]

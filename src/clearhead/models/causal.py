@@ -11,12 +11,14 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.cache_name import CACHE, cache_of
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
     check_any_counts,
     check_arguments,
     check_labels,
+    the_cache,
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
@@ -86,16 +88,16 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         self,
         attention_mask: Tensor | None,
-        past_key_values: Any,
         inputs_embeds: Tensor,
+        past_key_values: Any = None,
+        cache: Any = None,
         **unused: Any,
     ) -> Tensor | None:
         """transformers' hook, by default a [B, 1, T, S] mask; here [B, S], of one shape a step."""
-        if attention_mask is None or not self.model.steps_on_device(
-            past_key_values, inputs_embeds.shape[1]
-        ):
+        cache = the_cache(past_key_values, cache)
+        if attention_mask is None or not self.model.steps_on_device(cache, inputs_embeds.shape[1]):
             return attention_mask
-        spare = past_key_values.get_max_length() - attention_mask.shape[1]
+        spare = cache.get_max_length() - attention_mask.shape[1]
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
@@ -151,7 +153,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=out.past_key_values,
+            **{CACHE: cache_of(out)},  # type: ignore[arg-type]
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )

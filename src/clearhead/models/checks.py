@@ -155,16 +155,23 @@ def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
 
     Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
     """
-    if is_batch(unknown):
+    if is_batch(unknown.get("cache")):
         known |= PAGED_ARGUMENTS
     for key, value in unknown.items():
         if value is not None and key not in _HARMLESS and key not in known:
             choose("argument of the model", key, known)
 
 
-def is_batch(arguments: dict[str, Any]) -> bool:
-    """True for arguments of continuous batching."""
-    return isinstance(arguments.get("cache"), PagedAttentionCache)
+def is_batch(cache: Any) -> bool:
+    """True for the cache of continuous batching, named `cache` in every version."""
+    return isinstance(cache, PagedAttentionCache)
+
+
+def the_cache(past_key_values: Any, cache: Any) -> Any:
+    """One cache, given by either name."""
+    if past_key_values is not None and cache is not None:
+        raise ClearheadError("past_key_values and cache are two names of one argument: give one")
+    return past_key_values if cache is None else cache
 
 
 def arguments_of(function: Callable[..., Any]) -> frozenset[str]:

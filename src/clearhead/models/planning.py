@@ -17,6 +17,7 @@ from transformers.utils import logging as hf_logging
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
+from clearhead.models.cache_name import cache_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import lack_of_positions, longest_text, parameter_count
 from clearhead.nn import REGISTRY
@@ -150,7 +151,7 @@ def _measured(config: Any, length: int | None) -> Plan:
             f"data ({reason}): its settings do not fit each other, or what it computes depends on "
             "its data"
         ) from error
-    cache = getattr(out, "past_key_values", None)
+    cache = cache_of(out)
     if cache is None and getattr(out, "cache_params", None) is not None:
         raise ClearheadError(
             f"{config.model_type} keeps a state in place of keys and values, which is not planned: "

@@ -172,7 +172,9 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, o, lse, sink, value, *masks)
         ctx.causal, ctx.window, ctx.scale = visibility.causal, visibility.window, scale
         ctx.kernel = kernel
-        return o
+        # A tensor of its own: Dynamo of torch 2.11 loses the gradient of one that is also an
+        # earlier result, as `sinks.join` writes in place.
+        return o.view_as(o) if torch.compiler.is_compiling() else o
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

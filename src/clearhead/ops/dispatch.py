@@ -27,6 +27,7 @@ from clearhead.ops import (
     split_decode,
     tiles,
 )
+from clearhead.ops.exporting import is_exporting
 from clearhead.ops.packed import Operator
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
 from clearhead.ops.visibility import Visibility
@@ -140,7 +141,7 @@ def select_kernel(
     Raises:
         ClearheadError: if none of the kernels named serves the request.
     """
-    if torch.compiler.is_exporting():  # what serves any length, on any device
+    if is_exporting():  # what serves any length, on any device
         if kind == PLAIN:
             return "tiles"
         lone_query = visibility.window is None and visibility.segments is None

@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from clearhead.ops.exporting import is_exporting
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.visibility import Span, Visibility
 
@@ -69,7 +70,7 @@ def running_sum(x_BHTD: Tensor, way: str | None = None) -> Tensor:
 
 
 def _fastest(x_BHTD: Tensor) -> str:
-    if torch.compiler.is_exporting() or x_BHTD.shape[2] <= BLOCK:
+    if is_exporting() or x_BHTD.shape[2] <= BLOCK:
         return "scan"
     if x_BHTD.device.type == "cpu":
         return "unrolled" if torch.compiler.is_compiling() else "products"

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_exporting
+
+from clearhead.ops.exporting import is_exporting
 
 
 class Span(NamedTuple):

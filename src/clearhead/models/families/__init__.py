@@ -13,4 +13,5 @@ FAMILIES: dict[str, Family] = {
         *(DIFFLLAMA, GRANITE_SWA, QWEN3, MISTRAL, LLAMA),
         *(QWEN2, FLINT, GPT2, GPT_NEOX),
     )
+    if family.model is not None  # as where this transformers lacks it
 }

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import transformers
 from transformers import (
-    FlintForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     Qwen2ForCausalLM,
@@ -86,10 +86,10 @@ QWEN3 = Family(
     write=_qwen_state,
     suits=lambda ours: ours.qk_norm == "rmsnorm",
 )
-# Sinks, norms of queries and keys, position in sliding layers alone.
+# Sinks, norms of queries and keys, position in sliding layers alone. transformers 5.17 has none.
 FLINT = Family(
     name="Flint",
-    model=FlintForCausalLM,
+    model=getattr(transformers, "FlintForCausalLM", None),
     axes=_flint_axes,
     names={"self_attn.sinks": "self_attn.normalizer.logit"},
 )

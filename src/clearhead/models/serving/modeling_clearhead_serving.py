@@ -163,7 +163,7 @@ class ClearheadServingAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         shape = hidden_states.shape[:-1]
@@ -178,8 +178,8 @@ class ClearheadServingAttention(nn.Module):
             query, key = (rotate(x, *position_embeddings) for x in (query, key))
         if self.config.shaped:
             query = torch.stack([query, torch.zeros_like(query)], 2).flatten(1, 2)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -271,7 +271,7 @@ class ClearheadServingPreTrainedModel(PreTrainedModel):
     config_class = ClearheadServingConfig
     base_model_prefix = "model"
     _no_split_modules = ["ClearheadServingLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
@@ -309,20 +309,23 @@ class ClearheadServingModel(ClearheadServingPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        # transformers 5.24 calls past_key_values `cache`, in arguments and outputs.
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            past = 0 if cache is None else cache.get_seq_length()
             new = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
             position_ids = new[None] + past
         masks = attention_mask
         if not isinstance(masks, dict):
             masks = create_masks_for_generate(
-                self.config, inputs_embeds, attention_mask, past_key_values, position_ids
+                self.config, inputs_embeds, attention_mask, cache, position_ids
             )
         hidden_states = inputs_embeds
         if self.config.position == "learned":
@@ -333,13 +336,10 @@ class ClearheadServingModel(ClearheadServingPreTrainedModel):
                 hidden_states,
                 attention_mask=masks[kind],
                 position_embeddings=table,
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(hidden_states),
-            past_key_values=past_key_values if use_cache else None,
-        )
+        return BaseModelOutputWithPast(self.norm(hidden_states), cache if use_cache else None)
 
     def _rotary_table(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [B, 1, T, head_dim / 2]: no buffer that loading has to fill."""
