@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test attack kernels servers lint docs bench gpu clean
+.PHONY: demo test oldest newest fresh attack kernels servers lint docs bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -12,6 +12,20 @@ demo: $(VENV)/.installed
 # A file of tests stays in one process: its fixtures are made once. Tests use one thread each.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n logical --dist loadfile
+
+# The same tests on the oldest versions that pyproject.toml allows, and on the newest that there are.
+# PyTorch's builds for GPUs, 5 GB each, once; they run on a CPU here.
+oldest newest: %: build/%/.installed
+	CUDA_VISIBLE_DEVICES= build/$@/bin/python -m pytest -n logical --dist loadfile -m "not gpu and not browser" \
+		--ignore tests/servers --ignore tests/attack
+
+# A newcomer of today: README's two lines without constraints, then its own commands.
+fresh:
+	rm -rf build/fresh
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet torch==2.13.0
+	build/fresh/bin/python -m pip install --quiet --editable .
+	build/fresh/bin/python .ci/readme.py
 
 # An hour of generated attacks; another SEED makes others, and `make test` makes a few of each kind.
 CASES ?= 10000
@@ -73,6 +87,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# An empty file of constraints: the machine's own must not hold back a newer release.
+build/oldest/.installed build/newest/.installed: build/%/.installed: pyproject.toml
+	rm -rf build/$*
+	$(PYTHON) -m venv build/$*
+	$(if $(filter oldest,$*),sed -nE 's/^    "(torch|transformers)>=([0-9.]+)".*/\1==\2.0/p' pyproject.toml,:) > build/$*/constraints.txt
+	PIP_CONSTRAINT=build/$*/constraints.txt build/$*/bin/python -m pip install --quiet --upgrade torch
+	PIP_CONSTRAINT=build/$*/constraints.txt build/$*/bin/python -m pip install --quiet --upgrade --editable '.[test]'
 	@touch $@
 
 # The source of llama-cpp-python has llama.cpp's own, and so its converter. Wheels of torchvision and the

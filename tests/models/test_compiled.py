@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache
 
-from clearhead import ClearheadForCausalLM, preset
+from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS
+from clearhead.models.cache_name import CACHE
 
 SHAPE = {
     "hidden_size": 32,
@@ -22,10 +23,11 @@ CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bi
 LONGEST = 200
 
 
-def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
+def _model(name: str, **overrides: object) -> ClearheadForCausalLM | ClearheadForMaskedLM:
     torch.manual_seed(0)
     config = preset(name, **SHAPE | {"initializer_range": 0.3} | overrides)
-    return ClearheadForCausalLM(config).eval()
+    of = ClearheadForCausalLM if config.direction == "causal" else ClearheadForMaskedLM
+    return of(config).eval()
 
 
 def _ids(batch: int = 2, length: int = 9) -> Tensor:
@@ -39,22 +41,47 @@ SPREAD = ("transformer", "differential", "coca-slack", "alibi", "forget", "key-v
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "padded") for name in CAUSAL),
-        *product(SPREAD, ("plain", "packed")),
+        *((name, "padded") for name in PRESETS),
+        *product(SPREAD, ("plain", "packed", "cached", "grouped", "windowed")),
     ],
 )
-@torch.no_grad()
-def test_a_model_compiles_without_a_graph_break(name, kind):
+def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, kind):
     torch._dynamo.reset()
-    model, ids, inputs = _model(name), _ids(), {}
+    keys = {"grouped": {"num_key_value_heads": 2}, "windowed": {"sliding_window": 4}}
+    model, (inputs, past) = _model(name, **keys.get(kind, {})), _inputs(kind)
+    for weight in model.parameters():  # nothing stays at a start of 0, which hides gradients
+        nn.init.normal_(weight, std=0.3)
+
+    def step(run: nn.Module) -> tuple[Tensor, ...]:
+        cache = {}
+        if past is not None:
+            cache = {CACHE: DynamicCache()}
+            with torch.no_grad():
+                model.eval()(past, **cache)
+        model.train()
+        loss = run(**inputs, **cache).loss
+        weights = list(model.parameters())
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        return loss, *gradients
+
+    compiled = torch.compile(model, fullgraph=name in CAUSAL, backend="aot_eager")
+    for got, wanted in zip(step(compiled), step(model), strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
+
+
+def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Arguments of a training step, and the tokens before it in a cache."""
+    ids = _ids(length=13)
+    inputs = {"input_ids": ids, "labels": ids.clone()}
     if kind == "padded":
         inputs["attention_mask"] = torch.ones_like(ids)
         inputs["attention_mask"][0, :3] = 0
+        inputs["labels"][0, :4] = -100
     elif kind == "packed":
-        inputs["document_ids"] = torch.tensor([[0] * 4 + [1] * 5] * 2)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    got = compiled(ids, use_cache=False, **inputs).logits
-    assert torch.allclose(got, model(ids, use_cache=False, **inputs).logits, atol=2e-5)
+        inputs["document_ids"] = torch.tensor([[0] * 4 + [1] * 9] * 2)
+    elif kind == "cached":
+        return {key: x[:, 5:] for key, x in inputs.items()}, ids[:, :5]
+    return inputs, None
 
 
 @pytest.mark.parametrize(

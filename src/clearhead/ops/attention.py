@@ -104,6 +104,8 @@ def attend_visible(
     name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
     if not torch.is_grad_enabled():
         return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
+    if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
+        k_BGSD, v_BGSV = k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
     return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
 
 
