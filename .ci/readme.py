@@ -18,10 +18,9 @@ def run(*command: str) -> None:
 with tempfile.TemporaryDirectory() as name:
     FOLDER = Path(name)
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (FOLDER / "text.txt").write_text("All the world's a stage, and all the men players.\n" * 2000)
     run(CLEARHEAD, "--version")
     run(sys.executable, "-c", example)
-    toy = ["--data.data", "text.txt", "--train.tokens", "4096", "--set", "num_hidden_layers=1"]
+    toy = ["--data.data", str(README), "--train.tokens", "4096", "--set", "num_hidden_layers=1"]
     run(CLEARHEAD, "compare", "transformer", "sas-p", "--seeds", "0", *toy, "--output", "mine")
     run(CLEARHEAD, "train", "differential", *toy, "--output", "run")
     run(CLEARHEAD, "generate", "run/final", "All the world", "--tokens", "8")
