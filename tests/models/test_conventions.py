@@ -286,7 +286,7 @@ def test_chunks_of_padding_before_a_row(name):
     assert torch.equal(chunks[1:, 14:], alone[:, 8:])
 
 
-@pytest.mark.parametrize("key", ["output_attention", "cu_seq_lens_q", "token_type_ids"])
+@pytest.mark.parametrize("key", ["output_attention", "labels_q", "token_type_ids"])
 def test_an_argument_without_effect_is_refused(key):
     model = _model()
     with pytest.raises(ClearheadError, match=f"unknown argument of the model '{key}'") as error:
@@ -311,8 +311,32 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
         ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
         (
-            {"input_ids": _ids(), "position_ids": torch.arange(9)[None] % 4},
-            "begin anew at token 4 of row 0: give document_ids",
+            {
+                "input_ids": _ids(),
+                "position_ids": torch.arange(9)[None] % 4,
+                "past_key_values": DynamicCache(),
+            },
+            "begin anew at token 4 of row 0, and packed documents cannot",
+        ),
+        (
+            {
+                "input_ids": _ids(),
+                "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2),
+                "past_key_values": DynamicCache(),
+            },
+            "attention_mask must be of 1",
+        ),
+        ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
+        ({"input_ids": _ids(), "max_length_q": 5}, "cu_seq_lens_q must rise from 0 to the 9"),
+        ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "for 2 rows"),
+        ({"input_ids": _ids(1), "cu_seq_lens_q": torch.tensor([0, 8])}, r"ends in \[8\]"),
+        (
+            {
+                "input_ids": _ids(1),
+                "cu_seq_lens_q": torch.tensor([0, 4, 9]),
+                "cu_seq_lens_k": torch.tensor([0, 5, 9]),
+            },
+            "as must cu_seq_lens_k",
         ),
         ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
@@ -329,6 +353,7 @@ def test_an_argument_without_effect_is_refused(key):
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
             "of 1, for a token, and 0",
         ),
+        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "of 1, for a token"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):
