@@ -132,7 +132,8 @@ def test_turns_padded_on_the_left_are_the_full_forward_and_each_row_alone(name):
     rows, mask = _ids(3, 12), torch.ones(3, 12, dtype=torch.long)
     mask[0, :2] = mask[1, 5:8] = mask[2, 5:9] = mask[2, 9:] = 0
     positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)  # as `generate` gives them
-    want = [model(row[seen][None], use_cache=False).logits[0] for row, seen in zip(rows, mask == 1)]
+    alone = [row[mask[i] == 1][None] for i, row in enumerate(rows)]
+    want = [model(row, use_cache=False).logits[0] for row in alone]
     whole = model(rows, attention_mask=mask, use_cache=False).logits
     for given in (False, True):
         for cache in _caches(model):

@@ -86,8 +86,8 @@ def check_mask(attention_mask: Tensor, cached: bool) -> None:
     whole = bool((attention_mask == attention_mask.long()).all())
     if low < 0 or not whole or (cached and high > 1):
         raise ClearheadError(
-            "attention_mask must be of 1, for a token, and 0, for padding, or without a cache number "
-            f"the texts of a row from 1; found {low.item():g} to {high.item():g}"
+            "attention_mask must be of 1, for a token, and 0, for padding (or, without a cache, "
+            f"number a row's texts from 1); found {low.item():g} to {high.item():g}"
         )
 
 

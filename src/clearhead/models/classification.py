@@ -82,11 +82,11 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         )
         x_BTC = out.last_hidden_state
         place_B = self._place(attention_mask, x_BTC)
-        logits_BN = self.classifier(x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), place_B])
+        logits_BN = self.classifier(x_BTC[torch.arange(x_BTC.shape[0], device=x_BTC.device), place_B])
         loss = None
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
-            loss = total / (len(x_BTC) if num_items_in_batch is None else num_items_in_batch)
+            loss = total / (x_BTC.shape[0] if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,

@@ -50,7 +50,7 @@ def seen_slots(cache: Cache, attention_mask: Tensor | None, x_B1C: Tensor) -> tu
             raise ClearheadError(f"the cache has no room for {length} tokens: start a new one")
         if attention_mask is not None:
             check_mask(attention_mask, cached=True)
-    seen = (torch.arange(slots, device=x_B1C.device) <= past).expand(len(x_B1C), -1)
+    seen = (torch.arange(slots, device=x_B1C.device) <= past).expand(x_B1C.shape[0], -1)
     return length, seen if attention_mask is None else seen & attention_mask.bool()
 
 
@@ -187,12 +187,12 @@ def key_positions(
     if past == 0:
         return positions_BT
     earlier = count_BS[:, :past] + earlier
-    rows = max(len(earlier), len(positions_BT))
+    rows = max(earlier.shape[0], positions_BT.shape[0])
     return torch.cat([earlier.expand(rows, -1), positions_BT.expand(rows, -1)], 1)
 
 
 def _earlier_offsets(cache: Any, offset_BT: Tensor, past: int, rows: int) -> Tensor:
-    """Those of the `past` cached tokens, [B or 1, past]; the new ones' are remembered after them."""
+    """Those of `past` cached tokens, [B or 1, past]; the new ones' are remembered after them."""
     known = getattr(cache, "position_offsets", None)
     if known is None:
         known = offset_BT.new_zeros(1, 1)
