@@ -43,12 +43,15 @@ from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.exporting import is_exporting
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
     """A block, with transformers' gradient checkpointing."""
+
+    _can_checkpoint_with_cache = True  # in the way that `check_recomputation` allows
 
 
 class ClearheadPreTrainedModel(PreTrainedModel):
@@ -99,6 +102,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         self.places_before: int = max(each.normalizer.places for each in attentions)
         self._windowed = any(each.window is not None for each in attentions)
+        self._gated = any(each.decay is not None for each in attentions)
         self._prepares_late = any(each.cache_unrotated for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
@@ -168,7 +172,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 )
             use_cache = False
         layers: Any = self.layers[: self.config.num_hidden_layers]  # fewer: assistant_early_exit
-        check_cache(past_key_values, len(layers))
+        check_cache(past_key_values, len(layers), self._gated)
         cached = past_key_values is not None
         if cached and self.training and self.gradient_checkpointing:
             check_recomputation(past_key_values, self._gradient_checkpointing_func)
@@ -347,7 +351,11 @@ def _cached(cache: Cache | None) -> int:
     """The number of tokens in a cache."""
     length = 0 if cache is None else cache.get_seq_length()
     # A static cache holds it in a tensor; of another, export keeps it symbolic, as int() would not.
-    return int(length) if isinstance(length, Tensor) else length
+    if not isinstance(length, Tensor):
+        return length
+    if is_exporting():
+        raise ClearheadError("with a static cache only a step of one token exports: give one")
+    return int(length)
 
 
 def _with_prefix(

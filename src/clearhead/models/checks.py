@@ -58,24 +58,24 @@ def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> N
 
 
 def check_ends(packed: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """The texts' ends from 0 on, cu_seq_lens_q of flash kernels, for one row; None if not given.
+    """The texts' ends in one row, from 0 on, as cu_seq_lens_q and cu_seq_lens_k; None if not given.
 
-    cu_seq_lens_k must be the same; max_length_q and max_length_k are not needed.
+    max_length_q and max_length_k go with them and are not needed.
     """
-    given = {key: packed[key] for key in PACKED_ARGUMENTS if packed.get(key) is not None}
-    ends = given.get("cu_seq_lens_q", given.get("cu_seq_lens_k"))
-    if ends is None and given.keys() <= {"seq_idx"}:
+    given = {
+        key: packed[key] for key in PACKED_ARGUMENTS - {"seq_idx"} if packed.get(key) is not None
+    }
+    if not given:
         return None
-    ends = torch.as_tensor([] if ends is None else ends).flatten()
+    ends = torch.as_tensor(given.get("cu_seq_lens_q", [])).flatten()
     others = torch.as_tensor(given.get("cu_seq_lens_k", ends)).flatten()
     if has_numbers(ends):
-        rising = ends.numel() > 1 and bool((ends.diff() >= 0).all())
-        whole = rising and ends[0] == 0 and ends[-1] == tokens and batch == 1
-        if not whole or not torch.equal(ends, others):
+        rising = bool((ends.diff() >= 0).all()) and ends[:1].tolist() == [0]
+        if batch > 1 or not rising or ends[-1] != tokens or not torch.equal(ends, others):
             raise ClearheadError(
-                f"cu_seq_lens_q must rise from 0 to the {tokens} tokens of one row, as must "
-                f"cu_seq_lens_k; found it ends in {ends[-1:].tolist()} for {batch} rows: give "
-                "document_ids"
+                f"cu_seq_lens_q and cu_seq_lens_k must rise alike from 0 to the {tokens} tokens of "
+                f"one row; found them end in {ends[-1:].tolist()} and {others[-1:].tolist()} for "
+                f"{batch} rows: give document_ids"
             )
     return ends
 
@@ -135,14 +135,22 @@ def has_numbers(x: Tensor) -> bool:
     return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
 
 
-def check_cache(cache: Any, layers: int) -> None:
-    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ)."""
+def check_cache(cache: Any, layers: int, gated: bool) -> None:
+    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ).
+
+    `gated`: log gates are cached beside keys.
+    """
     if cache is None:
         return
     if not isinstance(cache, Cache):
         raise ClearheadError(
             f"past_key_values must be a transformers Cache; found {type(cache).__name__}: "
             "start a new one, transformers.DynamicCache()"
+        )
+    if gated and any(hasattr(layer, "_quantize") for layer in cache.layers):
+        raise ClearheadError(
+            "a quantised cache would round the gates that position='forget' sums up: give a "
+            "DynamicCache"
         )
     if torch.compiler.is_compiling():
         return

@@ -114,10 +114,11 @@ def documents_of(
     if given is not None:
         return given.expand(batch, -1)
     key_mask, numbers = masks
-    if is_exporting() or tokens == 1 or (cached and not has_numbers(x_BTC)):
+    unread = tokens == 1 or (cached and not has_numbers(x_BTC))
+    if position_ids is None or unread or is_exporting():
         position_ids = None
-    if position_ids is None and numbers is None and ends is None:
-        return None
+        if numbers is None and ends is None:
+            return None
     own = torch.arange(tokens, device=device)
     seen = (own >= 0)[None] if key_mask is None else key_mask[:, -tokens:]
     last = torch.where(seen, own, -1).cummax(1).values
