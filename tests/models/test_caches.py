@@ -6,12 +6,31 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import PRESETS
 
 from . import space
 
 POINTS = space.attentions()
 PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
 LENGTH = 11
+SCALED = {"rope_theta": 1e4, "factor": 2.0}
+CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
+# Every causal preset, and RoPE whose bases change with the length.
+KINDS = {
+    **{name: (name, {}) for name in CAUSAL},
+    "dynamic": ("coca", {"rope_parameters": SCALED | {"rope_type": "dynamic"}}),
+    "dynamic-causal": (
+        "transformer",
+        {"rope_parameters": SCALED | {"rope_type": "dynamic-causal"}, "max_position_embeddings": 4},
+    ),
+}
+
+
+def _kind(name: str, **keys: object) -> ClearheadForCausalLM:
+    base, own = KINDS[name]
+    model = ClearheadForCausalLM(preset(base, **space.SHAPE | {"head_dim": 4} | own | keys))
+    space.stir(model)
+    return model.eval()
 
 
 def _models(scores: str, position: str) -> list[ClearheadForCausalLM]:
@@ -103,6 +122,67 @@ def test_rows_of_unequal_length_padded_on_the_left(scores, position):
             got = torch.cat(got, 1)
             _close(got[0], want[0])
             _close(got[1, 4:], want[1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_turns_padded_on_the_left_are_the_full_forward_and_each_row_alone(name):
+    """Each turn of a chat has rows of unequal length, one of nothing but padding."""
+    model = _kind(name)
+    rows, mask = _ids(3, 12), torch.ones(3, 12, dtype=torch.long)
+    mask[0, :2] = mask[1, 5:8] = mask[2, 5:9] = mask[2, 9:] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)  # as `generate` gives them
+    alone = [row[mask[i] == 1][None] for i, row in enumerate(rows)]
+    want = [model(row, use_cache=False).logits[0] for row in alone]
+    whole = model(rows, attention_mask=mask, use_cache=False).logits
+    for given in (False, True):
+        for cache in _caches(model):
+            steps = []
+            for start, stop in ((0, 5), (5, 9), (9, 11), (11, 12)):
+                inputs = {"position_ids": positions[:, start:stop]} if given else {}
+                inputs |= {"attention_mask": mask[:, :stop], "past_key_values": cache}
+                steps.append(model(rows[:, start:stop], **inputs).logits)
+            for row, seen in enumerate(mask == 1):
+                _close(torch.cat(steps, 1)[row, seen], want[row])
+                _close(whole[row, seen], want[row])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_positions_given_with_gaps_are_those_of_cached_keys(name):
+    """From a later one on, within a call and between two, by rows; also after a crop."""
+    model, ids = _kind(name), _ids()
+    places = torch.tensor([[2, 3, 4, 8, 9, 13, 14, 15, 16, 19, 20], [*range(3, 14)]])
+    want = model(ids, position_ids=places, use_cache=False).logits
+    cache, steps = DynamicCache(), []
+    model(ids[:, :3], position_ids=places[:, :3], past_key_values=cache)
+    cache.crop(-2)
+    for start, stop in ((1, 5), (5, 9), (9, 10), (10, 11)):
+        part, at = ids[:, start:stop], places[:, start:stop]
+        steps.append(model(part, position_ids=at, past_key_values=cache).logits)
+    _close(torch.cat(steps, 1), want[:, 1:])
+
+
+@torch.no_grad()
+def test_rows_of_a_cache_whose_positions_have_gaps_may_be_repeated():
+    model, ids = _kind("alibi"), _ids()
+    places = torch.tensor([[0, 1, 2, 6, 7, 8, 9, 10, 14, 15, 16]])
+    want = model(ids, position_ids=places, use_cache=False).logits
+    cache = DynamicCache()
+    model(ids[:1, :5], position_ids=places[:, :5], past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    got = model(ids[:1, 5:].expand(2, -1), position_ids=places[:, 5:], past_key_values=cache).logits
+    _close(got[0], want[0, 5:])
+    _close(got[1], want[0, 5:])
+    cache = DynamicCache()
+    model(
+        ids[:, :5],
+        position_ids=torch.stack([places[0, :5], places[0, 5:10]]),
+        past_key_values=cache,
+    )
+    cache.batch_repeat_interleave(2)
+    with pytest.raises(ClearheadError, match="had 2 rows whose position_ids differ, now 4"):
+        model(ids[:1].expand(4, -1), past_key_values=cache)
 
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)

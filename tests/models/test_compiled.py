@@ -66,7 +66,9 @@ def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, kind
 
     compiled = torch.compile(model, fullgraph=name in CAUSAL, backend="aot_eager")
     for got, wanted in zip(step(compiled), step(model), strict=True):
-        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
+        assert torch.allclose(
+            got, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max()))
+        )
 
 
 def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -125,6 +127,20 @@ def test_a_model_is_exported_for_any_length(name, keys):
         ids = _ids(length=tokens)
         got = program.module()(input_ids=ids).logits
         assert torch.allclose(got, model(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_a_model_is_exported_for_any_padded_batch(name):
+    model, sizes = _model(name, use_cache=False), {0: Dim("batch", min=2, max=16)}
+    sizes[1] = Dim("length", min=2, max=LONGEST)
+    inputs = {"input_ids": _ids(3), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    program = export(model, (), inputs, dynamic_shapes=dict.fromkeys(inputs, sizes))
+    ids, mask = _ids(5, 12), torch.ones(5, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    got = program.module()(input_ids=ids, attention_mask=mask).logits
+    wanted = model(ids, attention_mask=mask).logits
+    assert torch.allclose(got[mask == 1], wanted[mask == 1], atol=1e-4)
 
 
 class Step(nn.Module):

@@ -7,7 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    StaticCache,
+)
+from transformers.cache_utils import QuantizedLayer
 
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel
@@ -203,6 +211,72 @@ def test_gradient_checkpointing_changes_no_gradient(name):
         assert all(map(torch.equal, checkpointed, gradients[0]))
 
 
+@pytest.mark.parametrize("name", ["transformer", "alibi", "coca"])
+def test_gradient_checkpointing_beside_a_cache_changes_no_gradient_or_is_refused(name):
+    model, ids = _model(name), _ids(length=12)
+
+    def gradients(settings: dict[str, bool] | None, cache: Cache) -> list[Tensor]:
+        model.eval().zero_grad()
+        with torch.no_grad():
+            model(ids[:, :5], past_key_values=cache)
+        if settings is not None:
+            model.train().gradient_checkpointing_enable(settings)
+        model.train()(ids[:, 5:], past_key_values=cache, labels=ids[:, 5:]).loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    wanted = gradients(None, DynamicCache())
+    assert all(map(torch.equal, gradients({"use_reentrant": False}, DynamicCache()), wanted))
+    for settings, cache in (
+        ({"use_reentrant": True}, DynamicCache()),
+        ({"use_reentrant": False}, StaticCache(config=model.config, max_cache_len=16)),
+    ):
+        with pytest.raises(ClearheadError, match="gradient checkpointing runs a layer twice"):
+            gradients(settings, cache)
+
+
+@pytest.mark.parametrize("keys", [{}, {"sliding_window": 4}], ids=["", "windows"])
+@pytest.mark.parametrize("name", NAMES)
+def test_self_speculation_gives_the_same_tokens_and_leaves_the_configuration(name, keys):
+    model, ids = _model(name, num_hidden_layers=3, **keys), _ids(1)
+    wanted = _generate(model, ids)
+    for depth in (1, 2):
+        assert torch.equal(_generate(model, ids, assistant_early_exit=depth), wanted)
+        assert model.config.num_hidden_layers == 3
+    for depth in (0, 4):
+        with pytest.raises(ClearheadError, match=f"assistant_early_exit={depth} is none of the 3"):
+            _generate(model, ids, assistant_early_exit=depth)
+
+    def fails(*arguments: object) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _generate(model, ids, assistant_early_exit=1, logits_processor=[fails])
+    assert model.config.num_hidden_layers == 3
+
+
+class Rounding(QuantizedLayer):
+    """A quantised cache of transformers that needs no package."""
+
+    def _quantize(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.bfloat16()
+
+    def _dequantize(self, q_tensor: Tensor) -> Tensor:
+        return q_tensor.float()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quantised_cache_rounds_keys_but_no_gates(name):
+    model, ids = _model(name), _ids()
+    cache = Cache(layers=[Rounding(residual_length=2) for _ in range(2)])
+    if name == "forget":
+        with pytest.raises(ClearheadError, match="a quantised cache would round the gates"):
+            model(ids, past_key_values=cache)
+        return
+    with torch.no_grad():
+        steps = [model(part, past_key_values=cache).logits for part in ids.split([5, 2, 1, 1], 1)]
+        assert torch.allclose(torch.cat(steps, 1), model(ids).logits, atol=0.2)
+
+
 @pytest.mark.parametrize("name", ["differential", "coca"])
 def test_outputs_are_what_and_as_many_as_they_should_be(name):
     model, ids = _model(name), _ids()
@@ -286,7 +360,7 @@ def test_chunks_of_padding_before_a_row(name):
     assert torch.equal(chunks[1:, 14:], alone[:, 8:])
 
 
-@pytest.mark.parametrize("key", ["output_attention", "cu_seq_lens_q", "token_type_ids"])
+@pytest.mark.parametrize("key", ["output_attention", "labels_q", "token_type_ids"])
 def test_an_argument_without_effect_is_refused(key):
     model = _model()
     with pytest.raises(ClearheadError, match=f"unknown argument of the model '{key}'") as error:
@@ -311,8 +385,35 @@ def test_an_argument_without_effect_is_refused(key):
         ({"input_ids": _ids() - 61}, r"input_ids has -\d+, outside"),
         ({"input_ids": _ids(), "position_ids": torch.ones(2, 9).bool()}, "whole numbers"),
         (
-            {"input_ids": _ids(), "position_ids": torch.arange(9)[None] % 4},
-            "begin anew at token 4 of row 0: give document_ids",
+            {
+                "input_ids": _ids(),
+                "position_ids": torch.arange(9)[None] % 4,
+                "past_key_values": DynamicCache(),
+            },
+            "begin anew at token 4 of row 0, and packed documents cannot",
+        ),
+        (
+            {
+                "input_ids": _ids(),
+                "attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2),
+                "past_key_values": DynamicCache(),
+            },
+            "attention_mask must be of 1",
+        ),
+        ({"input_ids": _ids(), "document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
+        (
+            {"input_ids": _ids(), "max_length_q": 5},
+            "cu_seq_lens_q and cu_seq_lens_k must rise alike",
+        ),
+        ({"input_ids": _ids(), "cu_seq_lens_q": torch.tensor([0, 9])}, "for 2 rows"),
+        ({"input_ids": _ids(1), "cu_seq_lens_q": torch.tensor([0, 8])}, r"end in \[8\]"),
+        (
+            {
+                "input_ids": _ids(1),
+                "cu_seq_lens_q": torch.tensor([0, 4, 9]),
+                "cu_seq_lens_k": torch.tensor([0, 5, 9]),
+            },
+            "must rise alike from 0 to the 9 tokens",
         ),
         ({"input_ids": _ids(), "labels": _ids() > 30}, "found torch.bool"),
         ({"input_ids": _ids(), "labels": _ids() + 61}, "outside the vocabulary, 0 to 60: give"),
@@ -329,6 +430,7 @@ def test_an_argument_without_effect_is_refused(key):
             {"input_ids": _ids(), "attention_mask": torch.eye(2, 9) * -1e9},
             "of 1, for a token, and 0",
         ),
+        ({"input_ids": _ids(), "attention_mask": torch.full((2, 9), 0.5)}, "of 1, for a token"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(arguments, message):

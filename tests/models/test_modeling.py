@@ -1,13 +1,15 @@
 """The model against transformers' own, its cache against the full forward, its loss by hand."""
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM, ops, preset
 from clearhead.models import PRESETS as ALL
 from clearhead.nn.protocols import QueryGroup
 
@@ -17,9 +19,11 @@ from .space import WHOLE as SHAPE
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
-def _model(name: str, **overrides: object) -> ClearheadForCausalLM:
+def _model(name: str, **overrides: object) -> Any:
     # A wide initialisation, so that attention is far from uniform.
-    model = ClearheadForCausalLM(preset(name, **SHAPE | overrides))
+    config = preset(name, **SHAPE | overrides)
+    kind = ClearheadForCausalLM if config.direction == "causal" else ClearheadForMaskedLM
+    model = kind(config)
     space.stir(model)
     return model.eval()
 
@@ -93,14 +97,68 @@ def test_padding_on_either_side_changes_nothing(name):
     assert torch.allclose(logits, model(ids).logits, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_packed_documents_do_not_see_each_other(name):
+ENDS = torch.tensor([0, 6, 13], dtype=torch.int32)
+DOCUMENTS = torch.tensor([[0] * 6 + [1] * 7])
+RESTARTING = torch.tensor([[*range(6), *range(7)]])
+# All of these say that a row holds a text of 6 and one of 7 tokens.
+PACKINGS = {
+    "documents": {"document_ids": DOCUMENTS},
+    "documents and positions": {"document_ids": DOCUMENTS, "position_ids": RESTARTING},
+    "positions": {"position_ids": RESTARTING},
+    "positions and a mask": {"position_ids": RESTARTING, "attention_mask": DOCUMENTS * 0 + 1},
+    "a numbered mask": {"attention_mask": DOCUMENTS + 1},
+    "a numbered mask and positions": {"attention_mask": DOCUMENTS + 1, "position_ids": RESTARTING},
+    "flash": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7},
+    "flash and positions": {"cu_seq_lens_q": ENDS, "position_ids": RESTARTING},
+    "seq_idx": {"seq_idx": DOCUMENTS.int()},
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_packed_documents_are_texts_of_their_own_however_they_are_told(name):
+    """The same bits in every form, also before padding, and each document as alone."""
     model, first, second = _model(name), _ids(1, 6), _ids(1, 7)
-    positions = torch.tensor([[*range(6), *range(7)]])
-    documents = torch.tensor([[0] * 6 + [1] * 7])
-    packed = model(torch.cat([first, second], 1), position_ids=positions, document_ids=documents)
+    ids = torch.cat([first, second], 1)
     alone = torch.cat([model(first).logits, model(second).logits], 1)
-    assert torch.allclose(packed.logits, alone, atol=2e-5)
+
+    def run(inputs: dict[str, Any]) -> list[Tensor]:
+        model.zero_grad()
+        logits = model(**inputs).logits[:, :13]
+        assert torch.allclose(logits, alone, atol=2e-5)
+        logits.square().mean().backward()
+        return [logits, *(p.grad.clone() for p in model.parameters())]
+
+    padded = [
+        {key: pad(x, (0, 3)) for key, x in {"attention_mask": DOCUMENTS * 0 + 1, **form}.items()}
+        for form in PACKINGS.values()
+        if "cu_seq_lens_q" not in form
+    ]
+    for row, forms in ((ids, [*PACKINGS.values()]), (pad(ids, (0, 3)), padded)):
+        wanted = run({"input_ids": row} | forms[0])
+        for form in forms[1:]:
+            assert all(map(torch.equal, run({"input_ids": row} | form), wanted)), form
+
+
+@torch.no_grad()
+def test_documents_that_alternate_count_their_own_tokens():
+    model, ids = _model("gpt2"), _ids(1, 12)
+    own = torch.tensor([[0, 1, 0, 0, 1, 2, 1, 0, 2, 2, 1, 0]])
+    logits = model(ids, document_ids=own).logits
+    for document in range(3):
+        assert torch.allclose(
+            logits[own == document], model(ids[own == document][None]).logits[0], atol=2e-5
+        )
+
+
+@torch.no_grad()
+def test_a_row_of_documents_may_be_longer_than_any_text():
+    model, ids = _model("gpt2", max_position_embeddings=8), _ids(1, 15)
+    documents = torch.tensor([[0] * 8 + [1] * 7])
+    wanted = torch.cat([model(part).logits for part in ids.split([8, 7], 1)], 1)
+    for inputs in ({"document_ids": documents}, {"attention_mask": documents + 1}):
+        assert torch.allclose(model(ids, **inputs).logits, wanted, atol=2e-5)
+    with pytest.raises(ClearheadError, match="position_ids has 9, outside"):
+        model(ids, document_ids=torch.tensor([[0] * 10 + [1] * 5]))
 
 
 def test_loss_counts_tokens_as_asked():

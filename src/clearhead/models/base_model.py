@@ -17,29 +17,41 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
 from clearhead.models.cache_name import CACHE, NAMES
 from clearhead.models.checks import (
+    PACKED_ARGUMENTS,
     arguments_of,
     check_arguments,
+    check_below,
     check_cache,
     check_inputs,
-    check_mask,
-    check_one_text,
-    check_positions,
+    check_recomputation,
+    check_whole,
+    has_numbers,
     is_batch,
     the_cache,
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
-from clearhead.models.static_cache import room_of, seen_slots
+from clearhead.models.token_positions import (
+    documents_of,
+    key_positions,
+    positions_of,
+    read_mask,
+    room_of,
+    seen_slots,
+)
 from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.exporting import is_exporting
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
     """A block, with transformers' gradient checkpointing."""
+
+    _can_checkpoint_with_cache = True  # in the way that `check_recomputation` allows
 
 
 class ClearheadPreTrainedModel(PreTrainedModel):
@@ -90,6 +102,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         self.places_before: int = max(each.normalizer.places for each in attentions)
         self._windowed = any(each.window is not None for each in attentions)
+        self._gated = any(each.decay is not None for each in attentions)
+        self._prepares_late = any(each.cache_unrotated for each in attentions)
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
         self._position_keys = [_position_key(each.layer) for each in attentions]
@@ -123,16 +137,19 @@ class ClearheadModel(ClearheadPreTrainedModel):
             input_ids: int64 [B, T], or inputs_embeds: [B, T, C].
             attention_mask: [B, S], 0 for padding, on either side; S counts cached tokens too. With
                 a static cache S may be all its room: what is said of tokens to come is not read.
+                Without a cache the documents of a row may be numbered, from 1.
             position_ids: int64 [B, T]; by default counted from the first token not padded. Where
-                they begin anew, give document_ids too.
+                they begin anew, a document begins.
             past_key_values, cache: a transformers Cache, by its name before 5.24 or after. A lone
                 token after a StaticCache, its mask of all the room or None, reads nothing on the
                 host: a CUDA graph can hold the step.
-            document_ids: int [B, T]; a token sees only its own document (packing). No cache then.
+            document_ids: int [B, T]; a token sees only its own document (packing), in which
+                positions are counted. No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
                 multiply the values: for differential attention the signed difference. The output's
                 gradient passes through them, for attribution (`attentions[i].retain_grad()`).
-            **unknown: `return_dict=False` for a tuple.
+            **unknown: `return_dict=False` for a tuple; documents of one row as flash kernels take
+                them, cu_seq_lens_q, cu_seq_lens_k and what goes with these, or as seq_idx.
 
         Raises:
             ClearheadError: arguments that do not fit, and any other that would have no effect.
@@ -154,50 +171,61 @@ class ClearheadModel(ClearheadPreTrainedModel):
                     f"{self.config.direction!r} every token changes when one is added"
                 )
             use_cache = False
-        check_cache(past_key_values, len(self.layers))
-        if document_ids is not None and past_key_values is None:
-            use_cache = False
-        in_chunks = past_key_values is not None
-        if use_cache and past_key_values is None and not self.training:
-            windowed = self.config.sliding_window is not None
-            past_key_values = DynamicCache(config=self.config if windowed else None)
+        layers: Any = self.layers[: self.config.num_hidden_layers]  # fewer: assistant_early_exit
+        check_cache(past_key_values, len(layers), self._gated)
+        cached = past_key_values is not None
+        if cached and self.training and self.gradient_checkpointing:
+            check_recomputation(past_key_values, self._gradient_checkpointing_func)
         maps: list[Tensor] | None = None
         if _wanted(output_attentions, self.config.output_attentions):
             maps = []
+        batch, tokens = x.shape[:2]
+        check_whole(position_ids, "position_ids", batch, tokens)
         room = room_of(past_key_values)
-        whole = attention_mask is not None and attention_mask.shape == (x.shape[0], room)
+        whole = attention_mask is not None and attention_mask.shape == (batch, room)
+        on_device = self.steps_on_device(past_key_values, tokens) and maps is None
+        on_device = on_device and (whole or attention_mask is None)
         key_mask: Tensor | None
-        on_device = self.steps_on_device(past_key_values, x.shape[1]) and maps is None
-        if on_device and (whole or attention_mask is None):
+        numbers = None
+        if on_device:
             # Every slot is a key, the new token the last query; a mask says which slots are seen.
             length, key_mask = seen_slots(past_key_values, attention_mask, x)
             past = key_mask.shape[1] - 1
         else:
             past = _cached(past_key_values)
-            length = past + x.shape[1]
+            length = past + tokens
             if whole:
                 attention_mask = attention_mask[:, :length]  # type: ignore[index]
-            key_mask = _key_mask(attention_mask, x.shape[0], length, in_chunks)
-        before = self.places_before
-        longest = self.position.longest()  # type: ignore[operator]
-        longest = None if longest is None else longest - before
-        check_positions(position_ids, x.shape[0], x.shape[1], longest)
-        if document_ids is None and attention_mask is None and not (in_chunks or batched):
-            check_one_text(position_ids)
-        positions = _positions(position_ids, key_mask, x, past)
-        if before:
-            if position_ids is None and document_ids is not None:
-                positions = _within(document_ids)
-            positions = before + positions
+            key_mask, numbers = read_mask(attention_mask, batch, length, cached)
+        documents = None
         if not batched:  # then a row is many texts
-            self._check_length(before + length)
-        if document_ids is not None and past_key_values is not None:
-            raise ClearheadError("document_ids cannot be used with a key-value cache")
-
+            masks = key_mask, numbers
+            documents = documents_of(x, position_ids, masks, document_ids, unknown, cached)
+        # Those that a compiler cannot rule out leave the cache, and the length, as of one text.
+        told = document_ids is not None or not PACKED_ARGUMENTS.isdisjoint(unknown)
+        packed = documents is not None and (told or has_numbers(x))
+        if use_cache and not (cached or packed or self.training):
+            windowed = self.config.sliding_window is not None
+            past_key_values = DynamicCache(config=self.config if windowed else None)
+        places = self.places_before
+        positions = position_ids
+        if positions is None:
+            positions = positions_of(documents, key_mask, x, past)
+        longest = self.position.longest()  # type: ignore[operator]
+        if longest is not None and (packed or position_ids is not None):
+            what = "the positions that the model tells apart"
+            check_below(longest - places, positions, "position_ids", what)
+        if not (batched or packed):  # then a row is many texts
+            self._check_length(places + length)
+        positions = positions + places if places else positions
+        keys = positions
+        if past_key_values is not None and self._prepares_late:
+            rows = None if on_device or torch.compiler.is_compiling() else batch
+            keys = key_positions(positions, key_mask, past_key_values, past, places, rows)
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
         attend = paged_attention(unknown | {"cache": cache}) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        groups = self._query_groups(positions, key_mask, past)
+        groups = self._query_groups(layers, positions, keys)
         bases = max(map(len, groups))
         if maps is not None and bases > 1:
             raise ClearheadError(
@@ -209,10 +237,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "cache": past_key_values,
             "past": past,
             "matrices": maps,
-            "visibility": Visibility(causal, None, key_mask, document_ids),
+            "visibility": Visibility(causal, None, key_mask, documents),
         }
         hidden: list[Tensor] = []
-        for layer, of_layer in zip(self.layers, groups, strict=True):
+        for layer, of_layer in zip(layers, groups, strict=True):
             if wants_hidden:  # else none is held until the end
                 hidden.append(x)
             x = layer(x, query_groups=of_layer, **context)
@@ -235,17 +263,17 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
 
     def _query_groups(
-        self, positions_BT: Tensor, key_mask: Tensor | None, past: int
+        self, layers: Any, positions_BT: Tensor, keys_BS: Tensor
     ) -> list[tuple[QueryGroup, ...]]:
         """Each layer's groups of queries; layers that tell order alike share theirs."""
         made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
         groups = []
-        for layer, position in zip(self.layers, self._position_keys, strict=True):
+        for layer, position in zip(layers, self._position_keys, strict=False):
             attention: Any = layer.self_attn
             places = attention.normalizer.places
-            key = position, attention.cache_unrotated and past > 0, places
+            key = position, attention.cache_unrotated, places
             if key not in made:
-                keys = _key_positions(positions_BT, key_mask, past) if key[1] else positions_BT
+                keys = keys_BS if attention.cache_unrotated else positions_BT
                 of = self._position_of(position).query_groups
                 made[key] = of(positions_BT, keys)
                 if places:
@@ -312,7 +340,7 @@ def _position_key(layer: LayerSpec) -> str:
     return f"{layer.position} of {_heads(layer)} heads"
 
 
-ARGUMENTS = arguments_of(ClearheadModel.forward)
+ARGUMENTS = arguments_of(ClearheadModel.forward) | PACKED_ARGUMENTS
 
 
 def _wanted(argument: bool | None, configured: bool | None) -> bool:
@@ -323,47 +351,11 @@ def _cached(cache: Cache | None) -> int:
     """The number of tokens in a cache."""
     length = 0 if cache is None else cache.get_seq_length()
     # A static cache holds it in a tensor; of another, export keeps it symbolic, as int() would not.
-    return int(length) if isinstance(length, Tensor) else length
-
-
-def _key_mask(
-    attention_mask: Tensor | None, batch: int, keys: int, in_chunks: bool
-) -> Tensor | None:
-    """Mask of keys that are no padding, bool [B, S]; None for all.
-
-    `in_chunks`: a cache was given, so that a row's tokens may follow a whole chunk of padding.
-    """
-    if attention_mask is None:
-        return None
-    if attention_mask.shape != (batch, keys):
-        raise ClearheadError(
-            f"attention_mask must be [batch, past + new tokens] = [{batch}, {keys}]; "
-            f"found {list(attention_mask.shape)}"
-        )
-    mask = attention_mask.bool()
-    if not torch.compiler.is_compiling() and not mask.is_meta:
-        if bool(mask.all()):
-            return None  # the unpadded kernels are faster
-        check_mask(attention_mask)
-        if not in_chunks and not bool(mask.any(-1).all()):
-            row = int(mask.any(-1).int().argmin())
-            raise ClearheadError(
-                f"row {row} of attention_mask is all zero: a text without a token; leave it out"
-            )
-    return mask
-
-
-def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> Tensor:
-    """Positions of cached and new keys, [B, S]: the cached ones count back from the first new one.
-
-    So they need not be kept. A padded row counts its own tokens, on whichever side the padding is.
-    """
-    if key_mask is None:
-        earlier = torch.arange(-past, 0, device=positions_BT.device)[None]
-    else:
-        count = key_mask.long().cumsum(-1)
-        earlier = count[:, :past] - count[:, past : past + 1]
-    return torch.cat([(positions_BT[:, :1] + earlier).clamp_min(0), positions_BT], 1)
+    if not isinstance(length, Tensor):
+        return length
+    if is_exporting():
+        raise ClearheadError("with a static cache only a step of one token exports: give one")
+    return int(length)
 
 
 def _with_prefix(
@@ -380,18 +372,3 @@ def _with_prefix(
         return made[index]
 
     return tuple(own._replace(prefix=partial(table, index)) for index, own in enumerate(groups))
-
-
-def _within(document_ids: Tensor) -> Tensor:
-    """The position of each token in its own document, int64 [B, T]."""
-    place = torch.arange(document_ids.shape[1], device=document_ids.device)
-    opens = document_ids != document_ids.roll(1, 1)
-    return place - (place * opens).cummax(1).values
-
-
-def _positions(given: Tensor | None, key_mask: Tensor | None, x_BTC: Tensor, past: int) -> Tensor:
-    if given is not None:
-        return given
-    if key_mask is not None:  # counted from the first token that is no padding
-        return (key_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
-    return torch.arange(past, past + x_BTC.shape[1], device=x_BTC.device)[None]

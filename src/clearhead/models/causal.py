@@ -100,6 +100,18 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         spare = cache.get_max_length() - attention_mask.shape[1]
         return nn.functional.pad(attention_mask, (0, max(spare, 0)))
 
+    def generate(self, *inputs: Any, **options: Any) -> Any:
+        """transformers' own; after a failed `assistant_early_exit` the configuration is whole."""
+        layers = len(self.model.layers)
+        config = options.get("generation_config") or self.generation_config
+        depth = options.get("assistant_early_exit", config.assistant_early_exit)
+        if depth is not None and not 0 < depth <= layers:
+            raise ClearheadError(f"assistant_early_exit={depth} is none of the {layers} layers")
+        try:
+            return super().generate(*inputs, **options)
+        finally:
+            self.config.num_hidden_layers = layers
+
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
         """transformers' hook, which its threads come through: there errors would only be logged."""
         require_pageable(self.config)

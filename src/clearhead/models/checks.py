@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 
@@ -17,6 +18,10 @@ from clearhead.errors import ClearheadError, choose
 _HARMLESS = ("cache_position",)
 # Arguments of continuous batching beside the model's own; its masks say what its lengths say too.
 PAGED_ARGUMENTS = frozenset(PagedAttentionArgs.__annotations__) - {"input_ids", "position_ids"}
+# Packed texts as flash kernels, and transformers' and TRL's collators, tell them.
+PACKED_ARGUMENTS = frozenset(
+    ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+)
 _WHOLE = (torch.int64, torch.int32)  # the dtypes that an embedding takes
 IGNORED = -100  # a label that no loss is taken of
 
@@ -37,49 +42,52 @@ def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, vocabul
             f"{name} must be {wanted}, at least one token; found {given.dtype} {list(given.shape)}"
         )
     if input_ids is not None:
-        _check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
+        check_below(vocabulary, input_ids, "input_ids", "the vocabulary")
 
 
-def check_positions(
-    position_ids: Tensor | None, batch: int, tokens: int, limit: int | None
-) -> None:
-    """Whole numbers [B, T], or [1, T] for all rows, below the `limit` of the kind of position."""
-    if position_ids is None:
+def check_whole(numbers: Tensor | None, name: str, batch: int, tokens: int) -> None:
+    """Whole numbers [B, T], or [1, T] for all rows."""
+    if numbers is None:
         return
-    fits = position_ids.shape in ((batch, tokens), (1, tokens))
-    if not fits or position_ids.dtype not in _WHOLE:
+    fits = numbers.shape in ((batch, tokens), (1, tokens))
+    if not fits or numbers.dtype not in _WHOLE:
         raise ClearheadError(
-            f"position_ids must be whole numbers [{batch}, {tokens}]; "
-            f"found {position_ids.dtype} {list(position_ids.shape)}"
-        )
-    if limit is not None:
-        _check_below(
-            limit, position_ids, "position_ids", "the positions that the model tells apart"
+            f"{name} must be whole numbers [{batch}, {tokens}]; "
+            f"found {numbers.dtype} {list(numbers.shape)}"
         )
 
 
-def check_one_text(position_ids: Tensor | None) -> None:
-    """Positions that begin anew within a row are those of packed texts, as transformers reads them.
+def check_ends(packed: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+    """The texts' ends in one row, from 0 on, as cu_seq_lens_q and cu_seq_lens_k; None if not given.
 
-    Nothing else says so here: the texts would see each other.
+    max_length_q and max_length_k go with them and are not needed.
     """
-    if position_ids is None or not _has_numbers(position_ids):
-        return
-    anew = position_ids[:, 1:] <= position_ids[:, :-1]
-    if bool(anew.any()):
-        row, place = (int(number) for number in anew.nonzero()[0])
-        raise ClearheadError(
-            f"position_ids begin anew at token {place + 1} of row {row}: give document_ids, so "
-            "that packed texts do not see each other"
-        )
+    given = {
+        key: packed[key] for key in PACKED_ARGUMENTS - {"seq_idx"} if packed.get(key) is not None
+    }
+    if not given:
+        return None
+    ends = torch.as_tensor(given.get("cu_seq_lens_q", [])).flatten()
+    others = torch.as_tensor(given.get("cu_seq_lens_k", ends)).flatten()
+    if has_numbers(ends):
+        rising = bool((ends.diff() >= 0).all()) and ends[:1].tolist() == [0]
+        if batch > 1 or not rising or ends[-1] != tokens or not torch.equal(ends, others):
+            raise ClearheadError(
+                f"cu_seq_lens_q and cu_seq_lens_k must rise alike from 0 to the {tokens} tokens of "
+                f"one row; found them end in {ends[-1:].tolist()} and {others[-1:].tolist()} for "
+                f"{batch} rows: give document_ids"
+            )
+    return ends
 
 
-def check_mask(attention_mask: Tensor) -> None:
-    """Only 1, for a token, and 0, for padding."""
-    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+def check_mask(attention_mask: Tensor, cached: bool) -> None:
+    """Whole numbers from 0, which is padding; beside a cache no other than 0 and 1."""
+    low, high = attention_mask.aminmax()
+    whole = bool((attention_mask == attention_mask.long()).all())
+    if low < 0 or not whole or (cached and high > 1):
         raise ClearheadError(
-            "attention_mask must be of 1, for a token, and 0, for padding; found "
-            f"{attention_mask.min().item():g} to {attention_mask.max().item():g}"
+            "attention_mask must be of 1, for a token, and 0, for padding (or, without a cache, "
+            f"number a row's texts from 1); found {low.item():g} to {high.item():g}"
         )
 
 
@@ -108,7 +116,7 @@ def check_any_counts(labels: Tensor) -> None:
         )
 
 
-def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
+def check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
     if readable(numbers):
         low, high = (int(end) for end in numbers.aminmax())
         if low < 0 or high >= limit:
@@ -119,22 +127,30 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 def readable(x: Tensor) -> bool:
     """True if numbers can be read at no cost: a GPU would be waited for."""
-    return x.device.type == "cpu" and _has_numbers(x)
+    return x.device.type == "cpu" and has_numbers(x)
 
 
-def _has_numbers(x: Tensor) -> bool:
+def has_numbers(x: Tensor) -> bool:
     """False for fake tensors, by which memory is planned, and where reading stops a compiler."""
     return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
 
 
-def check_cache(cache: Any, layers: int) -> None:
-    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ)."""
+def check_cache(cache: Any, layers: int, gated: bool) -> None:
+    """A transformers Cache of as many layers (`nn.Attention` sees the rest of what may differ).
+
+    `gated`: log gates are cached beside keys.
+    """
     if cache is None:
         return
     if not isinstance(cache, Cache):
         raise ClearheadError(
             f"past_key_values must be a transformers Cache; found {type(cache).__name__}: "
             "start a new one, transformers.DynamicCache()"
+        )
+    if gated and any(hasattr(layer, "_quantize") for layer in cache.layers):
+        raise ClearheadError(
+            "a quantised cache would round the gates that position='forget' sums up: give a "
+            "DynamicCache"
         )
     if torch.compiler.is_compiling():
         return
@@ -150,11 +166,23 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
-    """Refuse an argument that would change nothing.
+def check_recomputation(cache: Cache, checkpoint: Any) -> None:
+    """Refuse a cache whose keys of a layer's first run, without a graph, would hide the second's.
 
-    Such as cu_seq_lens_q, which others pack documents by: ignored, they would see each other.
+    Args:
+        checkpoint: transformers' partial of torch.utils.checkpoint.
     """
+    reentrant = getattr(checkpoint, "keywords", {}).get("use_reentrant", True)
+    if reentrant or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        raise ClearheadError(
+            "gradient checkpointing runs a layer twice, which past_key_values allows with "
+            "use_reentrant=False and a plain DynamicCache alone: give no cache in training, or "
+            "call gradient_checkpointing_disable()"
+        )
+
+
+def check_arguments(unknown: dict[str, Any], known: frozenset[str]) -> None:
+    """Refuse an argument that would change nothing."""
     if is_batch(unknown.get("cache")):
         known |= PAGED_ARGUMENTS
     for key, value in unknown.items():

@@ -10,8 +10,9 @@ from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
-from clearhead.models.checks import arguments_of, check_arguments
+from clearhead.models.checks import arguments_of, check_arguments, has_numbers
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.token_positions import documents_of, read_mask
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
 REGRESSION, CLASSES = "regression", "single_label_classification"
@@ -81,12 +82,19 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments,
         )
         x_BTC = out.last_hidden_state
+        masks = read_mask(attention_mask, *x_BTC.shape[:2], cached=False)
+        told = arguments.get("document_ids")
+        documents = documents_of(x_BTC, position_ids, masks, told, arguments, cached=False)
+        if documents is not None and has_numbers(x_BTC):
+            raise ClearheadError("a row has several texts and one class: give each text a row")
         place_B = self._place(attention_mask, x_BTC)
-        logits_BN = self.classifier(x_BTC[torch.arange(len(x_BTC), device=x_BTC.device), place_B])
+        logits_BN = self.classifier(
+            x_BTC[torch.arange(x_BTC.shape[0], device=x_BTC.device), place_B]
+        )
         loss = None
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
-            loss = total / (len(x_BTC) if num_items_in_batch is None else num_items_in_batch)
+            loss = total / (x_BTC.shape[0] if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,

@@ -225,7 +225,8 @@ def check(
         raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
     if window is not None and window < 1:
         raise ClearheadError(f"window is {window}: it holds at least 1 key, a query's own")
-    if isinstance(sink, Tensor) and sink.shape not in ((heads,), (batch, heads, queries)):
+    rows = isinstance(sink, Tensor) and sink.ndim > 1  # a shape in a tuple of two fixes the batch
+    if isinstance(sink, Tensor) and sink.shape != ((batch, heads, queries) if rows else (heads,)):
         raise ClearheadError(
             f"sink must have one logit a head [{heads}], or a query [{batch}, {heads}, {queries}]; "
             f"found {tuple(sink.shape)}"

@@ -115,7 +115,7 @@ def difference(
     if isinstance(sink, float | int):
         lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
     elif sink is not None:
-        by_row = sinks.by_row(sink, lse_BGR).expand(len(lse_BGR), heads, 1)
+        by_row = sinks.by_row(sink, lse_BGR).expand(lse_BGR.shape[0], heads, 1)
         by_row = by_row.unflatten(1, by_map).transpose(2, 3)
         lse_BGR = torch.logaddexp(lse_BGR, by_row.reshape(lse_BGR.shape))
     weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)

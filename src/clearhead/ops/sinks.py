@@ -69,7 +69,7 @@ def as_null(
     with without_autocast(q_BHTD):
         k_BGND, v_BGNV = (x.to(exact) for x in prefix)
         # The queries of a group are rows over its keys.
-        q_BGRD = q_BHTD.to(exact).reshape(len(q_BHTD), k_BGND.shape[1], -1, q_BHTD.shape[3])
+        q_BGRD = q_BHTD.to(exact).reshape(q_BHTD.shape[0], k_BGND.shape[1], -1, q_BHTD.shape[3])
         score_BGRN = q_BGRD @ k_BGND.mT * scale
         logit_BGR = score_BGRN.logsumexp(-1)
         logit_BHT = logit_BGR.view(q_BHTD.shape[:3])
