@@ -24,6 +24,7 @@ from clearhead.models.checks import (
     check_mask,
     check_one_text,
     check_positions,
+    has_numbers,
     is_batch,
     the_cache,
 )
@@ -341,7 +342,7 @@ def _key_mask(
             f"found {list(attention_mask.shape)}"
         )
     mask = attention_mask.bool()
-    if not torch.compiler.is_compiling() and not mask.is_meta:
+    if has_numbers(mask):
         if bool(mask.all()):
             return None  # the unpadded kernels are faster
         check_mask(attention_mask)

@@ -63,7 +63,7 @@ def check_one_text(position_ids: Tensor | None) -> None:
 
     Nothing else says so here: the texts would see each other.
     """
-    if position_ids is None or not _has_numbers(position_ids):
+    if position_ids is None or not has_numbers(position_ids):
         return
     anew = position_ids[:, 1:] <= position_ids[:, :-1]
     if bool(anew.any()):
@@ -119,12 +119,14 @@ def _check_below(limit: int, numbers: Tensor, name: str, what: str) -> None:
 
 def readable(x: Tensor) -> bool:
     """True if numbers can be read at no cost: a GPU would be waited for."""
-    return x.device.type == "cpu" and _has_numbers(x)
+    return x.device.type == "cpu" and has_numbers(x)
 
 
-def _has_numbers(x: Tensor) -> bool:
-    """False for fake tensors, by which memory is planned, and where reading stops a compiler."""
-    return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
+def has_numbers(x: Tensor) -> bool:
+    """False for fake tensors, by which memory is planned, under a compiler and under torch.func."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def check_cache(cache: Any, layers: int) -> None:

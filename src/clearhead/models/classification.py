@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
-from clearhead.models.checks import arguments_of, check_arguments
+from clearhead.models.checks import arguments_of, check_arguments, has_numbers
 from clearhead.models.configuration import ClearheadConfig
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
@@ -98,7 +98,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         pad = self.config.pad_token_id
         if input_ids is None or attention_mask is not None or pad is None:
             return
-        if not torch.compiler.is_compiling() and bool((input_ids == pad).any()):
+        if has_numbers(input_ids) and bool((input_ids == pad).any()):
             raise ClearheadError(
                 f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
                 "tokenizer returned, so that padding is left out"
@@ -125,7 +125,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
                 f"labels are {labels.dtype}, but the model has {classes} classes: give their "
                 "numbers as int64, or num_labels=1 for a regression"
             )
-        if not torch.compiler.is_compiling():
+        if has_numbers(labels):
             outside = (labels < 0) | (labels >= classes)
             if bool(outside.any()):
                 row = int(outside.flatten().int().argmax())
