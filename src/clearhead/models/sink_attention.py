@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
+from clearhead.ops.attention import attend_visible
 from clearhead.ops.visibility import Span, Visibility
 
 NAME = "clearhead"
@@ -32,27 +32,29 @@ ROWS = 1024  # queries compared at a time
 EVERY_QUERY = "cpu-decode,cpu-flash,split-decode,efficient-decode,tiles"
 # Keywords of transformers' attention functions that the eager functions do not read, or that say
 # what the mask says.
-HARMLESS = frozenset(
-    "cache_position deterministic is_causal num_items_in_batch output_router_logits position_ids "
-    "sliding_window use_cache".split()
-)
-# Operations by which transformers hands a mask on; attributes are read by __get__.
-HANDING_ON = ("__get__", "__repr__", "contiguous", "dim", "get_device", "size", "to")
+HARMLESS = {
+    *("cache_params", "cache_position", "deterministic", "encoder_hidden_states", "is_causal"),
+    *("num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
+    *("position_ids", "seq_idx", "sliding_window", "use_cache"),
+}
+# Operations by which transformers and compilers hand a mask on; attributes are read by __get__.
+HANDING_ON = {
+    *("__get__", "__repr__", "contiguous", "dim", "get_device", "size", "storage_offset"),
+    *("stride", "to", "untyped_storage"),
+}
 
 
 class KeyMask(Tensor):
-    """The mask of a layer's attention as `attend_with_sinks` reads it: an empty tensor, [0, S].
+    """The mask of a layer's attention as `attend_with_sinks` reads it: empty, [0, 1, T, S].
 
     Attributes:
-        padding: the mask [B, S] or longer that the caller gave, or None.
         visibility: the arguments of `ops.attend`.
-        sizes: the queries, the keys (the room of a static cache) and those of them that exist.
+        keys: how many of the S keys exist; a static cache has room for more.
         model: the model's type.
     """
 
-    padding: Tensor | None
     visibility: Visibility
-    sizes: tuple[int, int, int]
+    keys: int
     model: str
 
     @classmethod
@@ -61,7 +63,8 @@ class KeyMask(Tensor):
     ) -> Any:
         """Hand the mask on, or refuse an operation on the whole mask, which it does not hold."""
         mask = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, cls))
-        if func.__name__ not in HANDING_ON:
+        name = func.__name__
+        if name not in HANDING_ON and not name.startswith(("is_", "_is_")):
             raise _refusal(f"{mask.model}, which computes with its attention mask")
         out = super().__torch_function__(func, types, args, kwargs)
         if isinstance(out, cls):
@@ -88,8 +91,6 @@ def visible_keys(
     Raises:
         ClearheadError: for a mask whose visibility `ops.attend` cannot express.
     """
-    if isinstance(attention_mask, KeyMask):  # of a model's inputs, made before its forward pass
-        attention_mask = attention_mask.padding
     before = int(q_offset) - kv_offset  # keys earlier than the first query's own
     visibility, keys = Visibility(), before + q_length
     if mask_function is not causal_mask_function or keys > kv_length:
@@ -102,15 +103,15 @@ def visible_keys(
             seen = mask_function(own, torch.zeros_like(own), query + int(q_offset), key + kv_offset)
             return seen.expand(batch_size, *shape)
 
-        visibility, keys = _described(sees, (q_length, kv_length), before, local_size, device)
+        visibility, keys = _described(sees, q_length, kv_length, before, local_size, device)
     if attention_mask is not None:
         cut = (-kv_offset, kv_offset + keys - attention_mask.shape[1])
         key_mask = nn.functional.pad(attention_mask, cut)
         if not bool(key_mask.all()):
             visibility = visibility._replace(key_mask=key_mask)
-    mask = torch.empty(0, kv_length, dtype=torch.bool, device=device).as_subclass(KeyMask)
-    mask.padding, mask.visibility, mask.model = attention_mask, visibility, config.model_type
-    mask.sizes = (q_length, kv_length, keys)
+    # Four dimensions, by which transformers knows a mask that is ready.
+    mask = torch.empty(0, 1, q_length, kv_length, device=device).as_subclass(KeyMask)
+    mask.visibility, mask.keys, mask.model = visibility, keys, config.model_type
     return mask
 
 
@@ -150,35 +151,42 @@ def attend_with_sinks(
     neutral = {key for key, value in options.items() if value is None or value is False}
     if given := options.keys() - neutral - HARMLESS:
         raise _refusal(f"{name} with {', '.join(sorted(given))}")
-    *expected, keys = attention_mask.sizes
-    if (lengths := [q_BHTD.shape[2], k_BGSD.shape[2]]) != expected:
+    expected, lengths = list(attention_mask.shape[2:]), [q_BHTD.shape[2], k_BGSD.shape[2]]
+    if lengths != expected:
         raise _refusal(f"{name} with {lengths} queries and keys under a mask of {expected}")
-    sink = None if s_aux is None else s_aux.flatten()
-    visibility = {  # on the layer's device
-        key: value.to(q_BHTD.device) if isinstance(value, Tensor) else value
-        for key, value in attention_mask.visibility._asdict().items()
-    }
-    crossed = visibility["key_mask"] is not None and not visibility["causal"]
-    o_BHTV = ops.attend(
+    keys, device = attention_mask.keys, q_BHTD.device
+    fields: Any = attention_mask.visibility  # of another device, where layers are spread
+    visibility = Visibility(*(x.to(device) if isinstance(x, Tensor) else x for x in fields))
+    o_BHTV = attend_visible(
         *(q_BHTD, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys]),
-        sink=sink,
+        visibility=visibility,
+        sink=None if s_aux is None else s_aux.flatten(),
         scale=scaling,
-        kernel=EVERY_QUERY if crossed else None,
-        **visibility,
+        kernel=None if visibility.causal or visibility.key_mask is None else EVERY_QUERY,
     )
-    return o_BHTV.transpose(1, 2), None
+    return o_BHTV.transpose(1, 2).contiguous(), None
 
 
 def _described(
     sees: Callable[[Tensor, Tensor], Tensor],
-    lengths: tuple[int, int],
+    queries: int,
+    room: int,
     before: int,
     local_size: int | None,
     device: torch.device | str,
 ) -> tuple[Visibility, int]:
     """The visibility that equals all of `sees`, causal or both ways, and its number of keys."""
-    queries, room = lengths
-    index = torch.arange(room, device=device)
+    index = torch.arange(max(queries, room), device=device)
+
+    def equals(visibility: Visibility, keys: int, start: int) -> bool:
+        """True if these queries see what `visibility` says of the keys, and none after them."""
+        span = Span(start, min(start + ROWS, queries), 0, keys)
+        seen_BRS = sees(index[span.start : span.stop, None], index[None, :room])
+        hidden = visibility.hidden(span, queries, keys, index.device)
+        shown = seen_BRS[..., :keys]
+        equal = shown if hidden is None else shown != hidden[:, 0]
+        return bool(equal.all()) and not bool(seen_BRS[..., keys:].any())
+
     for causal, keys in ((True, before + queries), (False, room)):
         if keys > room:
             continue
@@ -190,29 +198,9 @@ def _described(
             if bool(begins_BT.any()):
                 segments = nn.functional.pad(begins_BT.long().cumsum(1), (1, 0))
         visibility = Visibility(causal, window, None, segments)
-        if _equals(visibility, sees, queries, keys, index):
+        if all(equals(visibility, keys, start) for start in range(0, queries, ROWS)):
             return visibility, keys
     raise _refusal("a mask that is more than causal, windowed, padded and packed")
-
-
-def _equals(
-    visibility: Visibility,
-    sees: Callable[[Tensor, Tensor], Tensor],
-    queries: int,
-    keys: int,
-    index: Tensor,
-) -> bool:
-    """True if `sees` shows each query the keys of `visibility`, and none after them."""
-    for start in range(0, queries, ROWS):
-        span = Span(start, min(start + ROWS, queries), 0, keys)
-        rows = torch.arange(span.start, span.stop, device=index.device)
-        seen_BRS = sees(rows[:, None], index[None])
-        hidden = visibility.hidden(span, queries, keys, index.device)
-        shown = seen_BRS[..., :keys]
-        equal = shown if hidden is None else shown != hidden[:, 0]
-        if not bool(equal.all()) or bool(seen_BRS[..., keys:].any()):
-            return False
-    return True
 
 
 def _refusal(what: str, instead: str = "eager") -> ClearheadError:
