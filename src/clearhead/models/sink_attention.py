@@ -155,8 +155,9 @@ def attend_with_sinks(
     if lengths != expected:
         raise _refusal(f"{name} with {lengths} queries and keys under a mask of {expected}")
     keys, device = attention_mask.keys, q_BHTD.device
-    fields: Any = attention_mask.visibility  # of another device, where layers are spread
-    visibility = Visibility(*(x.to(device) if isinstance(x, Tensor) else x for x in fields))
+    fields = attention_mask.visibility  # of another device, where layers are spread
+    moved: Any = (x.to(device) if isinstance(x, Tensor) else x for x in fields)
+    visibility = Visibility(*moved)
     o_BHTV = attend_visible(
         *(q_BHTD, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys]),
         visibility=visibility,
