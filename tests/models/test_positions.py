@@ -171,3 +171,35 @@ def test_sinusoidal_is_the_papers_formula():
         angle = at[0] / 10_000 ** (column // 2 * 2 / 32)
         want = angle.cos() if column % 2 else angle.sin()
         assert torch.allclose(got[0, :, column], want, atol=1e-4)
+
+
+def test_dynamic_causal_over_padded_texts_under_vmap_is_refused():
+    model = _model(
+        rope_parameters={"rope_type": "dynamic-causal", "rope_theta": 1e4, "factor": 4.0}
+    )
+    ids, mask = _ids(), torch.ones(2, 40, dtype=torch.int64)
+
+    def logits(ids: Tensor, mask: Tensor) -> Tensor:
+        return model(ids[None], attention_mask=mask[None]).logits
+
+    with pytest.raises(ClearheadError, match="which vmap hides"):
+        torch.func.vmap(logits)(ids, mask)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("length", [64, 8192, 65_536])
+def test_xpos_in_float16_is_as_near_to_float32_at_every_length(length, cache):
+    torch.manual_seed(0)
+    model = _model("xpos", max_position_embeddings=length)
+    ids = _ids()
+    expected = model(ids).logits
+    model.half()
+    error = (model(ids).logits - expected).abs().max()
+    assert error < 2e-2 * expected.abs().max()
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    options = {"cache_implementation": cache, "disable_compile": True, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "do_sample": False}
+    out = model.generate(ids[:, :8], max_new_tokens=4, **options)
+    whole = model(out.sequences[:, :-1]).logits[:, -1]
+    torch.testing.assert_close(out.logits[-1], whole.float(), atol=2e-2, rtol=2e-2)

@@ -305,7 +305,7 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
         gates = 1 / SHAPE["hidden_size"] * 2 if "a gate a head" in size else 0
         assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1) + gates
         try:
-            require_pageable(model.config)
+            require_pageable(model.config, model.dtype)
         except ClearheadError:
             expected = "works, in the form" if name in IN_THE_FORM else "refused: "
             assert batched.startswith(expected)

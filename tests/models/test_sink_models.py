@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-import clearhead.models  # noqa: F401 (registers the implementation)
 from clearhead.errors import ClearheadError
+from clearhead.models import ClearheadForCausalLM, preset
+from clearhead.models.sink_attention import attend_with_sinks, visible_keys
+from clearhead.ops import oracles
 
 WORDS = 61
 SHAPE = {
@@ -38,6 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "openai_privacy_filter": {**EXPERTS, "sliding_window": 3},
 }
 ENCODERS = {"openai_privacy_filter"}
+TRANSLATORS = "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "nllb-moe"
 CAUSAL = [family for family in FAMILIES if family not in ENCODERS]
 
 
@@ -53,6 +56,21 @@ def _model(family: str, **settings: Any) -> Any:
 
 def _ids(batch: int = 2, length: int = 13) -> torch.Tensor:
     return torch.randint(3, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def _translator(family: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    sides = ("encoder", "decoder")
+    sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
+    shape = {f"{side}_{name}": size for side in sides for name, size in sizes.items()}
+    shape |= {"d_model": 32, "decoder_start_token_id": 2}
+    shape |= dict.fromkeys((f"{side}_sparse_step" for side in sides), 0)
+    config = AutoConfig.for_model(family, **SHAPE | shape | settings)
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
 
 
 def _forms(model: Any) -> Any:
@@ -113,6 +131,33 @@ def test_cached_generation_writes_what_the_eager_form_writes(family, cache):
         _close(found, wanted)
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(("read", "written"), [(11, 5), (5, 11), (7, 7)])
+@pytest.mark.parametrize("family", TRANSLATORS)
+def test_cross_attention_reads_the_whole_text(family, read, written, padded):
+    model, source, target = _translator(family), _ids(length=read), _ids(length=written)
+    mask = torch.ones_like(source)
+    if padded:
+        mask[0, -2:] = mask[1, :1] = 0
+    outputs = []
+    for _ in _forms(model):
+        with torch.no_grad():
+            out = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
+        outputs.append(out.logits)
+    _close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", TRANSLATORS)
+def test_cached_translations_are_those_of_the_eager_form(family, beams):
+    model, source = _translator(family), _ids(length=11)
+    mask = torch.ones_like(source)
+    mask[0, -4:] = 0
+    options = {"max_new_tokens": 8, "do_sample": False, "num_beams": beams}
+    eager, ours = (model.generate(source, attention_mask=mask, **options) for _ in _forms(model))
+    assert torch.equal(ours, eager)
+
+
 def test_packed_texts_are_kept_apart():
     model, ids = _model("granite_swa"), _ids(batch=1, length=12)
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
@@ -135,11 +180,60 @@ def test_models_that_write_keys_into_the_mask_are_refused(family):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("family", ["doge", "bigbird_pegasus", "nllb-moe"])
+def test_a_model_that_computes_with_its_mask_is_refused(family):
+    sparse = {"num_experts": 4, "encoder_sparse_step": 2}  # its routers read the mask
+    model = _model("doge") if family == "doge" else _translator(family, **sparse)
+    model.set_attn_implementation("clearhead")
+    wanted = f"{family}, which computes with its attention mask"
+    with pytest.raises(ClearheadError, match=wanted) as error:
+        model(_ids())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda m: m[:, :, :3], lambda m: m + 1, lambda m: torch.cat([m, m]), lambda m: m.any()],
+    ids=["index", "arithmetic", "function", "number"],
+)
+def test_no_number_of_the_mask_can_be_read(use):
+    mask = visible_keys(2, 3, 3, config=_model("llama").config)
+    assert mask.to("cpu").keys == mask.contiguous().keys == 3
+    with pytest.raises(ClearheadError, match="computes with its attention mask"):
+        use(mask)
+
+
 def test_a_mask_that_is_no_window_is_refused():
     model = _model("granite_swa")
     model.set_attn_implementation("clearhead")
-    with pytest.raises(ClearheadError, match="mask of its own"):
+    with pytest.raises(ClearheadError, match=r"mask of its own or the caller's.*\[batch, tokens\]"):
         model(_ids(), attention_mask=torch.zeros(2, 1, 13, 13))
+
+
+@pytest.mark.parametrize("keyword", ["block_indices", "sinks", "of_tomorrow"])
+def test_a_keyword_that_is_not_known_to_be_harmless_is_refused(keyword):
+    mask = visible_keys(1, 3, 3, config=_model("llama").config)
+    q, module = torch.randn(1, 2, 3, 8), torch.nn.Module()
+    known = {"sliding_window": 4, "use_cache": True, keyword: None}
+    out, _ = attend_with_sinks(module, q, q, q, mask, **known)
+    torch.testing.assert_close(out.transpose(1, 2), oracles.attend(q, q, q).float())
+    with pytest.raises(ClearheadError, match=f"Module with {keyword}: call"):
+        attend_with_sinks(module, q, q, q, mask, **known | {keyword: torch.ones(2)})
+
+
+def test_a_mask_of_other_lengths_is_refused():
+    mask = visible_keys(1, 3, 3, config=_model("llama").config)
+    q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 4, 8)
+    with pytest.raises(ClearheadError, match=r"\[3, 4\] queries and keys under a mask of \[3, 3\]"):
+        attend_with_sinks(torch.nn.Module(), q, k, k, mask)
+
+
+def test_our_own_models_are_told_of_sdpa():
+    shape = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1}
+    model = ClearheadForCausalLM(preset("transformer", **shape, num_attention_heads=2))
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(ClearheadError, match=r"set_attn_implementation\('sdpa'\)"):
+        model(_ids())
 
 
 def test_dropout_of_attention_is_refused():
@@ -160,7 +254,12 @@ def test_the_lines_of_the_page_on_serving_work_as_written():
     _close(model(_ids()).logits, wanted)
 
 
-def test_ordinary_models_run_too():
-    model = _model("llama")
-    outputs = [model(_ids()).logits for _ in _forms(model)]
+@pytest.mark.parametrize("compiled", [False, True], ids=["as it is", "compiled"])
+@pytest.mark.parametrize("family", ["llama", "afmoe"])
+def test_ordinary_models_run_too(family, compiled):
+    model, outputs = _model(family), []
+    for _ in _forms(model):
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="eager") if compiled else model
+        outputs.append(run(_ids()).logits)
     _close(outputs[1], outputs[0])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
@@ -220,6 +221,10 @@ def test_no_tensor_is_as_large_as_the_length_squared(monkeypatch):
         ({"sink": torch.zeros(3)}, "one logit a head"),
         ({"key_mask": torch.ones(2, 5)}, "key_mask must be bool"),
         ({"segments": torch.ones(2, 4)}, "segments must be"),
+        *(
+            ({"q": torch.randn(2, 4, 6, 8), "causal": False, **hiding}, "needs at least 6 keys")
+            for hiding in ({"window": 2}, {"segments": torch.ones(2, 5)})
+        ),
     ],
 )
 def test_misfits_are_refused_in_one_line(change, message):
@@ -230,6 +235,50 @@ def test_misfits_are_refused_in_one_line(change, message):
     with pytest.raises(ClearheadError, match=message) as error:
         attend(q, k, v, **arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kernel", ["cpu-flash", "cpu-decode", "tiles"])
+@pytest.mark.parametrize("prefixed", [False, True], ids=["alone", "prefixed"])
+@pytest.mark.parametrize("scale", [-0.5, 0, 0.0])
+def test_scales_of_any_sign(scale, prefixed, kernel):
+    lone = kernel == "cpu-decode"
+    dtype, bound = (torch.bfloat16, 2e-2) if lone else (torch.float32, 1e-5)
+    q, k, v = _inputs(groups=2, queries=1 if lone else 7, keys=7, value=8, dtype=dtype)
+    prefix = (torch.randn(2, 2, 2, 8).to(dtype), torch.randn(2, 2, 2, 8).to(dtype))
+    options = {"scale": scale, "prefix": prefix if prefixed else None}
+    out, expected = attend(q, k, v, kernel=kernel, **options), oracles.attend(q, k, v, **options)
+    torch.testing.assert_close(out.double(), expected, atol=bound, rtol=bound)
+    weight = torch.randn_like(out)
+    for own, wanted in zip(
+        torch.autograd.grad((out * weight).sum(), (q, k, v)),
+        torch.autograd.grad((expected * weight).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, wanted, atol=2 * bound, rtol=bound)
+
+
+@pytest.mark.parametrize("kernel", ["cpu-flash", "tiles"])
+def test_more_queries_than_keys_see_all_of_them(kernel):
+    q, k, v = _inputs(groups=2, queries=3 * tiles.ROWS, keys=5, value=8, dtype=torch.float32)
+    mask = torch.tensor([[True] * 4 + [False], [True] * 5])
+    options = {"causal": False, "key_mask": mask}
+    out, expected = attend(q, k, v, kernel=kernel, **options), oracles.attend(q, k, v, **options)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [None, 0.0, "learned"], ids=["softmax", "softmax1", "sink"])
+def test_torch_func_differentiates_and_batches(sink):
+    q, k, v = (x.detach() for x in _inputs(groups=2, queries=5, keys=7, value=8))
+    sink = torch.randn(4, dtype=q.dtype) if sink == "learned" else sink
+
+    def loss(q, k, v):
+        return attend(q[None], k[None], v[None], sink=sink).square().sum()
+
+    batched = vmap(grad(loss, (0, 1, 2)))(q, k, v)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(attend(*inputs, sink=sink).square().sum(), inputs)
+    for own, wanted in zip(batched, expected, strict=True):
+        torch.testing.assert_close(own, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -114,7 +114,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
         """transformers' hook, which its threads come through: there errors would only be logged."""
-        require_pageable(self.config)
+        require_pageable(self.config, self.dtype)
         return super().init_continuous_batching(*arguments, **options)
 
     @can_return_tuple

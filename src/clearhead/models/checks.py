@@ -131,8 +131,10 @@ def readable(x: Tensor) -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """False for fake tensors, by which memory is planned, and where reading stops a compiler."""
-    return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
+    """False for fake tensors, by which memory is planned, under a compiler and under torch.func."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def check_cache(cache: Any, layers: int, gated: bool) -> None:

@@ -106,7 +106,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         pad = self.config.pad_token_id
         if input_ids is None or attention_mask is not None or pad is None:
             return
-        if not torch.compiler.is_compiling() and bool((input_ids == pad).any()):
+        if has_numbers(input_ids) and bool((input_ids == pad).any()):
             raise ClearheadError(
                 f"there are pad tokens ({pad}) but no attention_mask: give the mask that the "
                 "tokenizer returned, so that padding is left out"
@@ -133,7 +133,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
                 f"labels are {labels.dtype}, but the model has {classes} classes: give their "
                 "numbers as int64, or num_labels=1 for a regression"
             )
-        if not torch.compiler.is_compiling():
+        if has_numbers(labels):
             outside = (labels < 0) | (labels >= classes)
             if bool(outside.any()):
                 row = int(outside.flatten().int().argmax())

@@ -17,6 +17,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.ops.higher_order import transformed
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -74,13 +75,16 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             check_labels(labels, x, self.config.vocab_size)
             if num_items_in_batch is None:
                 check_any_counts(labels)
-            # A GPU is waited for once, to learn how many they are; a mask as index would cost two.
-            (hidden_N,) = (labels.flatten() != IGNORED).nonzero(as_tuple=True)
-            total = summed_loss(
-                *read_by(self.lm_head, x.flatten(0, 1).index_select(0, hidden_N)),
-                labels.flatten().index_select(0, hidden_N),
-            )
-            loss = total / (len(hidden_N) if num_items_in_batch is None else num_items_in_batch)
+            x_ND, target_N = x.flatten(0, 1), labels.flatten()
+            count = num_items_in_batch
+            if transformed():  # vmap has no tensors of unknown length
+                count = (target_N != IGNORED).sum() if count is None else count
+            else:
+                # A GPU is waited for once, to learn their number; a mask as index would cost two.
+                (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
+                x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
+                count = len(hidden_N) if count is None else count
+            loss = summed_loss(*read_by(self.lm_head, x_ND), target_N) / count
         return MaskedLMOutput(
             loss=loss,
             logits=None if labels is not None and self.training else self.lm_head(x),

@@ -8,6 +8,7 @@ keys fit it rotated, at twice the width that they have in our own cache.
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead import ops
@@ -61,8 +62,8 @@ def paged_attention(batch: dict[str, Any]) -> Attend:
     return attend
 
 
-def require_pageable(config: Any) -> None:
-    """Refuse a model that a paged cache cannot hold.
+def require_pageable(config: Any, dtype: torch.dtype) -> None:
+    """Refuse a model that a paged cache of its `dtype` cannot hold.
 
     Raises:
         ClearheadError: with the reason.
@@ -73,13 +74,13 @@ def require_pageable(config: Any) -> None:
             f"{config._attn_implementation!r}: call model.set_attn_implementation('sdpa')"
         )
     for index in range(config.num_hidden_layers):
-        if reason := _refusal(config.layer(index)):
+        if reason := _refusal(config.layer(index), dtype):
             raise ClearheadError(
                 f"continuous batching cannot hold this model: {reason}; use generate()"
             )
 
 
-def _refusal(layer: LayerSpec) -> str | None:
+def _refusal(layer: LayerSpec, dtype: torch.dtype) -> str | None:
     maps: Any = REGISTRY.find("maps", layer.maps).build
     kind = layer.rope_parameters["rope_type"]
     if maps.keys_together > 1:
@@ -93,6 +94,8 @@ def _refusal(layer: LayerSpec) -> str | None:
         )
     if layer.position not in _POSITIONS:
         return f"position={layer.position!r} makes keys wider than values"
+    if layer.position == "xpos" and dtype == torch.float16:
+        return "position='xpos' keeps float32 keys in float16: choose bfloat16"
     if layer.position == "rope" and kind.startswith("dynamic"):
         return f"rope_type={kind!r} turns cached keys again as a text grows"
     return None

@@ -9,7 +9,8 @@ computes the same by tiles, with the exact gradient of the sinks.
 
 transformers describes visibility as a function of indices. `visible_keys` reads causality, padding
 and packed texts off that function and compares the result with all of it. A visibility that
-`ops.attend` cannot express is refused, never approximated.
+`ops.attend` cannot express is refused, never approximated, and so is a model that computes with
+its attention mask itself.
 """
 
 from collections.abc import Callable
@@ -17,21 +18,58 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.attention import attend_visible
+from clearhead.ops.visibility import Span, Visibility
 
 NAME = "clearhead"
 ROWS = 1024  # queries compared at a time
-REFUSED = {
-    "deepseek_v4": "it appends compressed keys to a tensor mask",
-    "hy_v4": "its top-k choice of keys is written into a tensor mask",
+# Kernels that leave out no query at a padded key's place: of cross-attention it is another's.
+EVERY_QUERY = "cpu-decode,cpu-flash,split-decode,efficient-decode,tiles"
+# Keywords of transformers' attention functions that the eager functions do not read, or that say
+# what the mask says.
+HARMLESS = {
+    *("cache_params", "cache_position", "deterministic", "encoder_hidden_states", "is_causal"),
+    *("num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
+    *("position_ids", "seq_idx", "sliding_window", "use_cache"),
 }
-# Keywords of transformers' attention functions that would change the result.
-UNSUPPORTED = ("indices", "softcap", "position_bias", "head_mask", "cu_seq_lens_q")
+# Operations by which transformers and compilers hand a mask on; attributes are read by __get__.
+HANDING_ON = {
+    *("__get__", "__repr__", "contiguous", "dim", "get_device", "size", "storage_offset"),
+    *("stride", "to", "untyped_storage"),
+}
+
+
+class KeyMask(Tensor):
+    """The mask of a layer's attention as `attend_with_sinks` reads it: empty, [0, 1, T, S].
+
+    Attributes:
+        visibility: the arguments of `ops.attend`.
+        keys: how many of the S keys exist; a static cache has room for more.
+        model: the model's type.
+    """
+
+    visibility: Visibility
+    keys: int
+    model: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Hand the mask on, or refuse an operation on the whole mask, which it does not hold."""
+        mask = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, cls))
+        name = func.__name__
+        if name not in HANDING_ON and not name.startswith(("is_", "_is_")):
+            raise _refusal(f"{mask.model}, which computes with its attention mask")
+        out = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(out, cls):
+            vars(out).update(vars(mask))
+        return out
 
 
 def visible_keys(
@@ -47,28 +85,15 @@ def visible_keys(
     device: torch.device | str = "cpu",
     local_size: int | None = None,
     **options: Any,
-) -> Tensor:
+) -> KeyMask:
     """Make the mask that `attend_with_sinks` reads; a function of AttentionMaskInterface.
 
-    Returns:
-        bool [B, S], the keys that are no padding, or [0, S] without padding. S counts the keys
-        that exist, fewer than a static cache has room for. Its attribute `visibility` holds the
-        arguments of `ops.attend`.
-
     Raises:
-        ClearheadError: for a model or a mask whose visibility `ops.attend` cannot express.
+        ClearheadError: for a mask whose visibility `ops.attend` cannot express.
     """
-    if reason := REFUSED.get(config.model_type):
-        raise _refusal(f"{config.model_type}: {reason}")
     before = int(q_offset) - kv_offset  # keys earlier than the first query's own
-    keys = before + q_length
-    key_mask = None
-    if attention_mask is not None:
-        attention_mask = attention_mask[:, kv_offset : kv_offset + keys]
-        if not bool(attention_mask.all()):
-            key_mask = attention_mask
-    visibility = Visibility(key_mask=key_mask)
-    if mask_function is not causal_mask_function:
+    visibility, keys = Visibility(), before + q_length
+    if mask_function is not causal_mask_function or keys > kv_length:
         batch = torch.arange(batch_size, device=device)
 
         def sees(query: Tensor, key: Tensor) -> Tensor:
@@ -78,9 +103,15 @@ def visible_keys(
             seen = mask_function(own, torch.zeros_like(own), query + int(q_offset), key + kv_offset)
             return seen.expand(batch_size, *shape)
 
-        visibility = _described(sees, visibility, q_length, before, local_size, device)
-    mask = torch.empty(0, keys, dtype=torch.bool, device=device) if key_mask is None else key_mask
-    mask.visibility = visibility  # type: ignore[attr-defined]
+        visibility, keys = _described(sees, q_length, kv_length, before, local_size, device)
+    if attention_mask is not None:
+        cut = (-kv_offset, kv_offset + keys - attention_mask.shape[1])
+        key_mask = nn.functional.pad(attention_mask, cut)
+        if not bool(key_mask.all()):
+            visibility = visibility._replace(key_mask=key_mask)
+    # Four dimensions, by which transformers knows a mask that is ready.
+    mask = torch.empty(0, 1, q_length, kv_length, device=device).as_subclass(KeyMask)
+    mask.visibility, mask.keys, mask.model = visibility, keys, config.model_type
     return mask
 
 
@@ -105,62 +136,78 @@ def attend_with_sinks(
         [B, T, H, V], and None in place of the weights, which are never held.
 
     Raises:
-        ClearheadError: for dropout, another mask, or a keyword that would change the result.
+        ClearheadError: for dropout, another mask, or a keyword that may change the result.
     """
-    visibility = getattr(attention_mask, "visibility", None)
-    if visibility is None or attention_mask is None:
-        raise _refusal(f"{type(module).__name__} makes an attention mask of its own")
+    name = type(module).__name__
+    if "visibility" in options:
+        raise _refusal("a clearhead model, which has the same attention of its own", "sdpa")
+    if not isinstance(attention_mask, KeyMask):
+        form = "none" if attention_mask is None else list(attention_mask.shape)
+        raise _refusal(
+            f"{name} under a mask of its own or the caller's ({form}; [batch, tokens] would do)"
+        )
     if dropout:
         raise _refusal(f"dropout of attention weights ({dropout:g})")
-    if given := [name for name in UNSUPPORTED if options.get(name) is not None]:
-        raise _refusal(f"{type(module).__name__} with {', '.join(given)}")
-    keys = attention_mask.shape[1]
-    sink = None if s_aux is None else s_aux.flatten()
-    o_BHTV = ops.attend(
+    neutral = {key for key, value in options.items() if value is None or value is False}
+    if given := options.keys() - neutral - HARMLESS:
+        raise _refusal(f"{name} with {', '.join(sorted(given))}")
+    expected, lengths = list(attention_mask.shape[2:]), [q_BHTD.shape[2], k_BGSD.shape[2]]
+    if lengths != expected:
+        raise _refusal(f"{name} with {lengths} queries and keys under a mask of {expected}")
+    keys, device = attention_mask.keys, q_BHTD.device
+    fields = attention_mask.visibility  # of another device, where layers are spread
+    moved: Any = (x.to(device) if isinstance(x, Tensor) else x for x in fields)
+    visibility = Visibility(*moved)
+    o_BHTV = attend_visible(
         *(q_BHTD, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys]),
-        sink=sink,
+        visibility=visibility,
+        sink=None if s_aux is None else s_aux.flatten(),
         scale=scaling,
-        **visibility._asdict(),
+        kernel=None if visibility.causal or visibility.key_mask is None else EVERY_QUERY,
     )
-    return o_BHTV.transpose(1, 2), None
+    return o_BHTV.transpose(1, 2).contiguous(), None
 
 
 def _described(
     sees: Callable[[Tensor, Tensor], Tensor],
-    visibility: Visibility,
     queries: int,
+    room: int,
     before: int,
-    window: int | None,
+    local_size: int | None,
     device: torch.device | str,
-) -> Visibility:
-    """The visibility of `sees`, by a few of its values, and checked against all of them."""
-    keys = before + queries
-    index = torch.arange(queries, device=device)
-    causal = queries == 1 or not bool(sees(index[:1], before + index[1:2]).any())
-    if window is not None and not causal:
-        window += 1  # two-sided windows of transformers include their distance
-    segments = None
-    if causal and not before and queries > 1 and window != 1:  # texts are packed without a cache
-        begins_BT = ~sees(index[1:], index[:-1])
-        if bool(begins_BT.any()):
-            segments = torch.nn.functional.pad(begins_BT.long().cumsum(1), (1, 0))
-    visibility = visibility._replace(causal=causal, window=window, segments=segments)
-    masks_alone = visibility._replace(key_mask=None)  # padding is no part of the function
-    for span in masks_alone.spans(queries, keys, ROWS):
-        rows = torch.arange(span.start, span.stop, device=device)[:, None]
-        seen_BRS = sees(rows, torch.arange(keys, device=device)[None])
-        whole = span._replace(first=0, end=keys)
-        hidden = masks_alone.hidden(whole, queries, keys, torch.device(device))
-        expected = torch.ones_like(seen_BRS) if hidden is None else ~hidden[:, 0]
-        if not bool((seen_BRS == expected).all()):
-            raise _refusal("a mask that is more than causal, windowed, padded and packed")
-    return visibility
+) -> tuple[Visibility, int]:
+    """The visibility that equals all of `sees`, causal or both ways, and its number of keys."""
+    index = torch.arange(max(queries, room), device=device)
+
+    def equals(visibility: Visibility, keys: int, start: int) -> bool:
+        """True if these queries see what `visibility` says of the keys, and none after them."""
+        span = Span(start, min(start + ROWS, queries), 0, keys)
+        seen_BRS = sees(index[span.start : span.stop, None], index[None, :room])
+        hidden = visibility.hidden(span, queries, keys, index.device)
+        shown = seen_BRS[..., :keys]
+        equal = shown if hidden is None else shown != hidden[:, 0]
+        return bool(equal.all()) and not bool(seen_BRS[..., keys:].any())
+
+    for causal, keys in ((True, before + queries), (False, room)):
+        if keys > room:
+            continue
+        window, segments = local_size, None
+        if window is not None and not causal:
+            window += 1  # two-sided windows of transformers include their distance
+        if causal and not before and queries > 1 and window != 1:  # packed without a cache
+            begins_BT = ~sees(index[1:queries], index[: queries - 1])
+            if bool(begins_BT.any()):
+                segments = nn.functional.pad(begins_BT.long().cumsum(1), (1, 0))
+        visibility = Visibility(causal, window, None, segments)
+        if all(equals(visibility, keys, start) for start in range(0, queries, ROWS)):
+            return visibility, keys
+    raise _refusal("a mask that is more than causal, windowed, padded and packed")
 
 
-def _refusal(what: str) -> ClearheadError:
+def _refusal(what: str, instead: str = "eager") -> ClearheadError:
     return ClearheadError(
         f"attn_implementation={NAME!r} cannot compute {what}: call "
-        "model.set_attn_implementation('eager')"
+        f"model.set_attn_implementation({instead!r})"
     )
 
 

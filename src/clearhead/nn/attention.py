@@ -61,6 +61,7 @@ class Attention(nn.Module):
         self.decay: Decay | None = position.decay(layer, maps.heads(layer))
         self.attention_at_init = position.attention_at_init
         self.position_only = position.position_only
+        self.wide_factors = position.wide_factors
         self.maps: Maps = maps.build(layer)
         normalizer = REGISTRY.find("normalizer", layer.normalizer).build
         self.normalizer: Normalizer = normalizer(layer, queries, self.maps.keys_together)
@@ -100,6 +101,9 @@ class Attention(nn.Module):
         """
         q = self.q_norm(_heads(self.q_proj(x_BTC), self.heads))
         k = self.k_norm(_heads(self.k_proj(x_BTC), self.groups))
+        dtype = k.dtype
+        if self.wide_factors and dtype == torch.float16:
+            q, k = q.float(), k.float()
         if self.decay is not None:
             k = self.decay.with_gates(k, x_BTC)
         own_BTC = self.v_proj(x_BTC)
@@ -127,7 +131,7 @@ class Attention(nn.Module):
         o_BHTD = outputs[0]
         if len(query_groups) > 1:
             o_BHTD = _together(query_groups, outputs, q.shape[2])
-        o_BTC = o_BHTD.transpose(1, 2).flatten(2)
+        o_BTC = o_BHTD.transpose(1, 2).flatten(2).to(dtype)
 
         def make() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.

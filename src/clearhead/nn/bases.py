@@ -75,6 +75,8 @@ class NoPosition(nn.Module):
     Without that mask a text is a bag of tokens: permuted tokens have permuted outputs.
     """
 
+    wide_factors = False
+
     def __init__(self, layer: LayerSpec, heads: int) -> None:
         super().__init__()
         self.layer = layer

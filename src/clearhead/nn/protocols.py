@@ -62,9 +62,14 @@ class Decay(Protocol):
 
 
 class Position(Protocol):
-    """The way in which order enters. Built for a layer and its number of heads."""
+    """The way in which order enters. Built for a layer and its number of heads.
+
+    Attributes:
+        wide_factors: True where prepared queries and keys leave the range of float16.
+    """
 
     layer: LayerSpec
+    wide_factors: bool
 
     def longest(self) -> int | None:
         """The number of positions that it can tell apart; None where there is no limit."""

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
+from clearhead.errors import ClearheadError
 from clearhead.nn.bases import NoPosition
 from clearhead.nn.protocols import QueryGroup
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
-# Tokens from the centre, on either side, where float32 and bfloat16 still hold the factors.
-FARTHEST = 36_000
-# Twice that, rounded down to a power of two.
-LONGEST_XPOS = 65_536
+# Tokens from the centre, on either side, where float32 and bfloat16 hold factor times channel:
+# the largest factor is 7e34.
+FARTHEST = 32_768
 # The sequences are then 2^24 times as long as in training.
 BUCKETS = 24
 _LARGEST = torch.finfo(torch.float32).max
@@ -82,7 +82,14 @@ class Rotary(NoPosition):
     def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[QueryGroup]:
         lengths, bucket_BT = self._lengths(queries_BT), self._bucket(queries_BT)
         groups = []
-        for bucket in bucket_BT.unique().tolist():
+        try:
+            buckets = bucket_BT.unique().tolist()
+        except RuntimeError as error:
+            raise ClearheadError(
+                "dynamic-causal reads the positions of padded texts, which vmap hides: give texts "
+                "without padding, or choose rope_type='dynamic'"
+            ) from error
+        for bucket in buckets:
             rows = bucket_BT == bucket
             columns = rows.any(0).nonzero()
             start, stop = int(columns.min()), int(columns.max()) + 1
@@ -97,7 +104,10 @@ class XPos(Rotary):
     """Rotation whose scores fade with distance, ζ_j^((m−n)/512); its centre never moves.
 
     The centre is the middle of `max_position_embeddings`, so that the factors stay smallest there.
+    In float16 they would overflow after a few thousand tokens: attention is float32, and its cache.
     """
+
+    wide_factors = True
 
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
@@ -162,8 +172,8 @@ def _xpos_refuses(layer: LayerSpec) -> str | None:
         )
     if layer.rope_parameters["rope_type"] != "default":
         return "scaled frequencies are not defined for it: choose rope_type='default', or rope"
-    if layer.max_position_embeddings > LONGEST_XPOS:
-        return f"its factors leave float32 beyond {LONGEST_XPOS} positions: choose rope"
+    if layer.max_position_embeddings > 2 * FARTHEST:
+        return f"its factors leave float32 beyond {2 * FARTHEST} positions: choose rope"
     return _refuses(layer)
 
 

@@ -48,7 +48,7 @@ def attend(
             get is unspecified: 0 by kernels that leave them out.
         segments: int [B, S]; a query sees only the keys of its own segment (packed documents).
         prefix: keys [B, G, N, D] and values [B, G, N, V] beside these, which every query sees.
-        scale: 1/√D unless given.
+        scale: 1/√D unless given; of any sign.
         kernel: names of `clearhead.ops.dispatch.KERNELS`, in order, with commas between; unless
             given, the dispatch table chooses.
 
@@ -82,12 +82,14 @@ def attend_visible(
         visibility, keys = visibility.of_keys(first), keys - first
     visibility = visibility.settled(queries, keys)
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
-    value = None
+    if scale <= 0:  # kernels want it above 0
+        q_BHTD, scale = (-q_BHTD, -scale) if scale else (q_BHTD * 0, 1.0)
+    value, plain = None, higher_order.transformed()
     if prefix is not None:
         _check_prefix(prefix, k_BGSD, v_BGSV)
         given = q_BHTD, k_BGSD, v_BGSV
         name = ""
-        if sink is None and not torch.is_grad_enabled():
+        if sink is None and not torch.is_grad_enabled() and not plain:
             name = select_kernel(*given, visibility, kernel, PREFIXED)
         if name:
             with without_autocast(q_BHTD):
@@ -101,8 +103,8 @@ def attend_visible(
         sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
-    if not torch.is_grad_enabled():
+    name = "tiles" if plain else select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    if plain or not torch.is_grad_enabled():
         return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
     if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
         k_BGSD, v_BGSV = k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
@@ -221,8 +223,11 @@ def check(
         raise ClearheadError(f"q [B,H,T,D], k [B,G,S,D], v [B,G,S,V] do not fit; found {found}")
     if heads % groups:
         raise ClearheadError(f"{heads} query heads cannot share {groups} key heads: give a divisor")
-    if causal and queries > keys:
-        raise ClearheadError(f"causal attention needs at least {queries} keys, one a query")
+    if queries > keys and (causal or window is not None or segments is not None):
+        raise ClearheadError(
+            f"causal, windowed or packed attention needs at least {queries} keys, one a query; "
+            f"found {keys}"
+        )
     if window is not None and window < 1:
         raise ClearheadError(f"window is {window}: it holds at least 1 key, a query's own")
     rows = isinstance(sink, Tensor) and sink.ndim > 1  # a shape in a tuple of two fixes the batch

@@ -31,6 +31,14 @@ def linear_cross_entropy(
     """
     if not x_ND.is_meta and torch.is_autocast_enabled(x_ND.device.type):
         x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))
+    if higher_order.transformed():
+        logits_NV = torch.matmul(x_ND, weight_VD.to(x_ND.dtype).T)
+        return torch.nn.functional.cross_entropy(
+            logits_NV.to(torch.promote_types(x_ND.dtype, torch.float32)),
+            target_N,
+            ignore_index=ignore_index,
+            reduction="sum",
+        )
     return _LinearCrossEntropy.apply(x_ND, weight_VD, target_N, ignore_index)
 
 

@@ -186,8 +186,8 @@ def xpos_tables(
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
     ζ_j^((m−n)/512), whatever the centre. A fixed centre, not one of the sequence, lets keys stay
-    in a cache; centred on the middle of the positions in use, the factors stay smallest. Up to
-    36,000 tokens from it they fit in bfloat16 and float32 (float16: 4,500).
+    in a cache; centred on the middle of the positions in use, the factors stay smallest: at most
+    7e34 up to 32,768 tokens from it, which fits bfloat16 and float32, not float16.
     """
     zeta = xpos_zeta(frequency)
 

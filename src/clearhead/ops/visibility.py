@@ -74,9 +74,10 @@ class Visibility(NamedTuple):
         before = keys - queries
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
-            reach = 1 if self.causal else keys if self.window is None else self.window
+            reach = 1 if self.causal else self.window
             first = self.earliest(queries - start, keys)
-            yield Span(start, stop, first, min(keys, before + stop - 1 + reach))
+            end = keys if reach is None else min(keys, before + stop - 1 + reach)
+            yield Span(start, stop, first, end)
 
     def hidden(
         self, span: Span, queries: int, keys: int, device: torch.device | None
