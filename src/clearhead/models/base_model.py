@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
+from clearhead.models.annealing import Course
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
 from clearhead.models.cache_name import CACHE, NAMES
 from clearhead.models.checks import (
@@ -62,6 +63,17 @@ class ClearheadPreTrainedModel(PreTrainedModel):
         if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
             self._can_compile_fullgraph = False  # its groups depend on the positions' values
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """As the configuration's."""
+        if not cls.__module__.startswith("clearhead."):
+            super().register_for_auto_class(auto_class)
+
+    def note_loss(self, loss: Tensor, num_items_in_batch: Tensor | int | None) -> None:
+        """Give a pass's loss to the parts that training moves."""
+        if self.model.course is not None:
+            self.model.course.note_loss(self.model, loss, num_items_in_batch is None)
+
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
 
@@ -71,6 +83,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     Attributes:
         places_before: positions before every text, which belong to learned keys.
+        course: the training, of a model with parts that this moves beside the weights.
     """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -100,6 +113,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
             config.hidden_size, config.norm_eps
         )
         self.gradient_checkpointing = False
+        self.course = Course.of(self)
         self.post_init()
 
     @can_return_tuple
@@ -217,6 +231,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 hidden.append(x)
             x = layer(x, query_groups=of_layer, **context)
         x = self.norm(x)
+        if self.course is not None:
+            self.course.note(self, x)
         return BaseModelOutputWithPast(
             **{CACHE: past_key_values},  # type: ignore[arg-type]
             last_hidden_state=x,

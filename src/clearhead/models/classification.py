@@ -87,6 +87,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
             loss = total / (len(x_BTC) if num_items_in_batch is None else num_items_in_batch)
+            self.note_loss(loss, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,

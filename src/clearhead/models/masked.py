@@ -69,21 +69,27 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             **arguments,
         )
         x = out.last_hidden_state
-        loss = None
+        loss, called = None, False
         if labels is not None:
             check_labels(labels, x, self.config.vocab_size)
             if num_items_in_batch is None:
                 check_any_counts(labels)
             # A GPU is waited for once, to learn how many they are; a mask as index would cost two.
             (hidden_N,) = (labels.flatten() != IGNORED).nonzero(as_tuple=True)
-            total = summed_loss(
-                *read_by(self.lm_head, x.flatten(0, 1).index_select(0, hidden_N)),
-                labels.flatten().index_select(0, hidden_N),
+            x, weight = read_by(self.lm_head, x)
+            chosen, target_N = (
+                each.index_select(0, hidden_N) for each in (x.flatten(0, 1), labels.flatten())
             )
+            called = weight is None
+            total = summed_loss(chosen, weight, target_N)
             loss = total / (len(hidden_N) if num_items_in_batch is None else num_items_in_batch)
+            self.note_loss(loss, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            logits = x if called else self.lm_head(x)
         return MaskedLMOutput(
             loss=loss,
-            logits=None if labels is not None and self.training else self.lm_head(x),
+            logits=logits,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
