@@ -298,12 +298,10 @@ def test_an_optimizer_that_steps_in_the_backward_pass_moves_them_after_it():
         assert model.model.layers[0].self_attn.shaping.identity.item() == 1 - step / STEPS
 
 
-@pytest.mark.parametrize("kind", ["annealed", "feedback"])
-def test_a_compiled_model_moves_in_one_graph(kind):
-    model = _model(kind)
+def test_a_compiled_model_moves_in_one_graph():
+    model, other = _model("feedback"), _model("feedback")
     anneal(model, 2 * STEPS)
     wanted = _own_loop(model)
-    other = _model(kind)
     anneal(other, 2 * STEPS)
     compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
     with dynamo.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):

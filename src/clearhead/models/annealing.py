@@ -55,7 +55,7 @@ class Course:
         """Note the loss of a forward pass: a mean, or its share in that of a whole batch."""
         self.note(trunk, loss)
         if trunk.training:
-            share = torch.stack([loss.detach().float(), loss.new_full((), mean)])
+            share = torch.stack([loss.detach(), loss.new_full((), mean)])
             self.losses = share if self.losses is None else self.losses + share
 
 
@@ -141,15 +141,15 @@ def _join_trainers() -> None:
 
 
 def _after_step(*_: Any) -> None:
-    """Move each trained model's parts by a step: once, however many optimizers share its weights.
+    """Move the parts now, or after a backward pass that is under way, which still reads them."""
+    if _trained and torch._C._current_graph_task_id() != -1:
+        Variable._execution_engine.queue_callback(_move)
+    elif _trained:
+        _move()
 
-    An optimizer that steps within the backward pass would move what this still reads.
-    """
-    if not _trained:
-        return
-    if torch._C._current_graph_task_id() != -1:
-        Variable._execution_engine.queue_callback(_after_step)
-        return
+
+def _move() -> None:
+    """Move the parts of every model trained: once, however many optimizers share its weights."""
     trunks = list(_trained)
     _trained.clear()
     for trunk in trunks:
@@ -167,7 +167,7 @@ def _count(trunk: nn.Module, course: Course, loss: float) -> None:
             warnings.warn(
                 f"the parts of this model that training moves ({_WAYS}) stay as they are: call "
                 "clearhead.anneal(model, steps=...) before the training loop",
-                stacklevel=5,
+                stacklevel=6,
             )
         advance(trunk, 0.0, loss)
         return
