@@ -189,8 +189,18 @@ def with_all_biases(state: State) -> State:
 
 def filled(kind: Any, config: Any, state: State, source: Any) -> Any:
     """A model of `kind` with copies of these weights and this configuration, on the device and in
-    the dtype of its source, in evaluation mode, which generates as its source does."""
+    the dtype of its source, in evaluation mode, which generates as its source does.
+
+    Raises:
+        ClearheadError: for weights that have no place, or are missing.
+    """
     model = kind(deepcopy(config)).to(source.device, source.dtype)
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ClearheadError(
+            f"the weights of this {type(source).__name__} are not those of a {kind.__name__} of "
+            f"its configuration: {' '.join(str(error).split())}"
+        ) from None
     model.generation_config = deepcopy(source.generation_config)
     return model.eval()
