@@ -333,7 +333,7 @@ def test_feedback_needs_the_loss_of_the_model():
     model = _model("feedback").train()
     optimizer = torch.optim.AdamW(model.parameters())
     model(ROWS).logits.square().mean().backward()
-    with pytest.raises(ClearheadError, match="give the model labels"):
+    with pytest.raises(ClearheadError, match="give it labels"):
         optimizer.step()
 
 

@@ -84,8 +84,9 @@ class Feedback(Trainable):
     def on_step_end(self, done: float, loss: float) -> None:
         if not math.isfinite(loss):
             raise ClearheadError(
-                f"residual_scale='feedback' follows each step's loss, which is {loss}: give the "
-                "model labels, so that it computes its loss itself, or lower the learning rate"
+                "residual_scale='feedback' follows the loss that the model computes, and this is "
+                f"{loss}: give it labels in each step (TRL's trainers compute the loss outside of "
+                "it), or choose residual_scale='trainable'"
             )
         seen, mean, variance = self.loss.tolist()
         if seen == 0:
