@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.annealing import Course
+from clearhead.models.annealing import moves, note
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
 from clearhead.models.cache_name import CACHE, NAMES
 from clearhead.models.checks import (
@@ -71,8 +71,8 @@ class ClearheadPreTrainedModel(PreTrainedModel):
 
     def note_loss(self, loss: Tensor, num_items_in_batch: Tensor | int | None) -> None:
         """Give a pass's loss to the parts that training moves."""
-        if self.model.course is not None:
-            self.model.course.note_loss(self.model, loss, num_items_in_batch is None)
+        if self.model.moves:
+            note(self.model, loss, loss=loss, mean=num_items_in_batch is None)
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)
@@ -83,7 +83,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
 
     Attributes:
         places_before: positions before every text, which belong to learned keys.
-        course: the training, of a model with parts that this moves beside the weights.
+        moves: True where training moves parts beside the weights.
+        course: steps done and steps in all, 0 where nobody said, of the training it is in.
     """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -113,7 +114,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             config.hidden_size, config.norm_eps
         )
         self.gradient_checkpointing = False
-        self.course = Course.of(self)
+        self.moves = moves(self)
+        self.course: tuple[int, int] | None = None
         self.post_init()
 
     @can_return_tuple
@@ -231,8 +233,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 hidden.append(x)
             x = layer(x, query_groups=of_layer, **context)
         x = self.norm(x)
-        if self.course is not None:
-            self.course.note(self, x)
+        if self.moves:
+            note(self, x)
         return BaseModelOutputWithPast(
             **{CACHE: past_key_values},  # type: ignore[arg-type]
             last_hidden_state=x,

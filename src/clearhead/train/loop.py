@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
-from clearhead.models.annealing import advance, begin_run, driven
+from clearhead.models.annealing import advance, begin_run
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
@@ -168,7 +168,6 @@ def _train(
             stack.callback(callback.close)
             callback.start(run)
         stack.enter_context(compiled(model, config.compile))
-        stack.enter_context(driven(model))
         stop = stack.enter_context(StopSignals())
         with joined.watched(config.timeout) as alive, loop.saver:
             result = loop.run_steps(stop, alive)
@@ -237,7 +236,6 @@ class _Loop:
             started = time.perf_counter()
             norm = self.step()
             progress.step += 1
-            advance(self.model, config.done(progress.step), progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
@@ -293,6 +291,7 @@ class _Loop:
             raise self.diverged(step + 1, f"the gradient's norm is {norm}")
         if config.clip:
             clip_grads_with_norm_(parameters, config.clip, total_norm)
+        advance(self.model, config.done(step + 1), loss)
         self.optimizer.step()
         self.progress.loss = loss
         return norm
