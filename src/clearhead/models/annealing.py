@@ -64,6 +64,7 @@ def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
 
 def begin_run(model: nn.Module) -> None:
     """Clear what parts keep of an earlier training alone."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "on_run_begin"):
             module.on_run_begin()
@@ -76,6 +77,7 @@ def advance(model: nn.Module, done: float, loss: float) -> None:
         done: of the training, from 0 to 1.
         loss: of the step.
     """
+    module: Any
     for module in model.modules():
         _passes.pop(module, None)
         if hasattr(module, "on_step_end"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -16,7 +16,7 @@ from transformers.utils import can_return_tuple
 from clearhead.errors import ClearheadError
 from clearhead.models.annealing import moves, note
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
-from clearhead.models.cache_name import CACHE, NAMES
+from clearhead.models.cache_name import CACHE
 from clearhead.models.checks import (
     arguments_of,
     check_arguments,
@@ -30,8 +30,9 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.models.static_cache import room_of, seen_slots
-from clearhead.nn import REGISTRY, Block, initialise
+from clearhead.nn import REGISTRY, Block
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
@@ -41,41 +42,6 @@ from clearhead.spec import LayerSpec
 
 class ClearheadLayer(GradientCheckpointingLayer, Block):
     """A block, with transformers' gradient checkpointing."""
-
-
-class ClearheadPreTrainedModel(PreTrainedModel):
-    config_class = ClearheadConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
-    _skip_keys_device_placement = [*NAMES]  # noqa: RUF012
-    _supports_sdpa = True
-    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
-    # unknown to them), attention_backend (a backend's function would ignore those).
-    _can_compile_fullgraph = True
-    _supports_context_parallel = False  # it would shard the text below attention, unseen
-
-    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
-        config.settle()  # it may have been changed since it was made
-        for key in unknown:  # of from_pretrained, where no configuration took it
-            config.refuse(key)
-        super().__init__(config)
-        if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
-            self._can_compile_fullgraph = False  # its groups depend on the positions' values
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """As the configuration's."""
-        if not cls.__module__.startswith("clearhead."):
-            super().register_for_auto_class(auto_class)
-
-    def note_loss(self, loss: Tensor, num_items_in_batch: Tensor | int | None) -> None:
-        """Give a pass's loss to the parts that training moves."""
-        if self.model.moves:
-            note(self.model, loss, loss=loss, mean=num_items_in_batch is None)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        initialise(module, self.config.initializer_range)
 
 
 class ClearheadModel(ClearheadPreTrainedModel):

@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel
 from clearhead.models.cache_name import CACHE, cache_of
 from clearhead.models.checks import (
     IGNORED,
@@ -23,6 +23,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 
 
 def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -153,7 +154,8 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             loss = self.loss(x, weight, labels, num_items_in_batch)
-            self.note_loss(loss, num_items_in_batch)
+            if self.model.moves:
+                self.note_loss(loss, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             kept = logits_to_keep

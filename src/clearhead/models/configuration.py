@@ -258,11 +258,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         return super(ClearheadConfig, own).to_dict()
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Write config.json, and beside it the stub by which transformers finds clearhead.
-
-        Raises:
-            ClearheadError: for values that would make it impossible to open.
-        """
+        """Write config.json, checked anew, and the stub by which transformers finds clearhead."""
         self.settle()
         if unknown := self._unknown(vars(self)):
             warnings.warn(

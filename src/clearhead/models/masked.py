@@ -7,7 +7,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel
 from clearhead.models.causal import read_by, summed_loss
 from clearhead.models.checks import (
     IGNORED,
@@ -17,6 +17,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -83,7 +84,8 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             called = weight is None
             total = summed_loss(chosen, weight, target_N)
             loss = total / (len(hidden_N) if num_items_in_batch is None else num_items_in_batch)
-            self.note_loss(loss, num_items_in_batch)
+            if self.model.moves:
+                self.note_loss(loss, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             logits = x if called else self.lm_head(x)
