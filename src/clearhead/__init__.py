@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.models import (
         ClearheadForSequenceClassification as ClearheadForSequenceClassification,
     )
+    from clearhead.models import anneal as anneal
     from clearhead.models import preset as preset
     from clearhead.models import presets as presets
     from clearhead.models import register_preset as register_preset

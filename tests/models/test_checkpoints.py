@@ -61,6 +61,37 @@ def test_a_clean_process_gives_the_same_bits(first, options, tmp_path):
         assert torch.equal(load_file(tmp_path / name / "logits.safetensors")["logits"], want)
 
 
+AGAIN = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+for auto in (AutoConfig, AutoModel, AutoModelForCausalLM):
+    first, second = sys.argv[1], sys.argv[1] + auto.__name__
+    for _ in range(2):
+        auto.from_pretrained(first, trust_remote_code=True).save_pretrained(second)
+        first, second = second, second + "-again"
+"""
+
+
+def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_code(tmp_path):
+    ClearheadForCausalLM(preset("coca", **SHAPE)).save_pretrained(tmp_path / "model")
+    environment = {"HF_HOME": str(tmp_path / "hub"), **ENVIRONMENT}
+    words = [sys.executable, "-c", AGAIN, str(tmp_path / "model")]
+    subprocess.run(words, check=True, env=environment)
+    wanted = json.loads((tmp_path / "model" / "config.json").read_text())["auto_map"]
+    assert set(wanted.values()) > {"modeling_clearhead.ClearheadConfig"}
+    for folder in tmp_path.glob("model*"):
+        assert json.loads((folder / "config.json").read_text())["auto_map"] == wanted
+        assert [path.name for path in folder.glob("*.py")] == ["modeling_clearhead.py"]
+
+
+def test_a_class_of_another_package_brings_its_code(tmp_path):
+    class Other(clearhead.ClearheadConfig):
+        pass
+
+    Other.register_for_auto_class()
+    assert (Other._auto_class, clearhead.ClearheadConfig._auto_class) == ("AutoConfig", None)
+
+
 def test_a_checkpoint_is_safetensors_and_readable(tmp_path):
     config = preset("differential", **SHAPE, lambda_init=0.8)
     ClearheadForCausalLM(config).save_pretrained(tmp_path)

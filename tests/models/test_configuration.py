@@ -1,6 +1,7 @@
 """The configuration refuses what it cannot build, in one line that says what to change."""
 
 import math
+import threading
 from pathlib import Path
 from typing import get_args
 
@@ -198,6 +199,50 @@ def test_a_configuration_changed_after_it_was_made_is_checked_before_a_model_is_
         ClearheadForCausalLM(config)
     with pytest.raises(ClearheadError, match="norm is of the configuration: set it there"):
         ClearheadForCausalLM.from_pretrained(folder, config=ClearheadConfig(**TINY), norm="none")
+
+
+SET = {
+    "pretraining_tp": 1,
+    "attention_dropout": 0.1,
+    "rope_theta": 5.0,
+    "my_note": {"of": ["a", "list"]},
+    "my_function": test_overrides_that_fit_are_taken_and_what_follows_from_them_is_derived,
+    "my_lock": threading.Lock(),
+    "layer_norm_eps": None,
+}
+
+
+@pytest.mark.parametrize("key", SET)
+@pytest.mark.parametrize("kind", [ClearheadForCausalLM, AutoModelForCausalLM])
+def test_a_model_opens_again_whatever_has_been_set_on_its_configuration(key, kind, tmp_path):
+    model = ClearheadForCausalLM(ClearheadConfig(**TINY))
+    setattr(model.config, key, SET[key])
+    with pytest.warns(UserWarning, match=rf"not saved, .*: config\.{key}$"):
+        model.save_pretrained(tmp_path)
+    assert getattr(model.config, key) == SET[key]
+    again = kind.from_pretrained(tmp_path).config
+    assert not hasattr(again, key)
+    assert ClearheadConfig.from_dict(model.config.to_dict()).to_dict() == model.config.to_dict()
+
+
+def test_what_transformers_and_training_set_is_saved_without_a_word(tmp_path, recwarn):
+    model = ClearheadForCausalLM(ClearheadConfig(**TINY))
+    model.set_attn_implementation("eager")
+    settings = {"use_cache": False, "id2label": {0: "a", 1: "b"}, "window_begin_token_id": 3}
+    for key, value in settings.items():
+        setattr(model.config, key, value)
+    model.save_pretrained(tmp_path)
+    assert not [each for each in recwarn if "not saved" in str(each.message)]
+    again = ClearheadForCausalLM.from_pretrained(tmp_path).config
+    assert {key: getattr(again, key) for key in settings} == settings
+
+
+@pytest.mark.parametrize(("key", "value"), [("maps", "differential"), ("dropout", "much")])
+def test_a_value_with_which_a_model_would_not_open_is_refused_at_saving(key, value, tmp_path):
+    model = ClearheadForCausalLM(ClearheadConfig(**TINY))
+    setattr(model.config, key, value)
+    with pytest.raises(ClearheadError, match=key if key == "dropout" else "is odd"):
+        model.save_pretrained(tmp_path)
 
 
 def test_unknown_presets_and_sizes_name_the_near_misses():

@@ -57,8 +57,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("gpt2", {**GPT2, "n_inner": 48}),
+    "gpt2 with settings of others": (
+        "gpt2",
+        {**GPT2, "num_key_value_heads": 1, "head_dim": 3, "rope_parameters": ROPE},
+    ),
     "gpt2 with relu": ("gpt2", {**GPT2, "activation_function": "relu"}),
     "pythia": ("gpt_neox", {"intermediate_size": 48, "rope_parameters": {"rope_theta": 500.0}}),
+    "gpt-neox with settings of others": ("gpt_neox", {"num_key_value_heads": 1, "head_dim": 8}),
     "gpt-neox one after the other": ("gpt_neox", {"use_parallel_residual": False}),
     "gpt-neox that rotates all": (
         "gpt_neox",
@@ -93,6 +98,39 @@ def test_the_logits_are_equal(case):
     ours = converted(theirs)
     wanted = _logits(theirs)
     assert (_logits(ours) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_set_on_a_converted_model_leaves_its_source_alone(case):
+    kind, settings = CASES[case]
+    theirs = _model(kind, **settings)
+    ours = converted(theirs)
+    back = [converted(ours)] if kind in ("llama", "mistral", "qwen3", "granite_swa") else []
+    source = theirs.generation_config.to_dict(), theirs.config.to_dict()
+    middle = ours.generation_config.to_dict(), ours.config.to_dict()
+    for made in (*back, started(ours, {"normalizer": "softmax1"}).model):
+        _change(made)
+    assert (ours.generation_config.to_dict(), ours.config.to_dict()) == middle
+    _change(ours)
+    assert (theirs.generation_config.to_dict(), theirs.config.to_dict()) == source
+
+
+def _change(model):
+    model.generation_config.eos_token_id = 7
+    for value in vars(model.config).values():
+        if isinstance(value, dict):
+            value["added"] = 1
+        elif isinstance(value, list):
+            value.append(1)
+
+
+def test_weights_that_have_no_place_are_refused_in_a_line():
+    theirs = _model("llama")
+    theirs.model.layers[1].self_attn.q_norm = torch.nn.LayerNorm(8, bias=False)
+    said = "this LlamaForCausalLM are not those of .*layers.1.self_attn.q_norm.weight"
+    with pytest.raises(ClearheadError, match=said) as error:
+        converted(theirs)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,10 +1,19 @@
 """The loss is that of the head's own logits, whatever stands in the place of a plain matrix."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from clearhead import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM
+from clearhead import (
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    ClearheadForSequenceClassification,
+)
 
 from . import space
 
@@ -23,6 +32,99 @@ def _loss_of_logits(model, direction):
     if direction == "causal":
         logits, labels = logits[:, :-1], labels[:, 1:]
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def _by_its_own_forward(head):
+    head.forward = lambda x: nn.functional.linear(x, head.weight).tanh()
+
+
+def _everywhere(head):
+    return register_module_forward_hook(lambda m, x, out: out * 30 if m is head else None)
+
+
+def _as_a_subclass(head):
+    head.__class__ = Doubled
+
+
+CHANGES = {
+    "hook": lambda head: head.register_forward_hook(lambda m, x, out: out * 30),
+    "pre-hook": lambda head: head.register_forward_pre_hook(lambda m, x: (x[0] - 1,)),
+    "backward hook": lambda head: head.register_full_backward_hook(
+        lambda m, into, out: (into[0] * 3,)
+    ),
+    "backward pre-hook": lambda head: head.register_full_backward_pre_hook(
+        lambda m, out: (out[0] * 3,)
+    ),
+    "hook of every module": _everywhere,
+    "forward of its own": _by_its_own_forward,
+    "subclass": _as_a_subclass,
+    "pruned": lambda head: prune.l1_unstructured(head, "weight", 0.5),
+    "weight norm": weight_norm,
+    "spectral norm": spectral_norm,
+    "parametrised weight norm": parametrizations.weight_norm,
+    "parametrised spectral norm": parametrizations.spectral_norm,
+    "hook of the weight": lambda head: head.weight.register_hook(lambda gradient: gradient * 3),
+}
+LABELS = IDS.masked_fill(IDS % 3 == 0, -100)
+
+
+def _losses(direction, change, training, own):
+    """Two losses, the model's own or those of its logits, and their gradients."""
+    if direction == "classes":
+        torch.manual_seed(0)
+        model = ClearheadForSequenceClassification(ClearheadConfig(**space.SHAPE, num_labels=3))
+        head, labels = model.classifier.out_proj, torch.tensor([0, 2])
+    else:
+        model = _model(direction)
+        head, labels = model.lm_head, LABELS
+    model.train(training)
+    handle = CHANGES[change](head)
+    losses = []
+    with handle if change == "hook of every module" else nullcontext():
+        for _ in range(2):
+            if own:
+                out = model(IDS, labels=labels)
+                loss = out.loss
+                if not training:
+                    assert out.logits is not None
+            else:
+                logits, target = model(IDS).logits, labels
+                if direction == "causal":
+                    logits, target = logits[:, :-1], labels[:, 1:]
+                loss = nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+            loss.backward()
+            losses.append(loss.detach())
+    return losses, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("direction", [*KINDS, "classes"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_what_changes_the_head_is_in_the_loss_and_its_gradients(change, direction, training):
+    losses, gradients = _losses(direction, change, training, own=True)
+    wanted, of_logits = _losses(direction, change, training, own=False)
+    torch.testing.assert_close(losses, wanted)
+    torch.testing.assert_close(gradients, of_logits)
+
+
+@pytest.mark.parametrize("direction", KINDS)
+def test_a_hooked_head_is_called_once_and_gives_the_logits_of_the_loss(direction):
+    model, calls = _model(direction), []
+    wanted = 30 * model(IDS).logits
+    model.lm_head.register_forward_hook(lambda m, x, out: calls.append(1) or out * 30)
+    out = model(IDS, labels=LABELS)
+    assert len(calls) == 1
+    torch.testing.assert_close(out.logits, wanted)
+    if direction == "causal":
+        last = model(IDS, labels=LABELS, logits_to_keep=2)
+        torch.testing.assert_close(last.logits, wanted[:, -2:])
+        torch.testing.assert_close(last.loss, out.loss)
 
 
 @pytest.mark.parametrize("direction", KINDS)

@@ -19,6 +19,7 @@ def main(folder, optimizer):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"normalizer": "softmax1", "annealed_start": True}
     model = ClearheadForCausalLM(preset("differential", vocab_size=61, **shape))
     rows = torch.randint(0, 61, (16, 16), generator=torch.Generator().manual_seed(1))
     settings = TrainingArguments(
@@ -40,6 +41,7 @@ def main(folder, optimizer):
         optimizer_cls_and_kwargs=(OrthoAdam, {"lr": 1e-2}) if optimizer == "orthoadam" else None,
     )
     trainer.train()
+    assert all(layer.self_attn.normalizer.offset.item() == 0 for layer in model.model.layers)
     if trainer.is_world_process_zero():
         losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
         (folder / f"{optimizer}.json").write_text(json.dumps(losses))

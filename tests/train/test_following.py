@@ -1,13 +1,17 @@
-"""What changes with training beside the weights: told after every step, kept by checkpoints."""
+"""What changes with training beside the weights, in every loop; kept by checkpoints."""
 
+import copy
 import signal
+import warnings
 
 import pytest
 import torch
+from torch._dynamo import config as dynamo
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, anneal, preset
 from clearhead.nn.gains import Feedback
-from clearhead.train import train
+from clearhead.train import Callback, train
 
 SHAPE = {
     "hidden_size": 32,
@@ -136,6 +140,201 @@ def test_a_training_that_follows_takes_the_mean_of_its_own_losses(tiny, tmp_path
     train(model, tiny.Batches(), config, output=tmp_path / "again", callbacks=stop)
     assert gain.loss[0].item() == 3
     assert gain.gain.item() == pytest.approx(grown * 1.001**3)
+
+
+STEPS = 4
+ROWS = torch.randint(0, 61, (2 * STEPS, 16), generator=torch.Generator().manual_seed(5))
+
+
+def _own_loop(model, steps=range(STEPS), passes=1, optimizers=(torch.optim.AdamW,)):
+    """Buffers after each step of `passes` micro-batches, with evaluation in between."""
+    optimizers = [each(model.parameters(), lr=1e-3) for each in optimizers]
+    courses = []
+    for step in steps:
+        model.train()
+        for part in ROWS[2 * step : 2 * step + 2].chunk(passes):
+            (model(part, labels=part).loss / passes).backward()
+        with torch.no_grad():
+            model.eval()(ROWS, labels=ROWS)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        courses.append(_buffers(model))
+    return courses
+
+
+def _with_trainer(model, folder, passes=1, **settings):
+    courses = []
+
+    class Courses(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **others):
+            courses.append(_buffers(model))
+
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=2 // passes,
+        gradient_accumulation_steps=passes,
+        learning_rate=1e-3,
+        train_sampling_strategy="sequential",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"save_strategy": "no"} | settings,
+    )
+    rows = [{"input_ids": row, "labels": row} for row in ROWS]
+    trainer = Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Courses()]
+    )
+    return trainer, courses
+
+
+class Courses(Callback):
+    def start(self, run):
+        self.model, self.courses = run.model, []
+
+    def step(self, metrics):
+        self.courses.append(_buffers(self.model))
+
+
+def _close(courses, wanted):
+    assert len(courses) == len(wanted)
+    for course, expected in zip(courses, wanted, strict=True):
+        assert course.keys() == expected.keys()
+        for name, value in course.items():
+            # The loops have other learning rates and texts, hence losses of nearly one size.
+            within = {"rel": 0.01, "abs": 1e-3} if name.endswith(".loss") else {"rel": 1e-6}
+            assert value == pytest.approx(expected[name], **within), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_training_loop_moves_the_parts_alike(kind, tiny, tmp_path):
+    ours, config = Courses(), tiny.make_config(learning_rate=1e-3, tokens=STEPS * 2 * 16)
+    train(_model(kind), tiny.Batches(), config, output=tmp_path / "run", callbacks=[ours])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for passes in (1, 2):
+            model = copy.deepcopy(_model(kind))
+            anneal(model, STEPS)
+            _close(_own_loop(model, passes=passes), ours.courses)
+            trainer, courses = _with_trainer(_model(kind), tmp_path / "trainer", passes)
+            trainer.train()
+            _close(courses, ours.courses)
+        model = _model(kind)
+        anneal(model, STEPS)
+        _close(_own_loop(model, optimizers=[torch.optim.SGD, torch.optim.AdamW]), ours.courses)
+
+
+@pytest.mark.parametrize("kind", ["annealed", "feedback"])
+def test_a_training_that_goes_on_is_the_unbroken_one(kind, tmp_path):
+    whole = _model(kind)
+    trainer, courses = _with_trainer(
+        whole, tmp_path, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=1
+    )
+    trainer.train()
+    trainer, rest = _with_trainer(_model(kind), tmp_path)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert rest == courses[2:]
+    state = trainer.model.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in whole.state_dict().items())
+    model = _model(kind)
+    anneal(model, STEPS)
+    first = _own_loop(model, range(2))
+    resumed = _model(kind)
+    resumed.load_state_dict(model.state_dict())
+    anneal(resumed, STEPS, first_step=2)
+    _close([*first, *_own_loop(resumed, range(2, STEPS))], courses)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "feedback"])
+def test_a_loop_that_says_no_number_of_steps_is_warned_of_once(kind):
+    model = _model(kind)
+    started = _buffers(model)
+    with pytest.warns(UserWarning, match=r"clearhead\.anneal\(model, steps") as caught:
+        assert _own_loop(model)[-1] == started
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    anneal(model, STEPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        arrived = _own_loop(model)[-1]
+        assert arrived != started
+        assert _own_loop(model)[-1] == arrived  # nothing is left to say
+
+
+def test_a_trainer_that_stops_early_leaves_no_course_behind(tmp_path):
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            control.should_training_stop = True
+
+    model = _model("annealed")
+    trainer, courses = _with_trainer(model, tmp_path)
+    trainer.add_callback(Stop())
+    trainer.train()
+    with pytest.warns(UserWarning, match="stay as they are"):
+        assert _own_loop(model)[-1] == courses[0]
+
+
+def test_steps_of_other_models_and_of_frozen_ones_do_not_count():
+    model, other = _model("annealed"), _model("scheduled")
+    anneal(model, STEPS)
+    anneal(other, STEPS)
+    assert _own_loop(other)[-1] != _buffers(_model("scheduled"))
+    started = _buffers(model.requires_grad_(False).train())
+    model(ROWS, labels=ROWS)
+    _own_loop(other)
+    assert _buffers(model) == started
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_moves_them_after_it():
+    model = _model("annealed").train()
+    anneal(model, STEPS)
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=1e-3)
+        parameter.register_post_accumulate_grad_hook(lambda _, own=optimizer: own.step())
+    for step in range(1, STEPS + 1):
+        model(ROWS, labels=ROWS).loss.backward()
+        model.zero_grad()
+        assert model.model.layers[0].self_attn.shaping.identity.item() == 1 - step / STEPS
+
+
+def test_a_compiled_model_moves_in_one_graph():
+    model, other = _model("feedback"), _model("feedback")
+    anneal(model, 2 * STEPS)
+    wanted = _own_loop(model)
+    anneal(other, 2 * STEPS)
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+    with dynamo.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
+        optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+        courses = []
+        for step in range(STEPS):
+            part = ROWS[2 * step : 2 * step + 2]
+            other.train()
+            for _ in range(3):
+                compiled(part, labels=part).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            courses.append(_buffers(other))
+    _close(courses, wanted)
+
+
+@pytest.mark.parametrize(("steps", "first_step"), [(0, 0), (4, 4), (4, -1)])
+def test_steps_that_do_not_fit_are_refused(steps, first_step):
+    with pytest.raises(ClearheadError, match="steps is"):
+        anneal(_model("annealed"), steps, first_step=first_step)
+
+
+def test_a_model_that_nothing_moves_is_not_to_be_annealed():
+    with pytest.raises(ClearheadError, match="no part that training moves"):
+        anneal(ClearheadForCausalLM(preset("softmax1", **SHAPE)), 4)
+
+
+def test_feedback_needs_the_loss_of_the_model():
+    model = _model("feedback").train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(ROWS).logits.square().mean().backward()
+    with pytest.raises(ClearheadError, match="give it labels"):
+        optimizer.step()
 
 
 def test_feedback_shrinks_at_a_leap_and_grows_elsewhere_within_bounds():

@@ -25,6 +25,7 @@ from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
 from clearhead.models.masked import ClearheadForMaskedLM as ClearheadForMaskedLM
 
 if TYPE_CHECKING:
+    from clearhead.models.annealing import anneal as anneal
     from clearhead.models.catalogue import BASELINE as BASELINE
     from clearhead.models.catalogue import PRESETS as PRESETS
     from clearhead.models.catalogue import SIZES as SIZES

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
+from clearhead.models.annealing import moves, note
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
-from clearhead.models.cache_name import CACHE, NAMES
+from clearhead.models.cache_name import CACHE
 from clearhead.models.checks import (
     PACKED_ARGUMENTS,
     arguments_of,
@@ -31,6 +32,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.models.token_positions import (
     documents_of,
     key_positions,
@@ -39,7 +41,7 @@ from clearhead.models.token_positions import (
     room_of,
     seen_slots,
 )
-from clearhead.nn import REGISTRY, Block, initialise
+from clearhead.nn import REGISTRY, Block
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
@@ -54,35 +56,13 @@ class ClearheadLayer(GradientCheckpointingLayer, Block):
     _can_checkpoint_with_cache = True  # in the way that `check_recomputation` allows
 
 
-class ClearheadPreTrainedModel(PreTrainedModel):
-    config_class = ClearheadConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
-    _skip_keys_device_placement = [*NAMES]  # noqa: RUF012
-    _supports_sdpa = True
-    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
-    # unknown to them), attention_backend (a backend's function would ignore those).
-    _can_compile_fullgraph = True
-    _supports_context_parallel = False  # it would shard the text below attention, unseen
-
-    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
-        config.settle()  # it may have been changed since it was made
-        for key in unknown:  # of from_pretrained, where no configuration took it
-            config.refuse(key)
-        super().__init__(config)
-        if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
-            self._can_compile_fullgraph = False  # its groups depend on the positions' values
-
-    def _init_weights(self, module: nn.Module) -> None:
-        initialise(module, self.config.initializer_range)
-
-
 class ClearheadModel(ClearheadPreTrainedModel):
     """Token ids to hidden states after the final norm.
 
     Attributes:
         places_before: positions before every text, which belong to learned keys.
+        moves: True where training moves parts beside the weights.
+        course: steps done and steps in all, 0 where nobody said, of the training it is in.
     """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
@@ -114,6 +94,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
             config.hidden_size, config.norm_eps
         )
         self.gradient_checkpointing = False
+        self.moves = moves(self)
+        self.course: tuple[int, int] | None = None
         self.post_init()
 
     @can_return_tuple
@@ -245,6 +227,8 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 hidden.append(x)
             x = layer(x, query_groups=of_layer, **context)
         x = self.norm(x)
+        if self.moves:
+            note(self, x)
         return BaseModelOutputWithPast(
             **{CACHE: past_key_values},  # type: ignore[arg-type]
             last_hidden_state=x,

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel
 from clearhead.models.cache_name import CACHE, cache_of
 from clearhead.models.checks import (
     IGNORED,
@@ -22,16 +23,21 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 
 
 def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Hidden states and the head's weight; or logits and None.
 
-    Logits where the weight is not all of the head: under adapters, quantised, with a bias, or
-    offloaded by accelerate, which brings the weight for the time of a call alone.
+    Logits where a call does more than multiply by a parameter: under adapters, quantised, with a
+    bias, parametrised, pruned, with hooks, or with a `forward` of its own (accelerate's offload).
     """
-    if type(head) is nn.Linear and head.bias is None and not hasattr(head, "_hf_hook"):
-        return x, head.weight
+    weight = head._parameters.get("weight")
+    plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
+    hooks = head._forward_hooks, head._forward_pre_hooks, head._backward_hooks
+    hooked = any((*hooks, head._backward_pre_hooks)) or _has_any_global_hook()
+    if plain and not hooked and type(weight) in (nn.Parameter, Tensor):
+        return x, weight
     return head(x), None
 
 
@@ -152,16 +158,21 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             **arguments,
         )
         x = out.last_hidden_state
-        loss = None
+        loss, called = None, False
         if labels is not None:
             check_labels(labels, x, self.config.vocab_size)
             if num_items_in_batch is None:
                 check_any_counts(labels[:, 1:])
-            loss = self.loss(*read_by(self.lm_head, x), labels, num_items_in_batch)
+            x, weight = read_by(self.lm_head, x)
+            called = weight is None
+            loss = self.loss(x, weight, labels, num_items_in_batch)
+            if self.model.moves:
+                self.note_loss(loss, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             kept = logits_to_keep
-            logits = self.lm_head(x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)])
+            x = x[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
+            logits = x if called else self.lm_head(x)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

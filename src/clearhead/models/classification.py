@@ -9,9 +9,10 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel
 from clearhead.models.checks import arguments_of, check_arguments, has_numbers
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.models.token_positions import documents_of, read_mask
 
 WIDTH = 1024  # of the head's hidden layer, at every size of the trunk, as in the crammed BERT
@@ -95,6 +96,8 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
             loss = total / (x_BTC.shape[0] if num_items_in_batch is None else num_items_in_batch)
+            if self.model.moves:
+                self.note_loss(loss, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,

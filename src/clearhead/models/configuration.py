@@ -1,10 +1,13 @@
 """The configuration of a clearhead model: flat, one name on each axis, nothing unknown accepted."""
 
+import copy
 import dataclasses
 import difflib
 import os
 import types
 import typing
+import warnings
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -240,8 +243,28 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         full = self.hidden_size * (8 / 3 if self.mlp in _GATED else 4)
         return 0.1 * (18 / self.num_hidden_layers) ** 0.5 * full / self.intermediate_size
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """transformers' hook, for other packages' classes alone: `auto_map` names the stub here,
+        and a copy of this file in every folder saved would stay as it is."""
+        if not cls.__module__.startswith("clearhead."):
+            super().register_for_auto_class(auto_class)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that makes an equal configuration: without attributes that other code has set."""
+        own = copy.copy(self)
+        for key in self._unknown(vars(self)):
+            delattr(own, key)
+        return super(ClearheadConfig, own).to_dict()
+
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Write config.json, and beside it the stub by which transformers finds clearhead."""
+        """Write config.json, checked anew, and the stub by which transformers finds clearhead."""
+        self.settle()
+        if unknown := self._unknown(vars(self)):
+            warnings.warn(
+                f"not saved, as no part of a clearhead model reads it: config.{', '.join(unknown)}",
+                stacklevel=2,
+            )
         super().save_pretrained(save_directory, **kwargs)
         stub = resources.files("clearhead.models").joinpath("stub.py.txt").read_text("utf-8")
         Path(save_directory, STUB).write_text(stub, "utf-8")
@@ -257,10 +280,13 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         raise ClearheadError(f"unknown configuration key {key!r}: {hint}")
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        for key in self._unknown(kwargs):
+            self.refuse(key)
+
+    def _unknown(self, keys: Iterable[str]) -> list[str]:
         known = _BESIDE | set(GenerationConfig._get_default_generation_params())
-        for key in kwargs:
-            if key not in known and not key.startswith("_"):
-                self.refuse(key)
+        known |= {each.name for each in dataclasses.fields(self)}
+        return [key for key in keys if key not in known and not key.startswith("_")]
 
     def _check_types(self) -> None:
         for key, hint in self.settings().items():

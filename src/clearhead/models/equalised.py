@@ -8,7 +8,6 @@ each takes half. Here the down projection takes them whole: its rotation mixes i
 afterwards, so that none of them stands out.
 """
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
         ClearheadError: as `check_equalised`.
     """
     check_equalised(model)
-    made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
+    made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model)
     with torch.no_grad():
         for layer in made.model.layers:
             up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight

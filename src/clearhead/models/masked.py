@@ -7,7 +7,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.base_model import ARGUMENTS, ClearheadModel, ClearheadPreTrainedModel
+from clearhead.models.base_model import ARGUMENTS, ClearheadModel
 from clearhead.models.causal import read_by, summed_loss
 from clearhead.models.checks import (
     IGNORED,
@@ -17,6 +17,7 @@ from clearhead.models.checks import (
     check_labels,
 )
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.pretrained import ClearheadPreTrainedModel
 from clearhead.ops.higher_order import transformed
 
 
@@ -70,11 +71,13 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             **arguments,
         )
         x = out.last_hidden_state
-        loss = None
+        loss, called = None, False
         if labels is not None:
             check_labels(labels, x, self.config.vocab_size)
             if num_items_in_batch is None:
                 check_any_counts(labels)
+            x, weight = read_by(self.lm_head, x)
+            called = weight is None
             x_ND, target_N = x.flatten(0, 1), labels.flatten()
             count = num_items_in_batch
             if transformed():  # vmap has no tensors of unknown length
@@ -84,10 +87,15 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
                 (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
                 x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
                 count = len(hidden_N) if count is None else count
-            loss = summed_loss(*read_by(self.lm_head, x_ND), target_N) / count
+            loss = summed_loss(x_ND, weight, target_N) / count
+            if self.model.moves:
+                self.note_loss(loss, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            logits = x if called else self.lm_head(x)
         return MaskedLMOutput(
             loss=loss,
-            logits=None if labels is not None and self.training else self.lm_head(x),
+            logits=logits,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )

@@ -58,7 +58,7 @@ def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
     other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     other.tie_weights()
     if model.can_generate():
-        other.generation_config = model.generation_config
+        other.generation_config = copy.deepcopy(model.generation_config)
     return other.train(model.training)
 
 

@@ -8,6 +8,7 @@ that is to be measured (`clearhead.eval.distance`).
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def started(model: ClearheadForCausalLM, changes: Mapping[str, Any]) -> Start:
                 "was made from"
             )
     made.load_state_dict({name: weights.get(name, new) for name, new in wanted.items()})
-    made.generation_config = model.generation_config
+    made.generation_config = deepcopy(model.generation_config)
     new, dropped = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     return Start(made.eval(), _patterns(new), _patterns(dropped))
 
@@ -126,7 +127,8 @@ def changed(ours: ClearheadConfig, changes: Mapping[str, Any]) -> ClearheadConfi
     Raises:
         ClearheadError: a combination that cannot be built.
     """
-    keys = {key: getattr(ours, key) for key in ClearheadConfig.settings() if key != "requires"}
+    keys = {key: deepcopy(getattr(ours, key)) for key in ClearheadConfig.settings()}
+    del keys["requires"]
     if changes.get("maps", ours.maps) != ours.maps:
         keys |= _MAPS_OWN
     if changes.get("normalizer", ours.normalizer) != ours.normalizer:

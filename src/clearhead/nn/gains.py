@@ -1,15 +1,18 @@
 """Gains of the two branches: trained, or moved from step to step by the training run.
 
-Training calls a module's `on_step_end(done, loss)` after every step, with the part of the run that
-is done, from 0 to 1, and that step's loss. What the module keeps of it is in buffers, which
-checkpoints hold. What is of one run alone, `on_run_begin()` clears; a resumed run does not begin.
+`clearhead.models.annealing` calls a module's `on_step_end(done, loss)` after every step, with the
+part of the run that is done, from 0 to 1, and that step's loss. What the module keeps of it is in
+buffers, which checkpoints hold. What is of one run alone, `on_run_begin()` clears; a resumed run
+does not begin.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.errors import ClearheadError
 from clearhead.nn.norms import identity
 from clearhead.spec import Declaration, LayerSpec
 
@@ -79,6 +82,12 @@ class Feedback(Trainable):
         nn.init.zeros_(self.loss)
 
     def on_step_end(self, done: float, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ClearheadError(
+                "residual_scale='feedback' follows the loss that the model computes, and this is "
+                f"{loss}: give it labels in each step (TRL's trainers compute the loss outside of "
+                "it), or choose residual_scale='trainable'"
+            )
         seen, mean, variance = self.loss.tolist()
         if seen == 0:
             mean = loss

@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
+from clearhead.models.annealing import advance, begin_run
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
@@ -133,9 +134,7 @@ def _train(
         if saved is not None and newest is not None:
             checkpoint.restore(newest, model, optimizer, joined)
         else:
-            for module in model.modules():
-                if hasattr(module, "on_run_begin"):
-                    module.on_run_begin()
+            begin_run(model)
         progress = _Progress.resumed(saved)
         run = Run(
             name=name,
@@ -222,8 +221,6 @@ class _Loop:
         self.saved_step = self.progress.step
         self.saver = Saver(self.world)
         self.memory = PeakMemory(self.model.device)
-        # Parts of a model that change with training beside its weights; buffers hold what they are.
-        self.followers = [m for m in self.model.modules() if hasattr(m, "on_step_end")]
 
     def run_steps(self, stop: StopSignals, alive: Callable[[], None]) -> TrainResult:
         """Do the steps that remain, or those until any process has a signal; save; sum up."""
@@ -239,8 +236,6 @@ class _Loop:
             started = time.perf_counter()
             norm = self.step()
             progress.step += 1
-            for module in self.followers:
-                module.on_step_end(config.done(progress.step), progress.loss)
             progress.seconds += time.perf_counter() - started
             if progress.step % config.log_every == 0 or progress.step == config.steps:
                 self.log(norm, before, logged)
@@ -296,6 +291,7 @@ class _Loop:
             raise self.diverged(step + 1, f"the gradient's norm is {norm}")
         if config.clip:
             clip_grads_with_norm_(parameters, config.clip, total_norm)
+        advance(self.model, config.done(step + 1), loss)
         self.optimizer.step()
         self.progress.loss = loss
         return norm

@@ -4,6 +4,7 @@ What is exported must come back as it was: a model whose import would be another
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,7 +131,7 @@ class Family:
 
 def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     """The settings that have one name here and there; `target` is what they are exported to."""
-    found = {key: getattr(config, key, None) for key in _SAME} | window_begin(config)
+    found = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
     rope = found["rope_parameters"] or {}
     if target and rope.get("rope_type") == "dynamic-causal":
         raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
@@ -187,9 +188,19 @@ def with_all_biases(state: State) -> State:
 
 
 def filled(kind: Any, config: Any, state: State, source: Any) -> Any:
-    """A model of `kind` with these weights, on the device and in the dtype of its source, in
-    evaluation mode, which generates as its source does."""
-    model = kind(config).to(source.device, source.dtype)
-    model.load_state_dict(state)
-    model.generation_config = source.generation_config
+    """A model of `kind` with copies of these weights and this configuration, on the device and in
+    the dtype of its source, in evaluation mode, which generates as its source does.
+
+    Raises:
+        ClearheadError: for weights that have no place, or are missing.
+    """
+    model = kind(deepcopy(config)).to(source.device, source.dtype)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ClearheadError(
+            f"the weights of this {type(source).__name__} are not those of a {kind.__name__} of "
+            f"its configuration: {' '.join(str(error).split())}"
+        ) from None
+    model.generation_config = deepcopy(source.generation_config)
     return model.eval()

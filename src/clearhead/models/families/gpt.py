@@ -23,10 +23,14 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
 }
+# Settings of other families, which a configuration may state and neither model reads.
+_UNREAD = {"num_key_value_heads": None, "head_dim": None}
 
 
 def _gpt2_axes(theirs: Any) -> dict[str, Any]:
     return {
+        **_UNREAD,
+        "rope_parameters": None,
         "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
         "position": "learned",
         "norm": "layernorm",
@@ -61,6 +65,7 @@ def _neox_axes(theirs: Any) -> dict[str, Any]:
             f"that, and its heads have {width} channels"
         )
     return {
+        **_UNREAD,
         "norm": "layernorm",
         "mlp": _activation("GPTNeoX", theirs.hidden_act),
         "bias": True,

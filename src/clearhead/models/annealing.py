@@ -1,0 +1,149 @@
+"""Parts of a model that move with training beside its weights, in any training loop.
+
+Such a part has `on_step_end(done, loss)` and keeps its numbers in buffers. It moves at every step
+of a torch optimizer that follows a forward pass in training.
+"""
+
+import math
+import warnings
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from clearhead.errors import ClearheadError
+
+_WAYS = "shaping='annealed', residual_scale='scheduled' or annealed_start=True"
+# Trunks in training since the last step; the sum of their losses, and how many are means.
+_passes = WeakKeyDictionary[nn.Module, Tensor | None]()
+
+
+def moves(trunk: nn.Module) -> bool:
+    """True where training moves parts of a trunk: then Trainers announce their steps to it."""
+    if not _parts(trunk):
+        return False
+    _join_trainers()
+    return True
+
+
+def note(trunk: nn.Module, x: Tensor, *, loss: Tensor | None = None, mean: bool = True) -> None:
+    """Note a forward pass, if x has a gradient; `loss` is a mean, or a share of a whole batch's."""
+    if trunk.training and x.requires_grad:
+        before = _passes.get(trunk)
+        if loss is not None:
+            share = torch.stack([loss.detach(), loss.new_full((), mean)])
+            before = share if before is None else before + share
+        _passes[trunk] = before
+
+
+def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
+    """Move the annealed and scheduled parts of a model over the next optimizer steps.
+
+    For a training loop of your own: clearhead's training and Trainer say so themselves.
+
+    Args:
+        steps: optimizer steps of the whole training.
+        first_step: steps done before, where a training goes on.
+
+    Raises:
+        ClearheadError: for a model without such parts, and for numbers that do not fit.
+    """
+    if not _parts(model):
+        raise ClearheadError(f"this model has no part that training moves: build it with {_WAYS}")
+    if not 0 <= first_step < steps:
+        raise ClearheadError(
+            f"steps is {steps} and first_step {first_step}: give a number of steps that is at "
+            "least 1 and greater than those done"
+        )
+    _begin(model, first_step, steps)
+
+
+def begin_run(model: nn.Module) -> None:
+    """Clear what parts keep of an earlier training alone."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "on_run_begin"):
+            module.on_run_begin()
+
+
+def advance(model: nn.Module, done: float, loss: float) -> None:
+    """Move the parts, which the optimizer's step then leaves alone.
+
+    Args:
+        done: of the training, from 0 to 1.
+        loss: of the step.
+    """
+    module: Any
+    for module in model.modules():
+        _passes.pop(module, None)
+        if hasattr(module, "on_step_end"):
+            module.on_step_end(done, loss)
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    parts = (module for module in model.modules() if hasattr(module, "on_step_end"))
+    return [part for part in parts if next(part.buffers(), None) is not None]
+
+
+def _begin(model: nn.Module, step: int, steps: int | None) -> None:
+    for module in model.modules():
+        if hasattr(module, "course"):
+            module.course = None if steps is None else (step, steps)  # type: ignore[assignment]
+    if steps is not None and step == 0:
+        begin_run(model)
+
+
+@cache
+def _join_trainers() -> None:
+    """Have every Trainer of transformers announce its steps; it has no other hook for a model."""
+    from transformers import TrainerCallback, trainer
+
+    class TrainingSteps(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+            _begin(of["model"], state.global_step, state.max_steps)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+            _begin(of["model"], 0, None)
+
+    trainer.DEFAULT_CALLBACKS.append(TrainingSteps)
+
+
+def _after_step(*_: Any) -> None:
+    """Move the parts now, or after a backward pass that is under way, which still reads them."""
+    if _passes and torch._C._current_graph_task_id() != -1:
+        Variable._execution_engine.queue_callback(_move)
+    elif _passes:
+        _move()
+
+
+def _move() -> None:
+    """Move the parts of every model trained: once, however many optimizers share its weights."""
+    for trunk, losses in list(_passes.items()):
+        total, means = (math.nan, 0) if losses is None else losses.tolist()
+        step, steps = trunk.course or (0, 0)  # type: ignore[misc]
+        if trunk.course is None and any(map(_waits, _parts(trunk))):
+            warnings.warn(
+                f"the parts of this model that training moves ({_WAYS}) stay as they are: call "
+                "clearhead.anneal(model, steps=...) before the training loop",
+                stacklevel=5,
+            )
+        trunk.course = None if step + 1 == steps else (step + 1, steps)  # type: ignore[assignment]
+        advance(trunk, (step + 1) / steps if steps else 0.0, total / max(means, 1))
+
+
+def _waits(part: Any) -> bool:
+    """True where a part depends on how much of the training is done, and has not arrived."""
+    now, ends = [buffer.clone() for buffer in part.buffers()], []
+    for done in (0.0, 1.0):
+        part.on_step_end(done, 0.0)
+        ends.append([buffer.clone() for buffer in part.buffers()])
+        for buffer, value in zip(part.buffers(), now, strict=True):
+            buffer.copy_(value)
+    return not all(map(torch.equal, *ends))
+
+
+register_optimizer_step_post_hook(_after_step)

@@ -1,0 +1,45 @@
+"""The base class of clearhead's models: what transformers needs to know of them."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from clearhead.models.annealing import note
+from clearhead.models.cache_name import NAMES
+from clearhead.models.configuration import ClearheadConfig
+from clearhead.nn import initialise
+
+
+class ClearheadPreTrainedModel(PreTrainedModel):
+    config_class = ClearheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
+    _skip_keys_device_placement = [*NAMES]  # noqa: RUF012
+    _supports_sdpa = True
+    # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
+    # unknown to them), attention_backend (a backend's function would ignore those).
+    _can_compile_fullgraph = True
+    _supports_context_parallel = False  # it would shard the text below attention, unseen
+
+    def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
+        config.settle()  # it may have been changed since it was made
+        for key in unknown:  # of from_pretrained, where no configuration took it
+            config.refuse(key)
+        super().__init__(config)
+        if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
+            self._can_compile_fullgraph = False  # its groups depend on the positions' values
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """As the configuration's."""
+        if not cls.__module__.startswith("clearhead."):
+            super().register_for_auto_class(auto_class)
+
+    def note_loss(self, loss: Tensor, num_items_in_batch: Tensor | int | None) -> None:
+        """Give a pass's loss to the parts that training moves."""
+        note(self.model, loss, loss=loss, mean=num_items_in_batch is None)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialise(module, self.config.initializer_range)
