@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -114,6 +115,7 @@ def check_keys(
             raise ClearheadError(f"{place}{name} is {_short(value)}, not {several}{_wanted(hint)}")
 
 
+@cache
 def _hints(settings: Any) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}

@@ -129,7 +129,7 @@ def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]"
     from clearhead.train import make_trackers
 
     make_trackers(command.track)  # refuses one that is not installed
-    stages.check_bases(trial for _, trials, _ in chosen for trial in trials)
+    stages.check_models(trial for _, trials, _ in chosen for trial in trials)
     failed, sources = 0, {}
     start = forks.starting(command.jobs)
     for name, trials, output in chosen:

@@ -52,6 +52,7 @@ def compare(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
         Stopped: the same, of several runs at once.
     """
+    config.check_models()
     with joined(config.train.timeout) as world, ExitStack() as stack:
         locks = list[Lock]()  # of the first process
         hold = hold_folder(config.output)
