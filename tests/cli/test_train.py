@@ -365,7 +365,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
             ["--from", str(llama), "--train.document-masks"],
             "LlamaForCausalLM takes no document_ids",
         ),
-        (["--from", str(larger)], "is another model's; restore the one it was trained with"),
+        (["--from", str(larger)], "restore the one it was trained with, or give the model rows"),
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()
