@@ -130,8 +130,9 @@ def _check_start(job: TrainJob, start: dict[str, str]) -> None:
     """Refuse to go on from other weights than the run began with, where it still reads them."""
     began = read_record(job.output)["description"].get("from") or {}
     reads = job.train.lora or checkpoint.newest(job.output) is None
+    reads = reads or job.base != began.get("name")
     if reads and began.get("parameters") != start["parameters"]:
         raise ClearheadError(
-            f"{job.base} has other weights than the run in {job.output} started from: restore "
-            "them, or start another run"
+            f"{job.base} has other weights than the run in {job.output} started from "
+            f"({began.get('name')}): restore them, or start another run"
         )
