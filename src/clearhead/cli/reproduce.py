@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.experiments.configs import Base
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
@@ -126,9 +126,8 @@ def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]"
     from clearhead.experiments import forks
     from clearhead.progress import Line
     from clearhead.reproduce import stages
-    from clearhead.train import make_trackers
 
-    make_trackers(command.track)  # refuses one that is not installed
+    require_extras(command)
     stages.check_models(trial for _, trials, _ in chosen for trial in trials)
     failed, sources = 0, {}
     start = forks.starting(command.jobs)
