@@ -66,11 +66,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def require_extras(settings: Any) -> None:
-    """Import every module that settings need, before they are put to work.
-
-    Raises:
-        ClearheadError: as `require`.
-    """
+    """Import every module that settings need, before they are put to work."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if is_dataclass(value):

@@ -60,11 +60,7 @@ def check(settings: Any, place: str = "") -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that its hint, a type with a range or a Literal, does not allow.
-
-    Raises:
-        ClearheadError: as `check`.
-    """
+    """Refuse a value that its hint, a type with a range or a Literal, does not allow."""
     if not _fits(value, hint, None):
         wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
         wanted = _WANTED[int] if wide else _wanted(hint)

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -150,11 +149,7 @@ def _list(scale: str) -> None:
     from clearhead.reproduce import EXPERIMENTS
     from clearhead.reproduce.claims import claims
     from clearhead.reproduce.cost import cost
-    from clearhead.reproduce.requests import has_arms
-
-    @cache
-    def trials(study: str, at: str) -> "tuple[Trial, ...]":
-        return tuple(EXPERIMENTS[study].trials(at))
+    from clearhead.reproduce.requests import has_arms, trials
 
     def bill(study: str, at: str, patterns: Iterable[str] = ("*",)) -> str:
         chosen = [

@@ -136,11 +136,12 @@ def yielded(tokenizer: Any) -> dict[int, str]:
     pairs = (one.split(" ") if isinstance(one, str) else one for one in model["merges"])
     merged = {"".join(pair) for pair in pairs}
 
-    def is_read(id: int, word: str) -> bool:
-        letter = len(word.removesuffix(suffix)) == 1 or _BYTE.fullmatch(word)
-        return bool(letter) or id in added or word in merged or word == model["unk_token"]
-
-    return {id: word for id, word in words.items() if is_read(id, word)}
+    merged |= {model["unk_token"], *(token.content for token in added.values())}
+    return {
+        id: word
+        for id, word in words.items()
+        if word in merged or len(word.removesuffix(suffix)) == 1 or _BYTE.fullmatch(word)
+    }
 
 
 class Encoder:

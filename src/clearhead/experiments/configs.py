@@ -157,11 +157,7 @@ class CompareConfig(OpensModels):
         return models_of(self.arms, self.size, based=self.base is not None)
 
     def check_models(self) -> None:
-        """Refuse models that are unknown, impossible or alike, before anything is read or written.
-
-        Raises:
-            ClearheadError: as `models_of` and `objective`.
-        """
+        """Refuse models that are unknown, impossible or alike, before anything is read or written."""
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets learn hidden "

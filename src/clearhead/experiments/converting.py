@@ -152,9 +152,6 @@ def to_other_mechanisms(
         model: in float32, as within `in_float32`.
         settings: `config.settings()`.
         rounded: gives the new model the first's 16 bits, where it has them.
-
-    Raises:
-        ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
     prefix, equalise, calibration = config.prefix, config.equalise, config.calibrate
     basis: list[Part] = [part for part in config.rotate if part != "down"]

@@ -170,11 +170,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
 def load_model(
     name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
 ) -> tuple[Any, Any]:
-    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
-
-    Raises:
-        ClearheadError: as `clearhead.models.loading.load`.
-    """
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
     model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
 

@@ -10,6 +10,7 @@ import torch
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
+from clearhead.models.inspection import parameter_count
 from clearhead.named_models import BASELINE, PRESETS, SIZES
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
@@ -155,5 +156,4 @@ def _matched(baseline: str, changed: str) -> int:
 
 def _parameters(config: ClearheadConfig) -> int:
     with torch.device("meta"):
-        model = ClearheadModel(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return parameter_count(ClearheadModel(config))

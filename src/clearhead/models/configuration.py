@@ -172,11 +172,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
-        """Derive what is None, and check everything; models do so again before they are built.
-
-        Raises:
-            ClearheadError: as for the class.
-        """
+        """Derive what is None, and check everything; models do so again before they are built."""
         self._check_types()
         check_ranges(self)
         if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":

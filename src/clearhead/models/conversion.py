@@ -77,12 +77,7 @@ def for_serving(model: Any) -> Any:
 
 
 def for_llama_cpp(model: Any) -> Any:
-    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
-
-    Raises:
-        ClearheadError: as `for_serving`, where no family of transformers has a place for this
-            model, and as `readable`.
-    """
+    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`."""
 
     def made() -> Any:
         if reason := turns_anew(model.config):
@@ -169,11 +164,7 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`.
-
-    Raises:
-        ClearheadError: as `converted`.
-    """
+    """A clearhead model as it is, and any other as by `converted`."""
     if not isinstance(model, ClearheadForCausalLM):
         return converted(model)
     _require_sound(model)

@@ -93,12 +93,7 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
 
 
 def check_models(trials: Iterable[Trial]) -> None:
-    """Refuse models that no job could build or open, before the first job.
-
-    Raises:
-        ClearheadError: as `CompareConfig.check_models`, and `require_convertible` of a trained
-            model to start from.
-    """
+    """Refuse models that no job could build or open, before the first job."""
     bases = dict[str, None]()
     for one in trials:
         one.config.check_models()
