@@ -51,7 +51,8 @@ def check(settings: Any, place: str = "") -> None:
     Raises:
         ClearheadError: naming the field, what was found and what would work.
     """
-    for name, hint in _hints(type(settings)).items():
+    kind: Any = type(settings)
+    for name, hint in _hints(kind).items():
         value = getattr(settings, name)
         if is_dataclass(value):
             check(value, f"{place}{name}.")

@@ -69,7 +69,7 @@ CARDS = {
         **{"attn_factor": 0.878, "extrapolation_factor": 1.0, "attention_factor": None},
     },
     "a factor left out": {"rope_type": "yarn", "factor": None, "beta_slow": 1},
-    "default": {"type": "default", "factor": 4.0, "mscale": 1.0, "partial_rotary_factor": 0.5},
+    "default": {"type": "default", "factor": 4.0, "mscale": 1.0, "beta_fast": 32},
     "of all channels": {"type": "linear", "factor": 4.0, "partial_rotary_factor": 1.0},
 }
 
@@ -90,8 +90,9 @@ def test_rope_scaling_as_cards_have_it_is_read_as_transformers_does(family, card
         assert torch.allclose(converted(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
 
 
-def test_a_part_of_the_channels_that_transformers_rotates_is_refused():
-    rope = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_a_part_of_the_channels_to_rotate_is_refused(kind):
+    rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
     theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope))
     with pytest.raises(ClearheadError, match="partial_rotary_factor in rope_parameters"):
         converted(theirs)

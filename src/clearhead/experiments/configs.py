@@ -157,7 +157,7 @@ class CompareConfig(OpensModels):
         return models_of(self.arms, self.size, based=self.base is not None)
 
     def check_models(self) -> None:
-        """Refuse models that are unknown, impossible or alike, before anything is read or written."""
+        """Refuse models that are unknown, impossible or alike, before anything is read."""
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets learn hidden "

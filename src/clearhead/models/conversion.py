@@ -77,7 +77,12 @@ def for_serving(model: Any) -> Any:
 
 
 def for_llama_cpp(model: Any) -> Any:
-    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`."""
+    """A clearhead model as llama.cpp's converter to GGUF reads it, in the dtype of `for_serving`.
+
+    Raises:
+        ClearheadError: as `for_serving`, where no family of transformers has a place for this
+            model, and as `readable`.
+    """
 
     def made() -> Any:
         if reason := turns_anew(model.config):

@@ -152,14 +152,14 @@ def rotation(config: Any) -> dict[str, Any]:
     rope_type, and keys of other kinds or other programs, such as attn_factor.
     """
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    kind = rope.get("rope_type")
+    kind = str(rope.get("rope_type"))
     if kind not in KINDS:
         return rope
     if kind == "yarn" and rope.get("factor") is None:  # as transformers does
         rope["factor"] = config.max_position_embeddings / rope["original_max_position_embeddings"]
     read = {"rope_type", "rope_theta", *chain(*KINDS[kind])}
-    if kind != "default" and rope.get("partial_rotary_factor") not in (None, 1):
-        read.add("partial_rotary_factor")  # refused: all kinds but the default read it
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        read.add("partial_rotary_factor")  # refused: programs differ in whether they read it
     return {key: value for key, value in rope.items() if key in read}
 
 
