@@ -19,7 +19,7 @@ from benchmarks.race import Ratio
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
-from clearhead.models.sizes import SIZES
+from clearhead.named_models import SIZES
 from clearhead.train import Callback, Run, StepMetrics, TrainConfig, train
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -50,7 +51,8 @@ def check(settings: Any, place: str = "") -> None:
     Raises:
         ClearheadError: naming the field, what was found and what would work.
     """
-    for name, hint in _hints(type(settings)).items():
+    kind: Any = type(settings)
+    for name, hint in _hints(kind).items():
         value = getattr(settings, name)
         if is_dataclass(value):
             check(value, f"{place}{name}.")
@@ -59,11 +61,7 @@ def check(settings: Any, place: str = "") -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that its hint, a type with a range or a Literal, does not allow.
-
-    Raises:
-        ClearheadError: as `check`.
-    """
+    """Refuse a value that its hint, a type with a range or a Literal, does not allow."""
     if not _fits(value, hint, None):
         wide = any(isinstance(one, int) and abs(one) >= WIDEST for one in _items(value))
         wanted = _WANTED[int] if wide else _wanted(hint)
@@ -114,6 +112,7 @@ def check_keys(
             raise ClearheadError(f"{place}{name} is {_short(value)}, not {several}{_wanted(hint)}")
 
 
+@cache
 def _hints(settings: Any) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}

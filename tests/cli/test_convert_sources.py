@@ -1,5 +1,6 @@
 """Folders that `clearhead convert` and `train --from` take in or refuse for what they hold."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from .conftest import call, refusal, saved_llama
@@ -180,6 +182,65 @@ def test_weights_in_few_bits_without_their_scales_are_refused(
     said = _refused(capsys, source, going_on)
     assert f"1 of its tensors have 8 bits or fewer, such as {key} ({name})" in said
     assert "multiply them by their scales" in said
+
+
+def test_double_precision_is_not_few_bits(source, tmp_path, capsys):
+    _rewrite(source, lambda weights: weights.update({k: w.double() for k, w in weights.items()}))
+    assert call("convert", source, tmp_path / "made") == 0
+    assert "with equal logits" in capsys.readouterr().out
+
+
+def _with_padding(tokenizer):
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+
+
+def _without_merges(tokenizer):
+    """Entries that pad a vocabulary, which no merge makes."""
+    read = json.loads(tokenizer.backend_tokenizer.to_str())
+    read["model"]["vocab"]["<unused 0>"] = 1 + max(tokenizer.get_vocab().values())
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(read))
+
+
+@pytest.mark.parametrize("add", [_with_padding, _without_merges])
+def test_ids_beyond_the_embeddings_that_no_text_yields_are_left_alone(
+    add, source, going_on, text, tmp_path
+):
+    """Not even a text that spells them."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    add(tokenizer)
+    tokenizer.save_pretrained(source)
+    assert len(AutoTokenizer.from_pretrained(source)) == 301
+    spelt = tmp_path / "spelt.txt"
+    spelt.write_text("[PAD] attention <unused 0> noise [PAD]\n" * 400, "utf-8")
+    words = ("--to", "gated", "--text", spelt, "--length", "32")
+    assert call("convert", source, tmp_path / "made", *words) == 0
+    run = ("train", "--from", tmp_path / "made", "--output", tmp_path / "run")
+    going_on[going_on.index("--data.data") + 1] = str(spelt)
+    assert call(*run, *going_on) == 0
+
+
+@pytest.mark.parametrize("token", ["end", "text"])
+def test_ids_beyond_the_embeddings_that_texts_yield_are_named(token, source, going_on, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if token == "end":
+        tokenizer.add_special_tokens({"eos_token": "[END]"})
+    else:
+        tokenizer.add_tokens(["attention!"])
+    tokenizer.save_pretrained(source)
+    said = _refused(capsys, source, going_on)
+    named = {"end": "300 for 'eos_token'", "text": "300 for 'attention!'"}[token]
+    assert (
+        f"reads texts into ids beyond the 300 embeddings of its model, such as {named}: restore"
+        in said
+    )
+
+
+def test_a_prefix_of_a_token_without_an_embedding_is_refused(source, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    _with_padding(tokenizer)
+    tokenizer.save_pretrained(source)
+    said = refusal(capsys, "convert", source, tmp_path / "made", "--prefix", "[PAD]")
+    assert "has token 300, and the model embeddings of 300 tokens" in said
 
 
 def test_a_stored_causal_mask_is_no_weight_in_few_bits(tokenizer, tmp_path):

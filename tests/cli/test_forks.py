@@ -65,7 +65,10 @@ def test_jobs_run_side_by_side_and_each_ends_in_its_own_way(start, text, tmp_pat
 def test_jobs_go_on_where_the_process_that_they_are_forked_from_was_killed(start, text, tmp_path):
     running = start(_job(text, tmp_path / "a", 10**8), tmp_path / "a.log", None)
     status = Path(f"/proc/{running.pid}/status").read_text()
-    os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
+    server = int(status.split("PPid:")[1].split()[0])
+    os.kill(server, signal.SIGKILL)
+    while "State:\tZ" not in Path(f"/proc/{server}/status").read_text():  # its memory is freed
+        time.sleep(0.01)
     assert _end(running) not in (0, None)  # nobody is left to tell how it ends
     os.kill(running.pid, signal.SIGKILL)
     assert _end(start(_job(text, tmp_path / "b", 96), tmp_path / "b.log", None)) == 0

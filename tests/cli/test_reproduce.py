@@ -8,6 +8,7 @@ import pickle
 import shlex
 import shutil
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,14 @@ from transformers import LlamaConfig
 from clearhead.cli import VERBS, main
 from clearhead.cli.options import parse
 from clearhead.data import DataConfig
+from clearhead.errors import ClearheadError
 from clearhead.experiments import forks
 from clearhead.experiments.configs import CompareConfig, continued_recipe
 from clearhead.experiments.sweep_configs import EvaluateConfig
-from clearhead.models import plan, preset
+from clearhead.models import ClearheadConfig, plan, preset
 from clearhead.report import load
 from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce.cost import parameters
 from clearhead.reproduce.learning_rates import written
 from clearhead.reproduce.recipes import RUNS
 from clearhead.reproduce.trials import TRAINED, Table, Trial
@@ -359,6 +362,41 @@ PUBLISHED = {
     "gpt2-1.4b": 1415.9,
     "llama-130m": 134.1,
 }
+
+
+@pytest.mark.parametrize(("name", "scale"), ALL)
+def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
+    tables = {one.config.label: one for one in reversed(list(EXPERIMENTS[name].trials(scale)))}
+    for one in tables.values():
+        if one.table.parameters is None:
+            shape = {key: one.arm.model[key] for key in one.config.set}
+            counted = plan(preset(one.arm.preset, one.config.size, **shape)).parameters
+            assert parameters(one.config) == pytest.approx(counted, rel=0.04)
+
+
+def test_before_the_first_job_each_arm_is_configured_once(tmp_path, monkeypatch):
+    made = Counter()
+
+    def counting(kind):
+        whole = kind.__post_init__
+
+        def post_init(self, **keys):
+            made[kind.__name__] += 1
+            whole(self, **keys)
+
+        monkeypatch.setattr(kind, "__post_init__", post_init)
+
+    def first(job, log, device):
+        raise ClearheadError("the first job starts")
+
+    counting(ClearheadConfig)
+    counting(CompareConfig)
+    monkeypatch.setattr(forks, "starting", lambda jobs: first)
+    words = ("--scale", "smoke", "--output", tmp_path / "out")
+    assert _call("sas/figure2", *words, "--only", "transformer", "sas*") == 2
+    arms = len([one for one in _trials("blocks", "smoke", tmp_path) if "sas" in one.name]) + 1
+    assert made["ClearheadConfig"] <= arms + 3  # three to match a width in parameters
+    assert made["CompareConfig"] <= 16 * arms
 
 
 def test_published_runs_have_the_sizes_of_their_papers():

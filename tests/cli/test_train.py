@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
@@ -141,6 +141,54 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
     assert "is finished" in capsys.readouterr().err
     assert (cut / "final/model.safetensors").stat() == final
     assert "holds no run to resume" in refusal(capsys, "train", "--resume", str(tmp_path / "no"))
+
+
+@pytest.mark.parametrize("kind", ["text", "tokenizer", "from"])
+def test_a_run_goes_on_where_what_it_began_with_lies_elsewhere(
+    kind, llama, going_on, tokenizer, tmp_path, stopping, monkeypatch, capsys
+):
+    """The content decides: other content is refused, by both names."""
+    place = going_on.index("--data.data") + 1
+    first, moved, whole, cut = (tmp_path / name for name in ("first", "moved", "whole", "cut"))
+    words, option = ["train", *going_on], "--data.data"
+    if kind == "text":
+        shutil.copytree(going_on[place], first)
+        words += ["gated", "--set", *SHAPE, "--data.vocabulary", "300"]
+        monkeypatch.chdir(tmp_path)
+        words[place + 1] = "first"  # relative to a folder that is another on resumption
+    elif kind == "tokenizer":
+        option = "--data.tokenizer"
+        tokenizer.save_pretrained(first)
+        words += ["gated", "--set", *SHAPE, option, str(first)]
+    else:
+        option = "--from"
+        shutil.copytree(llama, first)
+        words += [option, str(first)]
+    assert call(*words, "--output", str(whole)) == 0
+    stopping(3)
+    assert call(*words, "--output", str(cut)) == 128 + signal.SIGTERM
+    first.rename(moved)
+    monkeypatch.chdir("/")
+    resume = ("train", "--resume", str(cut), option)
+    other = tmp_path / "other"
+    shutil.copytree(moved, other)
+    if kind == "text":
+        (other / "more.txt").write_text("another text", "utf-8")
+    elif kind == "tokenizer":
+        changed = AutoTokenizer.from_pretrained(other)
+        changed.add_tokens(["another"])
+        changed.save_pretrained(other)
+    else:
+        weights = load_file(other / "model.safetensors")
+        weights = {key: 2 * weight for key, weight in weights.items()}
+        save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    said = refusal(capsys, *resume, str(other))
+    named = {"text": (str(other), "that was first"), "from": (str(other), str(first))}
+    assert all(name in said for name in named.get(kind, ("the tokenizer changed since",)))
+    assert call(*resume, str(moved)) == 0
+    assert _weights(cut) == _weights(whole)
+    assert str(moved) in _record(cut)["command"]
 
 
 def test_a_finished_run_is_extended_and_its_command_says_so(settings, tmp_path, capsys):
@@ -365,7 +413,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(llama, going_on, tmp_path, token
             ["--from", str(llama), "--train.document-masks"],
             "LlamaForCausalLM takes no document_ids",
         ),
-        (["--from", str(larger)], "is another model's; restore the one it was trained with"),
+        (["--from", str(larger)], "restore the one it was trained with, or give the model rows"),
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()

@@ -107,6 +107,46 @@ def test_version_and_empty_call(capsys):
 
 
 @pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("tensorboard", "train --track tensorboard"),
+        ("optimizers", "train --train.optimizer soap"),
+        ("optimizers", "train --from none --train.optimizer lion"),
+        ("optimizers", "compare transformer --vary train.optimizer=adamw,soap"),
+        ("optimizers", "finetune none --task cola --train.optimizer lion"),
+        ("peft", "train --from none --train.lora 2"),
+        ("peft", "compare --from none --vary train.lora=0,4"),
+        ("torchao", "quantize none --deploy int8-dynamic --output new"),
+        ("lm-eval", "quantize none --choices none.jsonl"),
+        ("lm-eval", "eval none --tasks perplexity,choices"),
+    ],
+)
+def test_an_extra_that_is_not_there_is_named_before_any_model_or_text_is_opened(
+    extra, words, tmp_path, monkeypatch, capsys
+):
+    """There is no model of that name, and no text."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("torch.utils.tensorboard", "pytorch_optimizer", "peft", "torchao", "lm_eval"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert call(*words.split(), "--data.data" * ("finetune" not in words) or "--seeds", "0") == 2
+    assert capsys.readouterr().err.strip().endswith(f"pip install 'clearhead[{extra}]'")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    for words, said in (
+        (("train", "--data.data", "none"), "already holds a run: go on with it by --resume"),
+        (("train", "--from", "none", "--data.data", "none"), "already holds a run"),
+        (("quantize", "none", "--deploy", "int8-dynamic"), "exists: give the folder of a model"),
+    ):
+        assert call(*words, "--output", str(tmp_path)) == 2
+        assert said in capsys.readouterr().err
+    assert call("convert", "none", str(tmp_path)) == 2
+    assert "exists: give the folder of a model not made yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["train", "transformer"],

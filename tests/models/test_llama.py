@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import PRESETS
 from clearhead.models.conversion import converted
+from clearhead.models.families import FAMILIES
 from clearhead.models.families.llama import LLAMA
 
 from .space import WHOLE as SHAPE
@@ -51,6 +52,50 @@ def test_rotary_scaling_comes_along(kind):
         ours = LLAMA.imported(theirs)
         assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
         assert torch.allclose(LLAMA.exported(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
+
+
+CARDS = {
+    "linear": {"type": "linear", "factor": 4.0},
+    "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8},
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    "both keys": {"type": "linear", "rope_type": "linear", "factor": 4.0, "finetuned": True},
+    "keys at odds": {"type": "dynamic", "rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        **{"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        **{"original_max_position_embeddings": 8, "beta_fast": 32, "rope_theta": 5e3},
+    },
+    "attn_factor": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+        **{"attn_factor": 0.878, "extrapolation_factor": 1.0, "attention_factor": None},
+    },
+    "a factor left out": {"rope_type": "yarn", "factor": None, "beta_slow": 1},
+    "default": {"type": "default", "factor": 4.0, "mscale": 1.0, "beta_fast": 32},
+    "of all channels": {"type": "linear", "factor": 4.0, "partial_rotary_factor": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    "family", ["Llama", "Mistral", "Qwen2", "Qwen3", "DiffLlama", "GraniteSWA"]
+)
+@pytest.mark.parametrize("card", CARDS)
+def test_rope_scaling_as_cards_have_it_is_read_as_transformers_does(family, card):
+    kind = next(one for one in FAMILIES.values() if one.name == family)
+    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 500.0}
+    more = {"layer_rope_theta": None, "layer_types": None} if family == "GraniteSWA" else {}
+    config = kind.model.config_class(**shape, **more, rope_scaling=dict(CARDS[card]))
+    theirs = kind.model(config).eval()
+    with torch.no_grad():
+        ours = converted(theirs)
+        assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-4)
+        assert torch.allclose(converted(ours)(IDS).logits, theirs(IDS).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_a_part_of_the_channels_to_rotate_is_refused(kind):
+    rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
+    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope))
+    with pytest.raises(ClearheadError, match="partial_rotary_factor in rope_parameters"):
+        converted(theirs)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
@@ -22,18 +22,6 @@ from clearhead.ranges import check
 
 T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
-# As `clearhead.models.PRESETS` and `SIZES`, which need torch; a test compares them.
-PRESETS = (
-    *("transformer", "gpt2", "differential", "differential-v2", "coca", "coca-strict"),
-    *("coca-slack", "softmax1", "sink", "key-bias", "key-value", "gated", "xsa", "alibi", "forget"),
-    *("xpos", "parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"),
-    *("bert", "bert-sas", "bert-sas-p"),
-)
-SIZES = (
-    *("tiny", "small", "medium", "large", "codeparrot", "codeparrot-72", "languini", "crammed"),
-    *("diff-830m", "diff-1.4b", "diff-2.8b", "diff-6.8b", "diff-13.1b", "diff-3b", "diff-3b-64k"),
-    *("coca-350m", "gpt2-60m", "gpt2-130m", "gpt2-350m", "gpt2-1.4b", "llama-130m"),
-)
 
 
 @_RULES.primitive_rule
@@ -136,7 +124,11 @@ def parse(
     _check_once(options)
     start: Any = tyro.MISSING_NONPROP if default is None else default
     prog = f"clearhead {verb}"
-    listed = {"presets": PRESETS, "sizes": SIZES} if presets else {}
+    listed = dict[str, Iterable[str]]()
+    if presets:
+        from clearhead.named_models import PRESETS, SIZES
+
+        listed = {"presets": PRESETS, "sizes": SIZES}
     told = [
         description,
         *_block("examples", [f"{prog} {example}".strip() for example in examples]),

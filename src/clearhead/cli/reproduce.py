@@ -3,14 +3,13 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from clearhead.cli.options import parse
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.experiments.configs import Base
 from clearhead.metavars import Experiment, File, Pattern, Source
 from clearhead.ranges import Count, Natural
@@ -126,10 +125,9 @@ def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]"
     from clearhead.experiments import forks
     from clearhead.progress import Line
     from clearhead.reproduce import stages
-    from clearhead.train import make_trackers
 
-    make_trackers(command.track)  # refuses one that is not installed
-    stages.check_bases(trial for _, trials, _ in chosen for trial in trials)
+    require_extras(command)
+    stages.check_models(trial for _, trials, _ in chosen for trial in trials)
     failed, sources = 0, {}
     start = forks.starting(command.jobs)
     for name, trials, output in chosen:
@@ -151,11 +149,7 @@ def _list(scale: str) -> None:
     from clearhead.reproduce import EXPERIMENTS
     from clearhead.reproduce.claims import claims
     from clearhead.reproduce.cost import cost
-    from clearhead.reproduce.requests import has_arms
-
-    @cache
-    def trials(study: str, at: str) -> "tuple[Trial, ...]":
-        return tuple(EXPERIMENTS[study].trials(at))
+    from clearhead.reproduce.requests import has_arms, trials
 
     def bill(study: str, at: str, patterns: Iterable[str] = ("*",)) -> str:
         chosen = [

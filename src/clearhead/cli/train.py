@@ -26,7 +26,8 @@ class Command(TrainJob):
     resume: Path | None = None
     """Go on with the run in this folder: all settings are in its run.json. --train.tokens may be
     another number, so that a finished run is extended; --train.save-every, --train.keep,
-    --train.log-every, --track and how processes share the run may change."""
+    --train.log-every, --track and how processes share the run may change. --data.data,
+    --data.tokenizer and --from name what the run began with where it lies elsewhere now."""
 
 
 def run(words: list[str]) -> int:
@@ -40,16 +41,22 @@ def run(words: list[str]) -> int:
             words = _recorded(begun.output)
             if command.train.tokens == begun.train.tokens and _finished(begun.output):
                 return 0
+    from clearhead.data.tokenisation import ChangedError
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
     whole = words_of(command, _usual(words))
-    result = run_training(
-        command,
-        command=shlex.join(["clearhead", "train", *chain(*whole.values())]),
-        resume=resume,
-        say=say,
-    )
+    try:
+        result = run_training(
+            command,
+            command=shlex.join(["clearhead", "train", *chain(*whole.values())]),
+            resume=resume,
+            say=say,
+        )
+    except ChangedError as error:
+        if begun is not None and begun.data.data != command.data.data:
+            error.args = (f"{error}; that was {' '.join(begun.data.data)}",)
+        raise
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")
         return 128 + result.stop_signal
@@ -131,6 +138,8 @@ def _extended(command: Command, begun: Command) -> Command:
     keys = FREE_KEYS | {"tokens", "no_reshard"}
     settings = {f"--train.{key.replace('_', '-')}" for key in keys}
     free = settings | {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    # The same content may lie elsewhere: its fingerprint is compared, not its place.
+    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
     if fixed := [option for option in words_of(command, begun) if option not in free]:
         raise ClearheadError(
             f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "

@@ -12,7 +12,6 @@ from clearhead.data.corpus import SPLITS, Corpus, fingerprint_of, is_order_of
 from clearhead.data.scan import CorpusScan, forget, scan
 from clearhead.data.sources import Source, find
 from clearhead.data.tokenisation import ChangedError, Progress, build, saved_tokenizer
-from clearhead.errors import ClearheadError
 
 # Raise it when the same text would give other tokens or other files than before.
 _FORMAT = 1
@@ -61,7 +60,7 @@ def prepare(
     weights = [source.weight for source in sources]
     if began is not None and not is_order_of(began, fingerprint_of(content, weights)):
         names = ", ".join(source.spec for source in sources)
-        raise ClearheadError(
+        raise ChangedError(
             f"data {names}: the text or the tokenizer changed since the run began: put back what "
             "it was, or start another run, for which tokens are made of what it is now"
         )

@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 class ChangedError(ClearheadError):
-    """Text that is not what the scan read."""
+    """Text that is not what the scan read, or not what a run began with."""
 
 
 def _train(sources: tuple[Source, ...], found: CorpusScan, vocabulary: int, say: Progress) -> Any:

@@ -9,17 +9,13 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from clearhead.errors import ClearheadError, choose
-from clearhead.models import ClearheadConfig, preset
-from clearhead.models.starts import target
-from clearhead.train import TrainConfig
-from clearhead.train.config import Processes
+from clearhead.train.config import Processes, TrainConfig
 
 BETWEEN = " · "
 TRAIN = "train."
 OPTIMIZER = "train.optimizer"
+_SETTINGS = [TRAIN + field.name for field in fields(TrainConfig)]
 # Settings that cannot be varied, and the reason or the alternative.
 _ELSEWHERE = {
     "train.seed": "give several seeds",
@@ -58,26 +54,23 @@ class Arm:
 
 def make_arms(
     presets: Sequence[str],
-    size: str,
     train: TrainConfig,
     *,
     set: Mapping[str, Any],
     vary: Mapping[str, Sequence[Any]],
     rates: Mapping[str, float],
-    based: bool = False,
 ) -> tuple[Arm, ...]:
-    """Every preset with every combination of the values in `vary`, presets first.
+    """Every preset with every combination of the values in `vary`, presets first; no torch.
 
     Args:
         set: keys of the configuration, the same for every arm.
         vary: {KEY: values}; a KEY is `train.FIELD` of `TrainConfig`, or a key of ClearheadConfig.
         rates: learning rates of some arms, by the arm's name, one of its parts (`softmax1`,
             `orthoadam`) or a shell's pattern for the name; the first that matches an arm counts.
-        based: whether the arms start from a trained model, which keeps its sizes.
 
     Raises:
-        ClearheadError: for an unknown key, an impossible value or arm, two equal arms, and for a
-            rate that decides nothing.
+        ClearheadError: for an unknown or impossible setting of the training, and for a rate that
+            decides nothing.
     """
     _check_keys(set, vary)
     combinations = [
@@ -93,7 +86,6 @@ def make_arms(
             if key.startswith(TRAIN)
         }
         try:
-            _keys(name, size, {**set, **keys}, based)
             settled = replace(train, **settings)
         except ClearheadError as error:
             raise ClearheadError(f"{called}: {error}" if vary else str(error)) from error
@@ -102,25 +94,53 @@ def make_arms(
         )
     if rates and TRAIN + "learning_rate" in vary:
         raise ClearheadError("rates and a varied train.learning_rate both set it: give one of them")
-    arms = list(_with_rates(arms, rates))
-    _check_different(arms, size, based)
-    return tuple(arms)
+    return tuple(_with_rates(arms, rates))
 
 
-def _keys(name: str, size: str, settings: Mapping[str, Any], based: bool) -> dict[str, Any]:
-    """The configuration of a model; of one that starts from another, what it changes there."""
-    return target(name, settings) if based else preset(name, size, **settings).to_dict()
+def models_of(arms: Iterable[Arm], size: str, *, based: bool) -> dict[str, Any]:
+    """{name of an arm: its model's configuration}; of an arm that starts from a trained model,
+    which keeps its sizes, what it changes there.
+
+    Raises:
+        ClearheadError: for an unknown key, an impossible value or arm, and two equal arms.
+    """
+    from transformers import PreTrainedConfig
+
+    from clearhead.models import ClearheadConfig, preset
+    from clearhead.models.starts import target
+
+    keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
+    models, names = dict[str, Any](), dict[str, str]()
+    for arm in arms:
+        for key in arm.model:
+            if key in arm.changes:
+                choose("key to vary", key, [*_SETTINGS, *keys])
+            choose("key of the configuration", key, keys)
+        try:
+            if based:
+                model: Any = target(arm.preset, arm.model)
+            else:
+                model = preset(arm.preset, size, **arm.model)
+        except ClearheadError as error:
+            raise ClearheadError(f"{arm.name}: {error}" if arm.changes else str(error)) from error
+        models[arm.name] = model
+        settings = model if based else model.to_dict()
+        same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
+        if (other := names.setdefault(same, arm.name)) != arm.name:
+            raise ClearheadError(
+                f"{other!r} and {arm.name!r} are the same model in the same training: "
+                "leave one of their presets or values out"
+            )
+    return models
 
 
 def _check_keys(set: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
-    settings = [TRAIN + field.name for field in fields(TrainConfig)]
-    keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
     for key in set:
-        if key in settings:
+        if key in _SETTINGS:
             raise ClearheadError(f"set changes the model: give --{key.replace('_', '-')} instead")
-        choose("key of the configuration", key, keys)
     for key, values in vary.items():
-        choose("key to vary", key, [*settings, *keys])
+        if key.startswith(TRAIN):
+            choose("key to vary", key, _SETTINGS)
         if key in _ELSEWHERE:
             raise ClearheadError(f"{key} cannot be varied: {_ELSEWHERE[key]}")
         if key in set:
@@ -154,17 +174,4 @@ def _with_rates(arms: Sequence[Arm], rates: Mapping[str, float]) -> Iterator[Arm
             raise ClearheadError(
                 f"rates names {pattern!r}, which is not compared, or only where an earlier one "
                 f"decides: compared are {', '.join(arm.name for arm in arms)}"
-            )
-
-
-def _check_different(arms: Iterable[Arm], size: str, based: bool) -> None:
-    seen: dict[str, str] = {}
-    for arm in arms:
-        keys = _keys(arm.preset, size, arm.model, based)
-        model = json.dumps(keys, sort_keys=True, default=str)
-        other = seen.setdefault(f"{model} {arm.train}", arm.name)
-        if other != arm.name:
-            raise ClearheadError(
-                f"{other!r} and {arm.name!r} are the same model in the same training: "
-                "leave one of their presets or values out"
             )

@@ -39,7 +39,10 @@ def sample(
     for document in source.documents(Counter()):
         start = max(0, (len(document.text) - wanted) // 2)
         ids = tokenizer(
-            document.text[start : start + wanted], add_special_tokens=False, verbose=False
+            document.text[start : start + wanted],
+            add_special_tokens=False,
+            split_special_tokens=True,  # as in training, a text yields no special token
+            verbose=False,
         ).input_ids
         tokens = max(tokens, len(ids))
         pieces = torch.tensor(ids, dtype=torch.int64).split(length)

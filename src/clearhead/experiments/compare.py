@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from clearhead.data import Corpus, prepare, with_mask_token
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.experiments.bases import ArmModel, Base, open_base
 from clearhead.experiments.comparison_run import (
     Run,
@@ -52,6 +52,7 @@ def compare(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
         Stopped: the same, of several runs at once.
     """
+    config.check_models()
     with joined(config.train.timeout) as world, ExitStack() as stack:
         locks = list[Lock]()  # of the first process
         hold = hold_folder(config.output)
@@ -68,7 +69,7 @@ def _compare(
                 "jobs gives every run a process, and torchrun gives one run several: leave one out"
             )
         )
-    make_trackers(config.track)  # refuses one that is not installed
+    require_extras(config)
     base, corpus = world.in_turn(lambda: _opened(config, say))
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))

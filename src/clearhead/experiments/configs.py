@@ -1,6 +1,7 @@
 """Jobs as values: configurations that verbs read and experiments yield.
 
-Nothing here needs torch until a comparison is made, whose presets are then checked.
+Nothing here needs torch but the models of a comparison, which are configured when they are first
+read: an experiment makes hundreds of comparisons and runs few.
 """
 
 import math
@@ -138,41 +139,39 @@ class CompareConfig(OpensModels):
                 raise ClearheadError("sizes has no effect on the model of --from: leave it out")
         if self.base is not None:
             check_base(self.size)
-        # Refuses what is unknown or impossible before anything is read or written.
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
-        if self.objective == "mlm" and self.measure_every:
-            raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets learn hidden "
-                "ones: leave it out"
-            )
 
     @cached_property
     def arms(self) -> tuple["Arm", ...]:
         """The arms of the comparison, in order."""
         from clearhead.experiments.arms import make_arms
 
-        return make_arms(
-            self.presets,
-            self.size,
-            self.train,
-            set=self.set,
-            vary=self.vary,
-            rates=self.rates,
-            based=self.base is not None,
-        )
+        return make_arms(self.presets, self.train, set=self.set, vary=self.vary, rates=self.rates)
+
+    @cached_property
+    def models(self) -> dict[str, Any]:
+        """The configuration of each arm's model, as `models_of` has it; made once."""
+        from clearhead.experiments.arms import models_of
+
+        return models_of(self.arms, self.size, based=self.base is not None)
+
+    def check_models(self) -> None:
+        """Refuse models that are unknown, impossible or alike, before anything is read."""
+        if self.models and self.objective == "mlm" and self.measure_every:
+            raise ClearheadError(
+                "measure_every measures the loss of the next token, and these presets learn hidden "
+                "ones: leave it out"
+            )
 
     @cached_property
     def objective(self) -> str:
         """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
         from clearhead.experiments.run_setup import objective_of
-        from clearhead.models import preset
 
         if self.base is not None:
             return "next-token"
-        learnt = {
-            objective_of(preset(arm.preset, self.size, **arm.model)): arm.name for arm in self.arms
-        }
+        learnt = {objective_of(model): name for name, model in self.models.items()}
         if len(learnt) > 1:
             raise ClearheadError(
                 f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "

@@ -59,7 +59,7 @@ class ConvertConfig(OpensModels):
     softmax-1."""
     text: Source | None = None
     """Text on which the distance of both models is measured; where not given, windows of
-    --calibrate that did not calibrate, or else random tokens."""
+    --calibrate that did not calibrate, or else python-stdlib, as in diagnose."""
     length: Length = 512
     """Tokens in a window."""
     windows: Count = 8

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import terminal
+from clearhead.data.sources import STDLIB
 from clearhead.errors import ClearheadError
 from clearhead.eval.distance import distance
 from clearhead.experiments.calibration import added_sinks, calibrate, check_sinks, sample
@@ -50,7 +51,6 @@ from clearhead.train.adapters import merge
 from clearhead.train.checkpoint import save_pretrained, whole
 
 RECORD = "conversion.json"  # in the folder of the converted model
-RANDOM = "random tokens"
 OF_A_PREFIX = {"normalizer", "prefix_length", "mlp_rotation"}  # changes beside which it is kept
 
 
@@ -107,8 +107,10 @@ def run_conversion(config: ConvertConfig, say: Callable[[str], None]) -> None:
 
 
 def _outcome(record: dict[str, Any], before: str, after: str) -> str:
+    if record.get("prefix"):  # checked, before any rounding
+        return f"the same function after the prefix {record['prefix']['text']!r}"
     if not record["same_in_float32"]:
-        return "another function"
+        return "another function, for clearhead train --from to go on with"
     if not record["same_function"]:
         return (
             f"with equal logits in float32; rounded to {after} they differ by "
@@ -150,9 +152,6 @@ def to_other_mechanisms(
         model: in float32, as within `in_float32`.
         settings: `config.settings()`.
         rounded: gives the new model the first's 16 bits, where it has them.
-
-    Raises:
-        ClearheadError: as `imported`, `started`, `sample`, `calibrate` and those of `prefixes`.
     """
     prefix, equalise, calibration = config.prefix, config.equalise, config.calibrate
     basis: list[Part] = [part for part in config.rotate if part != "down"]
@@ -161,7 +160,9 @@ def to_other_mechanisms(
     check_baseline(config.preset, settings, first.config)
     length = min(config.length, model.config.max_position_embeddings)
     # All that can be refused is refused before the search and the rotation take their minutes.
-    chosen = given_prefix(prefix, tokenizer) if prefix not in (None, AUTO) else None
+    chosen = None
+    if prefix not in (None, AUTO):
+        chosen = given_prefix(prefix, tokenizer, first.config.vocab_size)
     if prefix is not None:
         tokens = SEARCHED if chosen is None else len(chosen.ids)
         check_prefix(first.config, changes, tokens)
@@ -185,10 +186,9 @@ def to_other_mechanisms(
         count = twice * config.windows
         read = sample(calibration, tokenizer, length=length, count=count, least=twice)
         calibrating, windows = read[::twice], read[1::2]
-    if config.text is not None:
-        windows = sample(config.text, tokenizer, length=length, count=config.windows)
-    elif not windows:
-        windows = _random(model.config.vocab_size, length, config.windows)
+    read_from = config.text or calibration or STDLIB
+    if not windows or config.text is not None:
+        windows = sample(read_from, tokenizer, length=length, count=config.windows)
     measures, lines = list[dict[str, Any]](), list[str]()
     before = first
     if prefix == AUTO:
@@ -205,17 +205,17 @@ def to_other_mechanisms(
         made = with_equal_logits(made, equalised(made))
     length = min(length, longest_text(made) or length)  # learned keys may have taken positions
     windows = [window[:length] for window in windows]
-    read_from = config.text or calibration or RANDOM
 
     def measure(what: str, **inputs: Any) -> float:
         with within_memory(f"give a smaller --length than {length}"):
             found = distance(first, made, windows, **inputs)
         measures.append({"what": what, **found.record()})
-        source = RANDOM if read_from == RANDOM else f"tokens of {read_from}"
+        # After a prefix logits are others by intent: how far says nothing of a fault.
+        largest = "" if chosen else f", largest difference of a logit {found.largest:.2g}"
         lines.append(
             f"{what}: KL {found.divergence:z.4f} nats a token, perplexity "
-            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}, largest difference of a "
-            f"logit {found.largest:.2g} ({found.tokens:,} {source})"
+            f"{found.perplexity_before:.2f} → {found.perplexity:.2f}{largest} "
+            f"({found.tokens:,} tokens of {read_from})"
         )
         return found.relative
 
@@ -334,8 +334,3 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
 def _record(name: str, model: Any, made: Any) -> dict[str, Any]:
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
     return {"kind": "conversion", "of": name, **kinds, **provenance(made.device)}
-
-
-def _random(vocabulary: int, length: int, count: int) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    return list(torch.randint(vocabulary, (count, length), generator=draw))

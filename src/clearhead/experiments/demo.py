@@ -9,12 +9,11 @@ from clearhead.data import Corpus, DataConfig, prepare, windows
 from clearhead.experiments.compare import compare
 from clearhead.experiments.comparison_run import SEAL, folder_of
 from clearhead.experiments.configs import RECORDS, CompareConfig
-from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.diagnosing import run_diagnosis
 from clearhead.experiments.final_measures import attention_records, states
 from clearhead.experiments.quantization import run_quantization
 from clearhead.experiments.run_setup import load_model
-from clearhead.experiments.sweep_configs import DiagnoseConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import DIAGNOSIS_FILE, DiagnoseConfig, QuantizeConfig
 from clearhead.measure import Watcher
 from clearhead.models.loading import kind_of, resolved
 from clearhead.progress import Work
@@ -134,7 +133,7 @@ def run_demo(
             trust_remote_code=trust_remote_code,
         )
         run_diagnosis(diagnosed, watcher=Watcher(), say=say)
-        found["diagnosis"] = diagnosed.output / DIAGNOSIS
+        found["diagnosis"] = diagnosed.output / DIAGNOSIS_FILE
         found["pretrained bits"] = _quantized(
             (pretrained,), output / "pretrained/bits.jsonl", text, trust_remote_code, say
         )

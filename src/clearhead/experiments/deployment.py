@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.data import prepare, windows
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.eval import perplexity
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
@@ -52,6 +52,7 @@ def run_deployment(
             "a model to keep takes --deploy and --output"
             + (f"; {', '.join(idle)} would have no effect" if idle else "")
         )
+    require_extras(config)
     forms = list(dict.fromkeys(config.deploy))
     alone = len(config.models) == len(forms) == 1
     require_new(config.output)

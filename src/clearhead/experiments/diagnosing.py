@@ -15,7 +15,12 @@ from clearhead.experiments.run_setup import (
     refuse_tokenizer,
     untrained,
 )
-from clearhead.experiments.sweep_configs import DiagnoseConfig, short_names
+from clearhead.experiments.sweep_configs import (
+    DIAGNOSIS_FILE,
+    FRESH,
+    DiagnoseConfig,
+    short_names,
+)
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
@@ -23,8 +28,6 @@ from clearhead.models.loading import resolved
 from clearhead.records.runs import DIAGNOSIS, Line
 
 LENGTH = 512
-RECORDS = "diagnosis.jsonl"
-FRESH = "init:"
 
 
 def run_diagnosis(
@@ -43,7 +46,7 @@ def run_diagnosis(
         _portion(source, name, config, say)
         for source, name in zip(config.models, short_names(config.models), strict=True)
     )
-    return sweep(portions, records=config.output / RECORDS, watcher=watcher)
+    return sweep(portions, records=config.output / DIAGNOSIS_FILE, watcher=watcher)
 
 
 def _portion(

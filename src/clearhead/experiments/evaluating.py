@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.data import prepare
-from clearhead.errors import ClearheadError, choose
+from clearhead.errors import ClearheadError, choose, require_extras
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.eval.options import OPTIONS
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer
@@ -35,6 +35,7 @@ def run_evaluation(config: Any, *, watcher: Watcher, say: Callable[[str], None])
     Raises:
         ClearheadError: for a model, a text or options that do not work.
     """
+    require_extras(config)
     named, config = _named(config)
     variants = _variants(config)
     refuse_tokenizer(config.data)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from clearhead.data import DataConfig, LabelledBatches, hub, labelled
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.eval import METRICS, predict
 from clearhead.experiments.configs import RECORDS, FinetuneJob
 from clearhead.measure.task import parameters_digest
@@ -69,7 +69,7 @@ def run_finetune(
         InterruptedRun: after SIGINT or SIGTERM, once the seed at hand has saved.
     """
     work = Work(say=say) if work is None else work
-    make_trackers(job.track)  # refuses one that is not installed
+    require_extras(job)
     task = _Task(job, say, work)
     with hold_folder(job.output) as lock:
         text = ""

@@ -9,11 +9,11 @@ from clearhead.experiments.compare import compare
 from clearhead.experiments.comparison_run import relabelled
 from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.models import plan, preset
-from clearhead.models.sizes import SIZES
+from clearhead.named_models import BASELINE, SIZES
 from clearhead.progress import Work
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
-from clearhead.records.runs import BASELINE, Records
+from clearhead.records.runs import Records
 from clearhead.train.world import joined
 
 MEASURE_EVERY = 0.05  # where the comparison names none: the loss on the way is what is compared
@@ -27,6 +27,8 @@ def ladder(
     `compare` says what it raises, and how it goes on where it stopped.
     """
     rungs = list(rungs_of(config))
+    for one in rungs:
+        one.check_models()
     work = Work(say=say) if work is None else work
     work.start(sum(len(one.arms) * len(one.seeds) for one in rungs))
     for one in rungs:

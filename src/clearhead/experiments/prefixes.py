@@ -53,11 +53,11 @@ class Prefix:
     tried: list[dict[str, Any]] = field(default_factory=list)
 
 
-def given_prefix(text: str, tokenizer: Any) -> Prefix:
+def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
     """The tokens of a text, in which backslash n and backslash t are a newline and a tab.
 
     Raises:
-        ClearheadError: no token, or more than `LONGEST`.
+        ClearheadError: no token, more than `LONGEST`, or one beyond the model's `entries`.
     """
     for escape, character in _ESCAPES.items():
         text = text.replace(escape, character)
@@ -65,6 +65,11 @@ def given_prefix(text: str, tokenizer: Any) -> Prefix:
     if not 1 <= len(ids) <= LONGEST:
         raise ClearheadError(
             f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}, such as \\n"
+        )
+    if (last := max(ids)) >= entries:
+        raise ClearheadError(
+            f"the prefix {text!r} has token {last}, and the model embeddings of {entries} tokens: "
+            "give another, such as \\n"
         )
     return Prefix(ids=tuple(ids), text=text)
 

@@ -6,7 +6,7 @@ from typing import Any
 from transformers.utils import logging
 
 from clearhead.data import prepare
-from clearhead.errors import require
+from clearhead.errors import require_extras
 from clearhead.experiments.run_setup import load_model, refuse_tokenizer
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
@@ -33,8 +33,7 @@ def run_quantization(
     refuse_tokenizer(config.data)
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
-    if config.choices is not None:
-        require("lm_eval", "lm-eval")
+    require_extras(config)
     for source in config.models:
         resolved(source)  # refuses a mistyped path before the others are measured
     portions = (

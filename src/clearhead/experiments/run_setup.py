@@ -8,7 +8,7 @@ import torch
 
 from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, prepare
 from clearhead.data.config import SHARE
-from clearhead.data.tokenizer import vocabulary_size
+from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.base_model import ClearheadModel
@@ -170,22 +170,26 @@ def refuse_tokenizer(data: DataConfig) -> None:
 def load_model(
     name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
 ) -> tuple[Any, Any]:
-    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer.
-
-    Raises:
-        ClearheadError: as `clearhead.models.loading.load`.
-    """
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
     model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
     return model.to(best_device()), tokenizer
 
 
 def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ClearheadError for a tokenizer with more ids than its model has embeddings."""
-    entries, needed = model.get_input_embeddings().num_embeddings, vocabulary_size(tokenizer)
-    if needed > entries:
+    """Raise a ClearheadError where a text would have tokens for which the model has no embedding.
+
+    Other tokens may be beyond the embeddings: a padding token, say, that no window of text has.
+    """
+    entries = model.get_input_embeddings().num_embeddings
+    if vocabulary_size(tokenizer) <= entries:
+        return
+    words = yielded(tokenizer)
+    words |= {getattr(tokenizer, f"{end}_token_id"): f"{end}_token" for end in ("bos", "eos")}
+    if beyond := [id for id in words if id is not None and id >= entries]:
         raise ClearheadError(
-            f"the tokenizer of {name} has ids up to {needed - 1}, and its model {entries} "
-            "embeddings: it is another model's; restore the one it was trained with"
+            f"the tokenizer of {name} reads texts into ids beyond the {entries} "
+            f"embeddings of its model, such as {beyond[0]} for {words[beyond[0]]!r}: restore the "
+            "one it was trained with, or give the model rows by resize_token_embeddings"
         )
 
 

@@ -14,6 +14,9 @@ from clearhead.eval.options import OPTIONS
 from clearhead.metavars import Model, Name, Number, Scaling, SchemeName, Size, TaskName, Text
 from clearhead.ranges import Count, Length, Natural, Range, check, check_distinct
 
+DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
+FRESH = "init:"  # before a model that has fresh weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(OpensModels):
@@ -187,11 +190,11 @@ def short_names(sources: Sequence[str]) -> list[str]:
     """
     short = []
     for source in sources:
-        path = Path(source.removeprefix("init:"))
+        path = Path(source.removeprefix(FRESH))
         if path.name in ("", ".."):  # the current folder, or one above: by its own name
             path = path.resolve()
         parts = path.parts[:-1] if path.name == "final" and len(path.parts) > 1 else path.parts
-        short.append(("init:" if source.startswith("init:") else "") + parts[-1])
+        short.append((FRESH if source.startswith(FRESH) else "") + parts[-1])
     if len(set(short)) == len(short):
         return short
     if len(set(sources)) == len(sources):

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.data import prepare, with_mask_token
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.experiments.bases import open_base, own_dropout, resting_sinks
 from clearhead.experiments.configs import TrainJob
 from clearhead.experiments.run_setup import (
@@ -27,7 +27,7 @@ from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
 from clearhead.train import BatchSource, Progress, TrainResult, checkpoint, make_trackers, train
-from clearhead.train.run_dir import read_record
+from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
 
 
@@ -52,7 +52,9 @@ def _run(
     job: TrainJob, world: World, *, command: str, resume: bool, say: Callable[[str], None]
 ) -> TrainResult:
     share = None
-    tracked = make_trackers(job.track)  # refuses one that is not installed
+    require_extras(job)
+    if not (resume or world.restarted()):
+        world.by_first(lambda: require_no_run(job.output))
     start: dict[str, Any] = {"preset": job.preset, "from": None}
     began = data_of(job.output) if resume else None
     if job.base is None:
@@ -101,7 +103,7 @@ def _run(
         output=job.output,
         tokenizer=corpus.tokenizer,
         resume=resume,
-        callbacks=[Progress(), *tracked],
+        callbacks=[Progress(), *make_trackers(job.track)],
         description={
             **start,
             "objective": job.objective,
@@ -130,8 +132,9 @@ def _check_start(job: TrainJob, start: dict[str, str]) -> None:
     """Refuse to go on from other weights than the run began with, where it still reads them."""
     began = read_record(job.output)["description"].get("from") or {}
     reads = job.train.lora or checkpoint.newest(job.output) is None
+    reads = reads or job.base != began.get("name")
     if reads and began.get("parameters") != start["parameters"]:
         raise ClearheadError(
-            f"{job.base} has other weights than the run in {job.output} started from: restore "
-            "them, or start another run"
+            f"{job.base} has other weights than the run in {job.output} started from "
+            f"({began.get('name')}): restore them, or start another run"
         )

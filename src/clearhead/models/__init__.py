@@ -26,9 +26,6 @@ from clearhead.models.masked import ClearheadForMaskedLM as ClearheadForMaskedLM
 
 if TYPE_CHECKING:
     from clearhead.models.annealing import anneal as anneal
-    from clearhead.models.catalogue import BASELINE as BASELINE
-    from clearhead.models.catalogue import PRESETS as PRESETS
-    from clearhead.models.catalogue import SIZES as SIZES
     from clearhead.models.catalogue import preset as preset
     from clearhead.models.catalogue import presets as presets
     from clearhead.models.catalogue import register_preset as register_preset
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     from clearhead.models.scaling import SCALINGS as SCALINGS
     from clearhead.models.scaling import with_rope_scaling as with_rope_scaling
     from clearhead.models.scaling import with_scaled_rope as with_scaled_rope
+    from clearhead.named_models import BASELINE as BASELINE
+    from clearhead.named_models import PRESETS as PRESETS
+    from clearhead.named_models import SIZES as SIZES
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)

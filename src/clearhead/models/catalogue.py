@@ -10,62 +10,8 @@ import torch
 from clearhead.errors import ClearheadError, choose
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.sizes import SIZES
-
-BASELINE = "transformer"
-"""The preset that all others change."""
-
-_SKIPLESS = {
-    "attention_skip": "none",
-    "shaping": "shaped",
-    "attention_gain": 1.0,
-    "mlp_gain": "depth",
-}
-_SAS = {
-    **_SKIPLESS,
-    "values": "identity",
-    "projections": "identity",
-    "first_values": "reparametrised",
-}
-_SAS_P = {**_SAS, "order": "parallel", "mlp_skip": "none"}
-
-_BERT = {
-    "position": "scaled-sinusoidal",
-    "direction": "bidirectional",
-    "norm": "layernorm",
-    "norm_eps": 1e-12,
-    "embedding_norm": "layernorm",
-    "mlp": "geglu",
-}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "transformer": {},
-    "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
-    "differential": {"maps": "differential"},
-    "differential-v2": {"maps": "differential-v2"},
-    "coca": {"scores": "collinear", "position": "rope"},
-    "coca-strict": {"scores": "collinear-strict", "position": "rope"},
-    "coca-slack": {"scores": "collinear-slack", "position": "rope"},
-    "softmax1": {"normalizer": "softmax1"},
-    "sink": {"normalizer": "sink"},
-    "key-bias": {"normalizer": "key"},
-    "key-value": {"normalizer": "key-value"},
-    "gated": {"epilogue": "gate"},
-    "xsa": {"epilogue": "xsa"},
-    "alibi": {"position": "alibi"},
-    "forget": {"position": "forget"},
-    "xpos": {"position": "xpos"},
-    "parallel": {"order": "parallel"},
-    "skipless": {**_SKIPLESS, "value_init": "orthogonal"},
-    "sas": _SAS,
-    "sas-p": _SAS_P,
-    "sas-p-nonorm": {**_SAS_P, "norm": "none"},
-    "clearhead": {**_SAS_P, "epilogue": "gate"},
-    "bert": _BERT,
-    "bert-sas": {**_BERT, **_SAS},
-    "bert-sas-p": {**_BERT, **_SAS_P},
-}
-"""Presets by name: the intervention of each, as axes that it changes of the baseline."""
+from clearhead.models.inspection import parameter_count
+from clearhead.named_models import BASELINE, PRESETS, SIZES
 
 # At the baseline's width, since what they claim is as good a model with fewer parameters.
 SMALLER = ("sas", "sas-p", "sas-p-nonorm", "clearhead", "bert-sas", "bert-sas-p")
@@ -210,5 +156,4 @@ def _matched(baseline: str, changed: str) -> int:
 
 def _parameters(config: ClearheadConfig) -> int:
     with torch.device("meta"):
-        model = ClearheadModel(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return parameter_count(ClearheadModel(config))

@@ -175,11 +175,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
     def settle(self) -> None:
-        """Derive what is None, and check everything; models do so again before they are built.
-
-        Raises:
-            ClearheadError: as for the class.
-        """
+        """Derive what is None, and check everything; models do so again before they are built."""
         self._check_types()
         check_ranges(self)
         if isinstance(self.mlp_gain, str) and self.mlp_gain != "depth":
@@ -328,33 +324,32 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         self.rope_parameters = settled
 
     def _check(self) -> None:
-        differential = any(layer.maps == "differential" for layer in self._layers())
+        layers = self._layers()
+        differential = any(layer.maps == "differential" for layer in layers)
         for key, default in (("lambda_init", None), ("head_norm", "affine")):
             if getattr(self, key) != default and not differential:
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
-        learned = any(layer.normalizer == "key-value" for layer in self._layers())
+        learned = any(layer.normalizer == "key-value" for layer in layers)
         if self.prefix_length != 1 and not learned:
             raise ClearheadError(
                 f"prefix_length={self.prefix_length} has no effect with "
                 f"normalizer={self.normalizer!r}: choose normalizer='key-value'"
             )
-        if self.annealed_start and not any(map(REGISTRY.anneals, self._layers())):
+        if self.annealed_start and not any(map(REGISTRY.anneals, layers)):
             raise ClearheadError(
                 "annealed_start brings in a null key or XSA over a training run, and there is none "
                 "here: leave it out, or choose normalizer='softmax1', 'sink' or 'key', or "
                 "epilogue='xsa'"
             )
         choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
-        self._check_values()
-        layers = self._layers()
+        self._check_values(layers)
         for layer in layers:
             REGISTRY.check(layer)
         self.requires = sorted(REGISTRY.packages(layers)) or None
 
-    def _check_values(self) -> None:
-        layers = self._layers()
+    def _check_values(self, layers: list[LayerSpec]) -> None:
         kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
         if self.value_init is not None and kinds == {"identity"}:
             raise ClearheadError(

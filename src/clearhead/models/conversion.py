@@ -22,7 +22,8 @@ _NAMES = ", ".join(
     name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") for name in FAMILIES
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Dtypes of weights that need scales, by safetensors' names. GPT-2 and GPT-NeoX store causal masks.
+# Dtypes of weights that need scales, by safetensors' names before any "_". GPT-2 and GPT-NeoX
+# store causal masks.
 _FEW_BITS = ("F8", "F6", "F4", "I8", "U8")
 _MASKS = ("attn.bias", "attention.bias")
 # Ways back to full precision, by transformers' names of methods.
@@ -168,11 +169,7 @@ def with_equal_logits(model: Any, made: Any) -> Any:
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
-    """A clearhead model as it is, and any other as by `converted`.
-
-    Raises:
-        ClearheadError: as `converted`.
-    """
+    """A clearhead model as it is, and any other as by `converted`."""
     if not isinstance(model, ClearheadForCausalLM):
         return converted(model)
     _require_sound(model)
@@ -241,7 +238,7 @@ def _refuse_few_bits(name: str) -> None:
     narrow = {
         key: dtype
         for key, dtype in stored_dtypes(name).items()
-        if dtype.startswith(_FEW_BITS) and not key.endswith(_MASKS)
+        if dtype.partition("_")[0] in _FEW_BITS and not key.endswith(_MASKS)
     }
     if narrow:
         key = min(narrow)

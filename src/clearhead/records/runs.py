@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from clearhead.named_models import BASELINE
+
 Line = dict[str, Any]
 Key = tuple[str, frozenset[tuple[str, Any]]]
 
-BASELINE = "transformer"
 # Dimensions of a measure's line, in the order in which a reader should meet them. One that is
 # absent means "pooled over"; without a step it was measured at the end, without a scheme in full
 # precision. The line's other keys are details, which identify nothing.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.models import preset
-from clearhead.models.planning import plan
+from clearhead.experiments.configs import CompareConfig
+from clearhead.named_models import PRESETS, SIZES
 from clearhead.reproduce.learning_rates import BEYOND
 from clearhead.reproduce.trials import Trial
 
@@ -52,17 +52,29 @@ def cost(trials: Sequence[Trial]) -> Cost:
     flops, sizes = 0.0, dict[str, int]()
     for trial in trials:
         config, sweep = trial.config, len(trial.rates) if trial.is_swept else 0
-        parameters = sizes.get(config.label)
-        if (
-            parameters is None and (parameters := trial.table.parameters) is None
-        ):  # arms of a table match in parameters, or have fewer
-            shape = {key: value for key, value in trial.arm.model.items() if key in config.set}
-            parameters = plan(preset(trial.arm.preset, config.size, **shape)).parameters
-        sizes[config.label] = parameters
         trained = len(config.seeds) if trial.rates else 0
         read = trained * config.train.tokens + sweep * trial.table.sweep_tokens
         runs += trained + sweep
         beyond += BEYOND if trial.is_swept else 0
         tokens += read
-        flops += 6.0 * parameters * read
+        size = trial.table.parameters or parameters(config)
+        flops += 6.0 * sizes.setdefault(config.label, size) * read
     return Cost(runs=runs, tokens=tokens, flops=flops, beyond=beyond)
+
+
+def parameters(config: CompareConfig) -> int:
+    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer.
+
+    By arithmetic: a list of all experiments would make hundreds of models.
+    """
+    size = SIZES[config.size]
+    shape = {**size, **PRESETS[config.presets[0]], **config.set}
+    width, heads = shape["hidden_size"], shape["num_attention_heads"]
+    attention = 4 * width * heads * shape.get("head_dim", width // heads)
+    mlp = 8 * width**2  # of either form
+    if "intermediate_size" in config.set or not {"hidden_size", "mlp"} & config.set.keys():
+        matrices = 3 if shape.get("mlp", "swiglu") in ("swiglu", "geglu") else 2
+        mlp = matrices * width * shape.get("intermediate_size", mlp // width // matrices)
+    rows = shape["vocab_size"] * (1 if shape.get("tie_word_embeddings", True) else 2)
+    rows += shape["max_position_embeddings"] if shape.get("position") == "learned" else 0
+    return rows * width + shape["num_hidden_layers"] * (attention + mlp)

@@ -65,7 +65,7 @@ def without_arms(names: Iterable[str], scale: str) -> list[str]:
 
 def has_arms(claim: Claim, scale: str) -> bool:
     """True if the scale has both arms of one of the claim's comparisons."""
-    known = _arms(claim.study, scale)
+    known = [one.name for one in trials(claim.study, scale)]
 
     def named(patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(arm, one) for one in trained_arms(patterns) for arm in known)
@@ -74,9 +74,10 @@ def has_arms(claim: Claim, scale: str) -> bool:
 
 
 @cache
-def _arms(study: str, scale: str) -> tuple[str, ...]:
+def trials(study: str, scale: str) -> tuple[Trial, ...]:
+    """The trials of an experiment; none where it has not that scale."""
     experiment = EXPERIMENTS[study]
-    return tuple(one.name for one in experiment.trials(scale)) if scale in experiment.scales else ()
+    return tuple(experiment.trials(scale)) if scale in experiment.scales else ()
 
 
 def _claims(name: str) -> list[Claim]:

@@ -12,7 +12,7 @@ from clearhead.experiments.sweep_configs import (
     PlanConfig,
     QuantizeConfig,
 )
-from clearhead.models import BASELINE, preset
+from clearhead.named_models import BASELINE, SIZES
 from clearhead.reproduce.trials import Measurement, Question, Table, Trial
 
 STEPS, WINDOWS, HEAD = 4, 2, 8
@@ -34,10 +34,9 @@ def smoke(trial: Trial) -> Trial:
 
     Where it starts from a trained model, the baseline of this size is trained for it first.
     """
-    config, arm = trial.config, trial.arm
-    model = {} if config.base else arm.model
-    heads = preset(BASELINE if config.base else arm.preset, config.size, **model)
-    shape = {"hidden_size": HEAD * heads.num_attention_heads, "num_hidden_layers": 2}
+    config = trial.config
+    usual = {**SIZES[config.size], **({} if config.base else trial.arm.model)}
+    shape = {"hidden_size": HEAD * usual["num_attention_heads"], "num_hidden_layers": 2}
     length = config.train.sequence_length
     train = replace(
         config.train,

@@ -92,13 +92,13 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
                 )
 
 
-def check_bases(trials: Iterable[Trial]) -> None:
-    """Refuse a trained model to start from that no job could open, before the first job.
-
-    Raises:
-        ClearheadError: as `require_convertible`.
-    """
-    bases = {one.config.base: None for one in trials if one.base is None and one.config.base}
+def check_models(trials: Iterable[Trial]) -> None:
+    """Refuse models that no job could build or open, before the first job."""
+    bases = dict[str, None]()
+    for one in trials:
+        one.config.check_models()
+        if one.base is None and one.config.base:
+            bases[one.config.base] = None
     for name in bases:
         require_convertible(name)
 

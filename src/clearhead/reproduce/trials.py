@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.diagnosing import FRESH
-from clearhead.experiments.diagnosing import RECORDS as DIAGNOSIS
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
+    DIAGNOSIS_FILE,
+    FRESH,
     DiagnoseConfig,
     EvaluateSettings,
     PlanConfig,
@@ -234,7 +234,7 @@ class Trial:
                         seeds=(seed,),
                         data=self.config.data,
                     )
-                records = asked.output / DIAGNOSIS
+                records = asked.output / DIAGNOSIS_FILE
             else:
                 records = folder / f"{name}.jsonl"
                 asked = replace(asked, models=(model,), records=records)

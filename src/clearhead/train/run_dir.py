@@ -116,12 +116,17 @@ def begin(output: Path, record: dict[str, Any]) -> None:
     Raises:
         ClearheadError: where `output` holds a run, or cannot be written.
     """
+    require_no_run(output)
+    write_json(output / RUN_FILE, record)
+
+
+def require_no_run(output: Path) -> None:
+    """Raise a ClearheadError where a folder holds a run already."""
     if holds_run(output):
         raise ClearheadError(
             f"{output} already holds a run: go on with it by --resume {output} (resume=True), or "
             "choose another folder"
         )
-    write_json(output / RUN_FILE, record)
 
 
 def reopen(

@@ -6,6 +6,7 @@ What is exported must come back as it was: a model whose import would be another
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig, window_begin
 from clearhead.models.layers import SLIDING
+from clearhead.ops.rope import KINDS
 from clearhead.spec import AXES
 from clearhead.terminal import say
 
@@ -132,7 +134,8 @@ class Family:
 def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     """The settings that have one name here and there; `target` is what they are exported to."""
     found = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
-    rope = found["rope_parameters"] or {}
+    rope = rotation(config)
+    found["rope_parameters"] = rope or None
     if target and rope.get("rope_type") == "dynamic-causal":
         raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
     if target and config.hidden_size % config.num_attention_heads:
@@ -141,6 +144,24 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
             "heads: only a number of heads that divides it can be exported"
         )
     return found
+
+
+def rotation(config: Any) -> dict[str, Any]:
+    """The rotary parameters that have an effect; empty without rotation.
+
+    Cards have others beside them, which transformers leaves out: "type", the older name of
+    rope_type, and keys of other kinds or other programs, such as attn_factor.
+    """
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    kind = str(rope.get("rope_type"))
+    if kind not in KINDS:
+        return rope
+    if kind == "yarn" and rope.get("factor") is None:  # as transformers does
+        rope["factor"] = config.max_position_embeddings / rope["original_max_position_embeddings"]
+    read = {"rope_type", "rope_theta", *chain(*KINDS[kind])}
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        read.add("partial_rotary_factor")  # refused: programs differ in whether they read it
+    return {key: value for key, value in rope.items() if key in read}
 
 
 def dropouts(theirs: Any) -> dict[str, float]:

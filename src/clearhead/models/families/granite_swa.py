@@ -11,7 +11,7 @@ from transformers import GraniteSWAForCausalLM
 
 from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
-from clearhead.models.families.family import Family, State, positions, windows
+from clearhead.models.families.family import Family, State, positions, rotation, windows
 from clearhead.models.layers import FULL, SLIDING
 
 _NORMALIZER = "self_attn.normalizer"
@@ -25,7 +25,7 @@ def _axes(theirs: Any) -> dict[str, Any]:
             f"a GraniteSWA with layer_rope_theta={theirs.layer_rope_theta} has no place in "
             "clearhead: it needs one base for all layers that rotate"
         )
-    rope = {"rope_parameters": {**theirs.rope_parameters, "rope_theta": max(thetas, default=0)}}
+    rope = {"rope_parameters": {**rotation(theirs), "rope_theta": max(thetas, default=0)}}
     return {
         **rope,
         **positions([theta != 0 for theta in theirs.layer_rope_theta]),

@@ -1,10 +1,65 @@
-"""Named sizes: the shape of the baseline, to which presets are matched in parameters.
+"""Named models: presets, and sizes, the baseline's shapes, to which they are matched; no torch.
 
 A paper's size is named after it. Counts that the papers state, and where they contradict
 themselves, are in docs/recipes.md.
 """
 
 from typing import Any
+
+BASELINE = "transformer"
+"""The preset that all others change."""
+
+_SKIPLESS = {
+    "attention_skip": "none",
+    "shaping": "shaped",
+    "attention_gain": 1.0,
+    "mlp_gain": "depth",
+}
+_SAS = {
+    **_SKIPLESS,
+    "values": "identity",
+    "projections": "identity",
+    "first_values": "reparametrised",
+}
+_SAS_P = {**_SAS, "order": "parallel", "mlp_skip": "none"}
+
+_BERT = {
+    "position": "scaled-sinusoidal",
+    "direction": "bidirectional",
+    "norm": "layernorm",
+    "norm_eps": 1e-12,
+    "embedding_norm": "layernorm",
+    "mlp": "geglu",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
+    "differential": {"maps": "differential"},
+    "differential-v2": {"maps": "differential-v2"},
+    "coca": {"scores": "collinear", "position": "rope"},
+    "coca-strict": {"scores": "collinear-strict", "position": "rope"},
+    "coca-slack": {"scores": "collinear-slack", "position": "rope"},
+    "softmax1": {"normalizer": "softmax1"},
+    "sink": {"normalizer": "sink"},
+    "key-bias": {"normalizer": "key"},
+    "key-value": {"normalizer": "key-value"},
+    "gated": {"epilogue": "gate"},
+    "xsa": {"epilogue": "xsa"},
+    "alibi": {"position": "alibi"},
+    "forget": {"position": "forget"},
+    "xpos": {"position": "xpos"},
+    "parallel": {"order": "parallel"},
+    "skipless": {**_SKIPLESS, "value_init": "orthogonal"},
+    "sas": _SAS,
+    "sas-p": _SAS_P,
+    "sas-p-nonorm": {**_SAS_P, "norm": "none"},
+    "clearhead": {**_SAS_P, "epilogue": "gate"},
+    "bert": _BERT,
+    "bert-sas": {**_BERT, **_SAS},
+    "bert-sas-p": {**_BERT, **_SAS_P},
+}
+"""Presets by name: the intervention of each, as axes that it changes of the baseline."""
 
 
 def _size(
