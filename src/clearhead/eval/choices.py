@@ -177,7 +177,7 @@ def _check_lengths(subject: Subject, questions: Questions) -> None:
         for answer in scored:
             # No tokenizer makes more tokens than bytes: only long answers are counted.
             tokens = len(answer.encode())
-            if tokens >= limit and (tokens := len(subject.encode(f" {answer}"))) > limit:
+            if tokens >= limit and (tokens := len(subject.ids("a", f" {answer}")[1])) > limit:
                 raise ClearheadError(
                     f"an answer of {tokens} tokens is longer than the {limit} of the model "
                     f"(it begins {' '.join(answer.split())[:30]!r}): leave its questions out"

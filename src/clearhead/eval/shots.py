@@ -104,9 +104,7 @@ class _Setting:
             queries=task.queries,
             draws=SeededChoices(f"shots {subject.seed} queries"),
         )
-        self.wording = Wording(
-            subject.encode, subject.continuation, subject.begin, self.examples.labels
-        )
+        self.wording = Wording(subject.ids, subject.begin, self.examples.labels)
         self.questions = [self.wording.question(query.text) for query in self.examples.queries]
 
     def shown(self, length: int, count: int | None) -> list[Example]:

@@ -46,24 +46,24 @@ class Subject(task.Subject):
     @property
     def begin(self) -> tuple[int, ...]:
         """The begin token, where the tokenizer has one."""
-        begin = self._encoder.begin
+        begin = self.encoder.begin
         return () if begin is None else (begin,)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A text's tokens, none of them special."""
-        return tuple(self._encoder.encode([text])[0].tolist())
+    def ids(self, *pieces: str) -> list[tuple[int, ...]]:
+        """The tokens of one text by its pieces; the first piece's follow the begin token.
 
-    def continuation(self, prompt: str, text: str) -> tuple[int, ...]:
-        """The tokens of `text` as they are after `prompt`, where that is cut between tokens."""
-        before, whole = self.encode(prompt), self.encode(prompt + text)
-        return whole[len(before) :] if whole[: len(before)] == before else self.encode(text)
+        A piece is never encoded by itself: many tokenizers put a space before a text.
+        """
+        first, *others = self.encoder.pieces(*pieces)
+        return [(*self.begin, *first), *others]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
+        """The tokenizer without special tokens."""
         return Encoder(self.tokenizer)
 
 
