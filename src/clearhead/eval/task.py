@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from clearhead.data.tokenizer import Encoder
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NotFinite
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.rope_limits import check_length
 from clearhead.measure import task
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
+from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.files import sha256_of
 from clearhead.records.runs import Line
 
@@ -86,8 +86,13 @@ class EvalTask(ABC):
         """The numbers of one cell, and what `lines_of` takes besides."""
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """The lines of one cell."""
-        return lines_of(self.headlines, self.result(subject, cell, advanced))
+        """The lines of one cell; prompts that are cut are shown."""
+        try:
+            result = self.result(subject, cell, advanced)
+        except NotFinite as error:
+            return unmeasured(self.headlines, error)
+        cut = ["requests_cut"] if result.get("requests_cut") else []
+        return lines_of([*self.headlines, *cut], result)
 
 
 def parted(words: Sequence[str]) -> list[str]:

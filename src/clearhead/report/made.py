@@ -60,7 +60,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
             for one in made
             if "dtype" in one
         ],
-        "seeds": [str(run.seed)],
+        "seeds": [] if Records(runs=(run,)).given else [str(run.seed)],
         "tokens a model": [f"{run.budget:,.0f}"] if run.budget else [],
         "data": [f"{name}: {short(value)}" for name, value in (header.get("data") or {}).items()],
         "date": [str(header.get("date") or "")[:10]],
