@@ -121,7 +121,7 @@ class PromptTemplate:
     def __init__(self, tokenizer: Any, encoder: Encoder, *, chat: bool) -> None:
         self._tokenizer, self._encoder, self.chat = tokenizer, encoder, chat
         begin = () if encoder.begin is None else (encoder.begin,)
-        self._template = _template(tokenizer) if chat else _ChatTemplate(begin, "", "", ())
+        self._template = _template(tokenizer) if chat else (begin, "", "", ())
 
     def ids(self, text: str) -> Tokens:
         """The tokens of a prompt with this text."""
@@ -195,18 +195,9 @@ def _sharing(whole: Sequence[Tokens]) -> list[Prompt]:
     return [Prompt(ids[:shared], ids[shared:]) for ids in whole]
 
 
-class _ChatTemplate(NamedTuple):
-    """Parts of a chat template: tokens up to the last special one before what the user says, the
-    texts around that, and tokens from the next special one on."""
-
-    before: Tokens
-    opening: str
-    closing: str
-    after: Tokens
-
-
-def _template(tokenizer: Any) -> _ChatTemplate:
-    """The chat template around what the user says."""
+def _template(tokenizer: Any) -> tuple[Tokens, str, str, Tokens]:
+    """A chat template's tokens up to the last special one before what the user says, the texts
+    around that, and its tokens from the next special one on."""
     if not getattr(tokenizer, "chat_template", None):
         raise ClearheadError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave chat out"
@@ -230,9 +221,7 @@ def _template(tokenizer: Any) -> _ChatTemplate:
     first = next((i for i, one in enumerate(ids) if one in special), len(ids))
     start = opens["offset_mapping"][last - 1][1] if last else 0
     stop = closes["offset_mapping"][first][0] if first < len(ids) else len(after)
-    return _ChatTemplate(
-        tuple(opens["input_ids"][:last]), before[start:], after[:stop], tuple(ids[first:])
-    )
+    return tuple(opens["input_ids"][:last]), before[start:], after[:stop], tuple(ids[first:])
 
 
 def digest_of(source: str) -> str:

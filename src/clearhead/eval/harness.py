@@ -23,12 +23,7 @@ from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.models.inspection import (
-    begin_of_windows,
-    evaluating,
-    finite_scores,
-    opened,
-)
+from clearhead.models.inspection import begin_of_windows, evaluating, finite, opened
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
 
@@ -212,7 +207,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
             reset_dynamic_rope(self.model)
-            checked = {**kwargs, "logits_processor": [finite_scores]}
+            checked = {**kwargs, "logits_processor": [finite]}
             found = super()._model_generate(context, *args, **checked)
             advanced(len(context))
             return found

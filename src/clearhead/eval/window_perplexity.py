@@ -43,7 +43,7 @@ class Perplexity:
         """Why there is no perplexity that is a number."""
         if self.perplexity is None or math.isfinite(self.perplexity):
             return self.reason
-        return f"{NOT_FINITE}: the loss is {self.loss:g}"
+        return f"the loss is {self.loss}, so there is no perplexity: {NOT_FINITE}"
 
 
 def perplexity(

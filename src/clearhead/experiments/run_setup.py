@@ -150,16 +150,12 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
     texts: dict[DataConfig, str] = {}
     for model in models:
         described = run_of(model).get("description", {}).get("data") or {}
-        if sources := described.get("sources"):
-            known = {
-                name: described[name]
-                for name in ("validation", "limit", "text_field")
-                if name in described and getattr(data, name) == getattr(DataConfig, name)
-            }
-            words = (
-                one["spec"] if one["weight"] is None else f"{one['spec']}@{one['weight']!r}"
-                for one in sources
-            )
+        if "sources" in described:
+            words = [
+                one["spec"] + (f"@{one['weight']!r}" if one["weight"] is not None else "")
+                for one in described["sources"]
+            ]
+            known = {name: described[name] for name in ("validation", "limit", "text_field")}
             texts.setdefault(replace(data, data=tuple(words), **known), model)
     if len(texts) > 1:
         named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())

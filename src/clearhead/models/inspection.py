@@ -98,23 +98,19 @@ def generating_plainly(model: Any) -> Any:
     return model
 
 
-def finite(logits: Tensor) -> Tensor:
-    """The logits, [..., V], as they are.
+def finite(*arguments: Tensor) -> Tensor:
+    """The last argument, logits [..., V], as it is; for `generate` a logits processor.
 
     Raises:
         NotFinite: NaN or infinity among them; −∞ forbids a token.
     """
+    logits = arguments[-1]
     if not bool(logits.amax(-1).isfinite().all()):
         raise NotFinite(
             f"the model's logits are {NOT_FINITE}: it has weights that are NaN or infinite, or its "
             "numbers overflow its dtype"
         )
     return logits
-
-
-def finite_scores(ids_BT: Tensor, scores_BV: Tensor) -> Tensor:
-    """`finite`, as a logits processor of `generate`."""
-    return finite(scores_BV)
 
 
 @contextmanager

@@ -217,8 +217,8 @@ def best(records: Records, task: str) -> str:
         for name, lengths, v in spans
     ]
     of = "" if task == metric else f" of {task}"
-    of += narrative.text_in_words(labelled) if task in _READ else ""
     said = narrative.enumerate_words(words) if words else "none"
+    said += narrative.text_in_words(labelled) if task in _READ else ""
     return (
         f"{'Lowest' if extreme is min else 'Highest'} mean {metric.replace('_', ' ')}{of}: {said}."
     )
@@ -409,7 +409,7 @@ def _by_document(records: Records, task: str) -> Iterator[Block]:
                 for run in records.of(arm)
             }
             values = {seed: ones for seed, ones in values.items() if ones}
-            return (entry(values, {}, reference=""),) if values else ()
+            return (entry(values, {}, reference="", given=records.given),) if values else ()
 
         pivot = build(
             f"perplexity of {arm} by document",
