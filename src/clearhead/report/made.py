@@ -41,7 +41,7 @@ def _merged(records: Records, facts_of: FactsOf) -> dict[str, list[str]]:
         for name, values in facts_of(run).items():
             known = facts.setdefault(name, [])
             known.extend(value for value in values if value and value not in known)
-    if "seeds" in facts:
+    if facts.get("seeds"):
         facts["seeds"] = [", ".join(facts["seeds"])]
     return {name: values for name, values in facts.items() if values}
 
