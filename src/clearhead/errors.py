@@ -29,6 +29,14 @@ class ClearheadError(Exception):
     printed_elsewhere = False  # by another process of the same run
 
 
+NOT_FINITE = "not finite"
+"""In place of a measured number that is NaN or too large."""
+
+
+class NotFinite(ClearheadError):  # noqa: N818 (a result of a measurement, too)
+    """Logits without a largest one: the model answers nothing."""
+
+
 class Stopped(Exception):  # noqa: N818 (a request, not a fault)
     """A signal stopped the work, which is saved. `code` is the exit status of the process."""
 

@@ -89,7 +89,9 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
         "difference",
         "shaped",
     }
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    before = err[: err.index("transformer, seed 0")]
+    assert "one seed cannot tell these models apart" in before
     for name in PRESETS:
         assert name in out
     page = (tmp_path / "out/report.html").read_text("utf-8")

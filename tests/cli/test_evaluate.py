@@ -1,6 +1,7 @@
 """clearhead eval: a sweep that is kept cell by cell, goes on where it stopped, refuses early."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +275,74 @@ def test_shots_by_order_and_a_file_that_changed(words, tmp_path, capsys):
     html = tmp_path / "report.html"
     assert call("report", str(tmp_path / "records.jsonl"), "--output", str(html)) == 0
     assert "order alternating" in html.read_text("utf-8")
+
+
+def _with(folder: Path, trained: Path, value: float) -> Path:
+    """The trained model with a head that is NaN, or whose loss is beyond any perplexity."""
+    model = ClearheadForCausalLM.from_pretrained(trained / "final")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(value)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(trained / "final").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e6])
+def test_a_number_that_is_not_finite_is_said_and_ends_in_1(words, trained, tmp_path, capsys, value):
+    broken, (_, good, *options) = _with(tmp_path / "broken", trained, value), words
+    words = ["eval", str(broken), *options[: options.index("--passkey.trials")]]
+    assert call(*words) == 1
+    out, err = capsys.readouterr()
+    assert out.count("not finite") == 2  # a length each
+    assert "Traceback" not in err
+    page, report = tmp_path / "page.html", tmp_path / "report.html"
+    assert call(*words[:1], good, *words[1:], "--page", str(page)) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Lowest mean perplexity: transformer from 128 to 192 tokens" in out
+    assert call("report", str(tmp_path / "records.jsonl"), "--output", str(report)) == 1
+    for html in (page.read_text("utf-8"), report.read_text("utf-8")):
+        assert html.count("not finite") >= 2
+
+
+def test_answers_of_a_model_without_numbers_are_not_wrong(words, trained, tmp_path, capsys):
+    broken, (_, _, *options) = _with(tmp_path / "broken", trained, math.nan), words
+    tasks = ["passkey", "needles", "recall", "mano", "hits"]
+    extra = ["--needles.filler", "sentences", "--needles.samples", "1", "--mano.operations", "2"]
+    extra += ["--recall.pairs", "3", "--mano.samples", "1", "--needles.grid", "1x1"]
+    assert call("eval", str(broken), *options, *extra, "--tasks", *tasks) == 1
+    shown = [line for line in lines_of(tmp_path) if line["kind"] == "measure"]
+    assert {line["task"] for line in shown} == set(tasks)
+    for line in shown:
+        if not line.get("aside"):
+            assert line["value"] is None
+            assert "not finite" in line["reason"]
+    out = capsys.readouterr().out
+    assert "0 [" not in out
+
+
+def test_a_run_is_measured_on_its_own_held_out_text(words, trained, text, tmp_path, capsys):
+    """Which run.json knows, share and fields included."""
+    _, run, *options = words
+    start, stop = options.index("--data.data"), options.index("--lengths")
+    options = [*options[stop : options.index("--passkey.trials")]]
+    cache = ["--data.cache", str(words[words.index("--data.cache") + 1])]
+    assert call("eval", run, *cache, *options) == 0
+    header = lines_of(tmp_path)[0]
+    specs = [one["spec"] for one in header["data"]["sources"]]
+    assert specs == [str(text), "synthetic:passkey:documents=60"]
+    made = json.loads((trained / "run.json").read_text("utf-8"))["description"]["data"]
+    assert all(header["data"][key] == made[key] for key in ("validation", "tokens", "bytes"))
+    assert (
+        f"{text}, synthetic:passkey:documents=60 (held-out part)"
+        in capsys.readouterr().out.replace("\n", "")
+    )
+    other = tmp_path / "run"
+    other.mkdir()
+    record = json.loads((trained / "run.json").read_text("utf-8"))
+    record["description"]["data"]["sources"] = [{"spec": "python-stdlib", "weight": None}]
+    (other / "run.json").write_text(json.dumps(record), "utf-8")
+    _with(other / "final", trained, 1.0)
+    refused = refusal(capsys, "eval", run, str(other / "final"), *cache, *options)
+    assert "trained on different texts" in refused
+    assert "python-stdlib" in refused
+    assert start == 0

@@ -44,3 +44,19 @@ def test_a_tokenizer_of_another_model_is_refused_in_a_line(llama, tmp_path, caps
     assert "and the model knows 0 to 4: use the tokenizer" in refusal(
         capsys, "generate", str(tmp_path), "attention"
     )
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_logits_that_are_not_finite_are_said_and_end_in_1(llama, tmp_path, capsys, temperature):
+    folder = tmp_path / "broken"
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    assert call("generate", str(folder), "a", "--temperature", temperature) == 1
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("clearhead: the model's logits are not finite")
+    )

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,7 +184,7 @@ def _cases(kind, *questions, document=DOCUMENT):
 
 @pytest.fixture
 def template(subject):
-    return PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    return PromptTemplate(subject.tokenizer, subject.encoder, chat=False)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_prompt_is_instructions_document_question(subject, template, kind, que
     text = subject.tokenizer.decode(ids[len(subject.begin) :])
     assert text.endswith(f"\n\nDocument:\n{document}{end}")
     assert len(one.prompt.tail) == 1
-    assert subject.encode(text) == ids[len(subject.begin) :]
+    assert subject.encoder.pieces(text)[0] == ids[len(subject.begin) :]
 
 
 @pytest.mark.parametrize("room", [150, 151, 152, 153, 260, 300])
@@ -234,7 +235,8 @@ def test_a_cut_whose_words_come_apart_is_made_again():
     def encode(text):  # a token a word; two more where a document is cut
         return (7,) * (len(text.split()) + 2 * ("w0" in text and "w29" not in text))
 
-    template = PromptTemplate(tokenizer, encode, (), chat=False)
+    encoder = SimpleNamespace(begin=None, pieces=lambda text: [encode(text)])
+    template = PromptTemplate(tokenizer, encoder, chat=False)
     cases = _cases("answer", "Who?", document=" ".join(words) + " ")
     room = len(template.ids("")) + 30
     (one,) = template.prompts(cases, room)
@@ -265,7 +267,7 @@ def test_refuses_room_without_a_document(template):
 def test_a_chat_template_is_put_around_the_text(subject, template):
     tokenizer = copy.deepcopy(subject.tokenizer)
     tokenizer.chat_template = CHAT
-    chat = PromptTemplate(tokenizer, subject.encode, subject.begin, chat=True)
+    chat = PromptTemplate(tokenizer, subject.encoder, chat=True)
     cases = _cases("summary", "", document="It <|end|> <|begin|>was.")
     (one,), (plain,) = chat.prompts(cases, 900), template.prompts(cases, 900)
     before = tokenizer("<|begin|>user\n", add_special_tokens=False)["input_ids"]
@@ -279,8 +281,8 @@ def test_a_chat_template_is_put_around_the_text(subject, template):
 
 def test_refuses_chat_without_a_template(subject):
     with pytest.raises(ClearheadError, match="has no chat template: leave chat out"):
-        PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=True)
+        PromptTemplate(subject.tokenizer, subject.encoder, chat=True)
     tokenizer = copy.deepcopy(subject.tokenizer)
     tokenizer.chat_template = "{{ messages | length }} messages"
     with pytest.raises(ClearheadError, match="leaves out what the user says"):
-        PromptTemplate(tokenizer, subject.encode, subject.begin, chat=True)
+        PromptTemplate(tokenizer, subject.encoder, chat=True)

@@ -84,7 +84,7 @@ def _by_hand(subject, ids, new_tokens):
 
 
 def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
-    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    template = PromptTemplate(subject.tokenizer, subject.encoder, chat=False)
     cells = task.cells(subject)
     assert [(cell["file"], cell["length"]) for cell in cells] == [
         *(("answers.jsonl", 192), ("stories.jsonl", 192))
@@ -123,7 +123,7 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
 @pytest.fixture
 def write(subject, task):
     """write(stop): what is written to the six questions, nothing kept."""
-    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    template = PromptTemplate(subject.tokenizer, subject.encoder, chat=False)
     prompts = [b for case in load_cases(task.files[0]) for b in template.prompts([case], 400)]
 
     def make(stop):
@@ -242,7 +242,7 @@ def test_a_judge_gives_the_accuracy(subject, task, judge):
 
 def test_a_judge_reads_what_the_model_saw(subject, task, judge):
     task = _judged(task, judge)
-    template = PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=False)
+    template = PromptTemplate(subject.tokenizer, subject.encoder, chat=False)
     found = numbers(task.measure(subject, task.cells(subject)[1], _ignore))
     assert (found["accuracy"], found["cut"]) == (1, 1)
     cases = load_cases(task.files[1])

@@ -245,7 +245,7 @@ def test_a_local_judge_writes_what_generate_writes(local, batch_tokens):
     found = dict(judge.replies(prompts))
     assert sorted(found) == [0, 1, 2]
     for number, prompt in enumerate(prompts):
-        ids = (*subject.begin, *subject.encode(prompt))
+        ids = (*subject.begin, *subject.encoder.pieces(prompt)[0])
         assert found[number].text == _by_hand(subject, ids, 9)
         assert found[number].model == "judge"
 
@@ -257,7 +257,7 @@ def test_a_local_judge_is_asked_in_its_chat_template(local, tmp_path):
     (tmp_path / "judge" / "chat_template.jinja").write_text(template)
     judge = LocalJudge(JudgeConfig(model=folder, new_tokens=9), device="cpu", batch_tokens=900)
     begin, end = subject.tokenizer.bos_token_id, subject.tokenizer.eos_token_id
-    ids = (begin, *subject.encode("a <|end|> b"), end, *subject.encode("so:"))
+    ids = (begin, *subject.encoder.pieces("a <|end|> b")[0], end, *subject.encoder.pieces("so:")[0])
     assert dict(judge.replies(["a <|end|> b"]))[0].text == _by_hand(subject, ids, 9)
     assert judge.identity != plain.identity
 

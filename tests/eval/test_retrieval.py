@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from clearhead import ClearheadError
+from clearhead.data import synthetic
 from clearhead.data.retrieval import held_out
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.eval.answers import Answer
@@ -262,6 +265,55 @@ def test_positions_that_cannot_be_told_apart_are_refused_at_once(make_subject, n
     with pytest.raises(ClearheadError, match=f"{name} can tell apart: ask for at most {limit:,}"):
         task.cells(make_subject(name, lengths=(limit - 9,)))
     task.cells(make_subject(name, lengths=(limit - 10,)))
+
+
+def _spelling(kind, texts):
+    """A tokenizer that begins every text with "▁" as Mistral's and Phi-3's does, or as Llama's."""
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    pieces = [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(True), pre_tokenizers.Punctuation()]
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(pieces)
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    bpe.decoder = decoders.Metaspace()
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    if kind == "prepend":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        bpe.normalizer, bpe.pre_tokenizer = normalizers.Sequence(steps), None
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "prepend", "metaspace"])
+def test_an_answer_has_the_tokens_that_it_has_in_the_text(make_subject, kind):
+    """So that copying them is the right answer."""
+    texts = [t for k in ("needle", "recall", "passkey") for t in synthetic.texts(f"synthetic:{k}")]
+    changes = {} if kind == "byte-level" else {"tokenizer": _spelling(kind, texts[::9])}
+    subject = make_subject(lengths=(600,), **changes)
+    for name in ("passkey", "landmark", "sentences", "recall"):
+        for cell in TASKS[name].cells(subject):
+            _, _, oracle = _asked(subject, TASKS[name], cell)
+            for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):
+                part = answer
+                if name == "recall":  # the last pair, which is one of those listed
+                    comma = subject.ids("a", ",")[1]
+                    assert answer[-len(comma) :] == comma
+                    part = answer[: -len(comma)]
+                else:
+                    number = re.search(r"\d+", subject.tokenizer.decode(answer))[0]
+                    part = subject.ids("is", f" {number}")[1]
+                    assert answer[-len(part) :] == part
+                last = len(part) if name != "recall" else 2
+                part = part[-last:]
+                places = range(len(prompt.ids) - last + 1)
+                assert any(prompt.ids[at : at + last] == part for at in places)
+
+
+def test_a_text_has_the_same_tokens_whatever_its_pieces(subject):
+    pieces = ["A b", "", " cé", "\n", "\n12", " 3."]
+    found = subject.ids(*pieces)
+    assert [one for ids in found for one in ids] == list(subject.ids("".join(pieces))[0])
+    assert subject.tokenizer.decode(found[2]) == " cé"
+    assert found[1] == ()
 
 
 def test_grids_take_commas(make_subject):

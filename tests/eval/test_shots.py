@@ -140,13 +140,17 @@ def _letters(text):
     return tuple(map(ord, text))
 
 
+def _pieces(encode):
+    return lambda *pieces: [encode(piece) for piece in pieces]
+
+
 def test_a_label_that_starts_another_is_told_apart_by_the_end_of_its_line():
-    wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
+    wording = Wording(_pieces(_letters), (), LABELS)
     assert wording.answers == tuple(_letters(f" {name}\n") for name in LABELS)
 
 
 @pytest.mark.parametrize(
-    ("continuation", "labels", "message"),
+    ("encode", "labels", "message"),
     [
         (_letters, ("a", ""), "label '' tokenises to nothing"),
         (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' tokenises to"),
@@ -155,9 +159,9 @@ def test_a_label_that_starts_another_is_told_apart_by_the_end_of_its_line():
         (lambda t: _letters(t.replace("\n", "x")), ("a", "axb"), "'axb' starts with the tokens"),
     ],
 )
-def test_labels_that_cannot_be_scored_are_refused(continuation, labels, message):
+def test_labels_that_cannot_be_scored_are_refused(encode, labels, message):
     with pytest.raises(ClearheadError, match=message):
-        Wording(_letters, lambda prompt, text: continuation(text), (), labels)
+        Wording(_pieces(encode), (), labels)
 
 
 def test_labelled_texts_of_a_data_set_are_those_of_a_file(
@@ -211,6 +215,6 @@ def test_refuses_labels_that_are_not_shown_and_learned_positions(make_subject, w
 
 
 def test_a_number_that_is_asked_for_is_shown(subject):
-    wording = Wording(_letters, lambda prompt, text: _letters(text), (), LABELS)
+    wording = Wording(_pieces(_letters), (), LABELS)
     pool = [Example(f"text {n}", n % 4) for n in range(20)]
     assert len(fill(pool, wording, room=9999, count=20, draws=SeededChoices("x"))) == 20

@@ -1,6 +1,7 @@
 """Evaluations on a page and in a terminal: means over depths and seeds, text that stays text."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -275,3 +276,63 @@ def test_names():
     assert scaling_name(at) == "yarn × 4"
     assert setting(at, by_depth=True) == "yarn × 4, depth 0.25, labels HWU"
     assert setting(at) == "yarn × 4, labels HWU"
+
+
+def _given(losses: dict[str, list[float]], **header: object) -> list[dict]:
+    """Two evaluated models, with a loss for each document; trained by nobody that records know."""
+    lines = []
+    for name, ones in losses.items():
+        loss = sum(ones) / len(ones)
+        documents = [
+            {"document": f"d{n}", "loss": one, "perplexity": math.exp(one)}
+            for n, one in enumerate(ones)
+        ]
+        result = {"perplexity": math.exp(loss), "loss": loss, "documents": documents}
+        lines.append(
+            {"kind": "run", "run": name, "preset": name, "seed": 0, "evaluation": {}, **header}
+        )
+        at = {"length": 64, "longest": 64}
+        lines.append(_cell(name, "perplexity", at, result, "perplexity"))
+    return lines
+
+
+LOSSES = {"a": [3.0, 3.5, 2.5, 4.0, 2.0, 3.2], "b": [3.1, 3.61, 2.6, 4.12, 2.09, 3.3]}
+
+
+def test_an_interval_of_a_perplexity_is_one_of_its_loss():
+    runs = parse(_given(LOSSES)).runs
+    losses = LOSSES["a"]
+    interval = scipy.stats.t.interval(
+        0.95, len(losses) - 1, loc=sum(losses) / len(losses), scale=scipy.stats.sem(losses)
+    )
+    (one,) = runs[0].select("perplexity", task="perplexity")
+    assert one.details["interval"] == pytest.approx([math.exp(end) for end in interval])
+    few = parse(_given({name: ones[:4] for name, ones in LOSSES.items()})).runs[0]
+    (one,) = few.select("perplexity", task="perplexity")
+    assert "interval" not in one.details
+
+
+def test_models_without_seeds_differ_by_their_documents_and_no_seed_is_spoken_of():
+    page = page_of(parse(_given(LOSSES)))
+    (difference,) = page.differences
+    assert difference.verdict is Verdict.HIGHER
+    items = [[math.exp(sum(o) / 6) * (1 + x - sum(o) / 6) for x in o] for o in LOSSES.values()]
+    expected = scipy.stats.ttest_rel(items[1], items[0])
+    assert difference.p == pytest.approx(expected.pvalue)
+    assert difference.interval == pytest.approx(tuple(expected.confidence_interval()))
+    assert "seed" not in own(render(page)).lower()
+    trained = page_of(parse(_given(LOSSES, train={"tokens": 9})))
+    assert trained.differences[0].interval is None
+    assert "One seed a model" in own(render(trained))
+
+
+def test_an_axis_of_accuracy_ends_at_1(path):
+    (figure, *_) = [f for f in _figures(page_of(load(path)), "scatter") if "ccuracy" in str(f)]
+    assert figure["layout"]["yaxis"]["range"] == [0, 1]
+
+
+def test_a_headline_names_its_text():
+    data = {"sources": [{"spec": "books.jsonl", "weight": None}]}
+    records = parse(_given(LOSSES, data=data))
+    assert best(records, "perplexity").endswith(" on books.jsonl (held-out part).")
+    assert next(tables(records, "a")).title.endswith(" on books.jsonl (held-out part)")

@@ -203,3 +203,14 @@ def test_texts_and_models_that_cannot_be_viewed_are_refused(make, tokenizer, wor
     bloom = BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=300))
     with pytest.raises(ClearheadError, match="its attention cannot be observed"):
         observe_text(bloom.eval(), tokenizer, words, name="x")
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_numbers_that_are_not_finite_are_left_out_and_said(make, tokenizer, words, layer):
+    model = make("transformer")
+    with torch.no_grad():
+        next(model.model.layers[layer].parameters()).fill_(torch.nan)
+    found = observe_text(model, tokenizer, words, name="a")
+    assert found.lost == found.model["lost"] == f"after layer {layer}"
+    json.dumps(found.model, allow_nan=False)
+    assert found.model["surprise"][1:] == [None] * (len(found.model["tokens"]) - 1)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from clearhead.allocator import keep_freed_memory
-from clearhead.errors import ClearheadError, Stopped, choose
+from clearhead.errors import ClearheadError, NotFinite, Stopped, choose
 from clearhead.terminal import complain, say
 
 # verb -> (module that has its `run`, one line of help)
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         if error.printed_elsewhere:
             time.sleep(1)  # torchrun ends every process once one has failed: the other prints first
             raise SystemExit(2) from error
-        code = _fail(str(error))
+        code = _fail(str(error), code=1 if isinstance(error, NotFinite) else 2)
     except Stopped as stop:
         say(str(stop))
         code = stop.code

@@ -51,5 +51,5 @@ def run(words: list[str]) -> int:
     with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
         (ladder if command.sizes else compare)(command, say=say, work=work)
     if world.first:
-        publish([command.output / RECORDS, *command.beside], command.output / "report.html")
+        return publish([command.output / RECORDS, *command.beside], command.output / "report.html")
     return 0

@@ -36,5 +36,4 @@ def run(words: list[str]) -> int:
 
     with Bar(len(command.models)) as bar:
         lines = run_diagnosis(command, watcher=bar, say=say)
-    publish(parse_records(lines), command.output / PAGE)
-    return 0
+    return publish(parse_records(lines), command.output / PAGE)

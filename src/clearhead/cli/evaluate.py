@@ -35,22 +35,21 @@ def run(words: list[str]) -> int:
     except ClearheadError:
         _print(parse_records(bar.lines))  # what was measured before
         raise
-    _print(records)
+    status = _print(records)
     if config.page is not None:
         write_page(page_of(records), config.page)
         show(f"page: {config.page}")
-    return 0
+    return status
 
 
-def _print(records: "Records") -> None:
+def _print(records: "Records") -> int:
     """The tables of one model, with every depth; of several, side by side, what the page has."""
-    from clearhead.cli.publishing import print_page
+    from clearhead.cli.publishing import print_page, status_of
     from clearhead.report import console as terminal
     from clearhead.report import evaluation, page_of
 
     if len(records.runs) > 1:
-        print_page(page_of(records))
-        return
+        return print_page(page_of(records))
     out = console()
     for run in records.runs:
         for pivot in evaluation.tables(records, run.id):
@@ -58,3 +57,4 @@ def _print(records: "Records") -> None:
                 out.print(table)
     if records.runs and (said := evaluation.verdict(records)):
         show(said)
+    return status_of(records)

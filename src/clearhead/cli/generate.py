@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
     )
     import torch
 
-    from clearhead.models.inspection import check_tokens, generating_plainly, longest_text
+    from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
     from clearhead.models.loading import best_device, load
 
     model, tokenizer = load(command.model, trust_remote_code=command.trust_remote_code)
@@ -80,6 +80,7 @@ def run(words: list[str]) -> int:
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=command.tokens,
         pad_token_id=tokenizer.pad_token_id,
+        logits_processor=[finite],
         **sampling,
     )
     write(tokenizer.decode(out[0], skip_special_tokens=True))

@@ -5,19 +5,29 @@ from pathlib import Path
 
 from clearhead.records.runs import Records
 from clearhead.report import Page, load, page_of, to_console, write_page
-from clearhead.terminal import console, show
+from clearhead.terminal import console, say, show
 
 
-def publish(records: Records | Sequence[Path], output: Path, *, title: str = "") -> None:
-    """Write the page of the records, and print its tables and verdict."""
+def publish(records: Records | Sequence[Path], output: Path, *, title: str = "") -> int:
+    """Write the page of the records, and print its tables and verdict; return as `print_page`."""
     page = page_of(records if isinstance(records, Records) else load(records), title)
     write_page(page, output)
-    print_page(page)
+    status = print_page(page)
     show(f"report: {output}")
+    return status
 
 
-def print_page(page: Page) -> None:
-    """Print a page's tables and verdict."""
+def print_page(page: Page) -> int:
+    """Print a page's tables and verdict; return the exit status, 1 for numbers not finite."""
     out = console()
     for part in to_console(page):
         out.print(part)
+    return status_of(page.records)
+
+
+def status_of(records: Records) -> int:
+    """The exit status of a measurement: 1 where a number is not finite."""
+    if records.finite:
+        return 0
+    say("clearhead: some numbers are not finite")
+    return 1

@@ -31,12 +31,12 @@ def run(words: list[str]) -> int:
     with Bar(len(command.models), Outcomes()) as bar:
         lines = run_quantization(command, watcher=bar, say=say)
     shown = parse_records(lines)
-    print_page(page_of(shown))
+    status = print_page(page_of(shown))
     if command.page is not None:
         kept = shown if command.records is None else load(command.records)
         write_page(page_of(kept, command.title), command.page)
         show(f"page: {command.page}")
-    return 0
+    return status
 
 
 def _deploy(command: Command) -> int:

@@ -35,5 +35,4 @@ def run(words: list[str]) -> int:
     )
     from clearhead.cli.publishing import publish
 
-    publish(command.records, command.output, title=command.title)
-    return 0
+    return publish(command.records, command.output, title=command.title)

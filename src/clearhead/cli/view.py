@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
-from clearhead.errors import ClearheadError
+from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.metavars import Model, Pair, Size, Text
 from clearhead.ranges import Length, Range
@@ -94,9 +94,11 @@ def run(words: list[str]) -> int:
     for name, one in zip(names, found, strict=True):
         if one.kept < one.heads:
             say(f"{name}: maps of {one.kept} of {one.heads} heads fit on the page")
+        if one.lost:
+            say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
     say(f"wrote {command.output}")
     _open(command.output.resolve().as_uri(), command)
-    return 0
+    return int(any(one.lost for one in found))
 
 
 def _serve(observe: Callable[[str], list[Any]], title: str, text: str, command: Command) -> int:

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,16 @@ class Encoder:
         with rust_threads():
             encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(item.ids, dtype=self.dtype) for item in encoded]
+
+    def pieces(self, *pieces: str) -> list[tuple[int, ...]]:
+        """Return the ids of one text, by the pieces of it; one across two is the later piece's."""
+        whole = self._backend.encode("".join(pieces), add_special_tokens=False)
+        ends, place = list(accumulate(map(len, pieces))), 0
+        ids: list[list[int]] = [[] for _ in pieces]
+        for token, (_, stop) in zip(whole.ids, whole.offsets, strict=True):
+            place = max(place, bisect_left(ends, stop))
+            ids[place].append(token)
+        return [tuple(one) for one in ids]
 
 
 def cut(text: str, size: int) -> Iterator[str]:

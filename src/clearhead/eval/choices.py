@@ -22,7 +22,6 @@ from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
@@ -143,12 +142,6 @@ class ChoicesTask(EvalTask, ChoicesOptions):
             _check_lengths(subject, load_questions(Path(file), self.limit))
         return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
 
-    def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """The lines of one cell; prompts that are cut are shown."""
-        result = self.result(subject, cell, advanced)
-        shown = ["requests_cut"] if result["requests_cut"] else []
-        return lines_of([*self.headlines, *shown], result)
-
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
         """The accuracies, with a 95 % interval from `low` to `high`."""
         (path,) = [Path(file) for file in self.files if Path(file).name == cell["file"]]
@@ -177,7 +170,7 @@ def _check_lengths(subject: Subject, questions: Questions) -> None:
         for answer in scored:
             # No tokenizer makes more tokens than bytes: only long answers are counted.
             tokens = len(answer.encode())
-            if tokens >= limit and (tokens := len(subject.encode(f" {answer}"))) > limit:
+            if tokens >= limit and (tokens := len(subject.ids("a", f" {answer}")[1])) > limit:
                 raise ClearheadError(
                     f"an answer of {tokens} tokens is longer than the {limit} of the model "
                     f"(it begins {' '.join(answer.split())[:30]!r}): leave its questions out"

@@ -112,7 +112,7 @@ class Wording:
             another, so that one label's likelihood is no part of another's.
 
     Args:
-        encode: a text's tokens. continuation: those of a text after another. begin: of a prompt.
+        tokens: those of one text by its pieces. begin: the tokens that begin a prompt.
 
     Raises:
         ClearheadError: labels that tokenise to nothing, or cannot be told apart.
@@ -120,30 +120,29 @@ class Wording:
 
     def __init__(
         self,
-        encode: Callable[[str], Tokens],
-        continuation: Callable[[str, str], Tokens],
+        tokens: Callable[..., list[Tokens]],
         begin: Tokens,
         labels: Sequence[str],
     ) -> None:
-        self._encode, self.begin = encode, begin
-        end = continuation("label: x", "\n")
-        self._gap = continuation("label: x\n", "\n")
+        self._tokens, self.begin = tokens, begin
+        _, end = tokens("label: x", "\n")
+        self._gap = end
         if not end:
             raise ClearheadError(
                 "the tokenizer gives the end of a line no token, and nothing else ends a label"
             )
         found = []
         for name in labels:
-            tokens = continuation("label:", f" {name}") if name else ()
-            if not tokens:
+            spelt = tokens("label:", f" {name}")[1] if name else ()
+            if not spelt:
                 raise ClearheadError(f"label {name!r} tokenises to nothing: give it a name")
-            found.append((*tokens, *end))
+            found.append((*spelt, *end))
         self.answers: tuple[Tokens, ...] = tuple(found)
         self._check_apart(labels)
 
     def question(self, text: str) -> Tokens:
         """Up to where the label follows."""
-        return self._encode(f"text: {text}\nlabel:")
+        return self._tokens("label: x\n", f"text: {text}\nlabel:")[1]
 
     def demonstration(self, example: Example) -> Tokens:
         """A text with its label."""

@@ -1,6 +1,5 @@
 """The distance of two language models that should be alike: divergence and perplexity."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.eval.token_losses import perplexity_of
 from clearhead.models.inspection import batches, evaluating
 
 ROWS = 64  # tokens whose distributions are held at once
@@ -73,7 +73,7 @@ def distance(before: Any, after: Any, windows: Iterable[Tensor], **inputs: Any) 
                 squared += float(apart_RV.square().sum(dtype=torch.float64))
                 length += float(one_RV.square().sum(dtype=torch.float64))
             tokens += ids_BT.shape[1] - 1
-    first, second = (math.exp(loss / tokens) for loss in losses)
+    first, second = (perplexity_of(loss / tokens) for loss in losses)
     return Distance(
         tokens=tokens,
         perplexity=second,

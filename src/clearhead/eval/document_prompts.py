@@ -16,7 +16,7 @@ then yields a special token.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.data import DataConfig, hub
 from clearhead.data.readers import JSON_LINES, ending, json_rows
+from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import file_digest
@@ -110,23 +111,22 @@ class PromptTemplate:
 
     Args:
         tokenizer: a fast one.
-        encode: the tokens of a text, none of them special.
-        begin: tokens that begin a plain prompt.
+        encoder: the same without special tokens.
         chat: True puts the tokenizer's chat template around the text.
 
     Raises:
         ClearheadError: a tokenizer without a chat template.
     """
 
-    def __init__(
-        self, tokenizer: Any, encode: Callable[[str], Tokens], begin: Tokens, *, chat: bool
-    ) -> None:
-        self._tokenizer, self.encode, self.chat = tokenizer, encode, chat
-        self._before, self._after = _template(tokenizer) if chat else (begin, ())
+    def __init__(self, tokenizer: Any, encoder: Encoder, *, chat: bool) -> None:
+        self._tokenizer, self._encoder, self.chat = tokenizer, encoder, chat
+        begin = () if encoder.begin is None else (encoder.begin,)
+        self._template = _template(tokenizer) if chat else (begin, "", "", ())
 
     def ids(self, text: str) -> Tokens:
         """The tokens of a prompt with this text."""
-        return (*self._before, *self.encode(text), *self._after)
+        before, opening, closing, after = self._template
+        return (*before, *self._encoder.pieces(f"{opening}{text}{closing}")[0], *after)
 
     def prompts(self, cases: Sequence[Case], room: int) -> list[DocumentPrompt]:
         """The prompts of cases on one document, of at most `room` tokens each.
@@ -195,8 +195,9 @@ def _sharing(whole: Sequence[Tokens]) -> list[Prompt]:
     return [Prompt(ids[:shared], ids[shared:]) for ids in whole]
 
 
-def _template(tokenizer: Any) -> tuple[Tokens, Tokens]:
-    """The tokens that the chat template puts before and after what the user says."""
+def _template(tokenizer: Any) -> tuple[Tokens, str, str, Tokens]:
+    """A chat template's tokens up to the last special one before what the user says, the texts
+    around that, and its tokens from the next special one on."""
     if not getattr(tokenizer, "chat_template", None):
         raise ClearheadError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave chat out"
@@ -210,8 +211,17 @@ def _template(tokenizer: Any) -> tuple[Tokens, Tokens]:
             f"the chat template of {tokenizer.name_or_path} leaves out what the user says: leave "
             "chat out"
         )
-    made = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after)]
-    return tuple(made[0]), tuple(made[1])
+    opens, closes = (
+        tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
+        for part in (before, after)
+    )
+    special = {*tokenizer.added_tokens_decoder}
+    last = max((i + 1 for i, one in enumerate(opens["input_ids"]) if one in special), default=0)
+    ids = closes["input_ids"]
+    first = next((i for i, one in enumerate(ids) if one in special), len(ids))
+    start = opens["offset_mapping"][last - 1][1] if last else 0
+    stop = closes["offset_mapping"][first][0] if first < len(ids) else len(after)
+    return tuple(opens["input_ids"][:last]), before[start:], after[:stop], tuple(ids[first:])
 
 
 def digest_of(source: str) -> str:

@@ -279,7 +279,7 @@ class HallucinationTask(EvalTask, HallucinationOptions):
         }
 
     def _template(self, subject: Subject) -> PromptTemplate:
-        return PromptTemplate(subject.tokenizer, subject.encode, subject.begin, chat=self.chat)
+        return PromptTemplate(subject.tokenizer, subject.encoder, chat=self.chat)
 
     def _together(self, subject: Subject, file: str) -> list[list[Case]]:
         """The cases that are asked, those on one document together."""

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, require
+from clearhead.errors import ClearheadError, NotFinite, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
 from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.models.inspection import begin_of_windows, evaluating, opened
-from clearhead.records.cells import lines_of
+from clearhead.models.inspection import begin_of_windows, evaluating, finite, opened
+from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
 
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
@@ -73,9 +73,13 @@ class HarnessTask(HarnessOptions):
         with quiet(), no_downloaded_code(name):
             loaded = known.load(name)
             lm = harness_model(subject.model, subject.tokenizer, subject.batch_tokens, advanced)
-            found = evaluate_tasks(
-                lm, loaded, name, limit=self.limit, shots=self.shots, seed=subject.seed
-            )
+            try:
+                found = evaluate_tasks(
+                    lm, loaded, name, limit=self.limit, shots=self.shots, seed=subject.seed
+                )
+            except NotFinite as error:
+                stated = known.config(name).get("metric_list") or [{"metric": "acc"}]
+                return unmeasured([str(one["metric"]) for one in stated], error)
         numbers = {one: metrics_of(row) for one, row in found["results"].items()}
         own = numbers.pop(name, {})
         counts = [one["effective"] for one in found["n-samples"].values()]
@@ -203,7 +207,8 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
 
         def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
             reset_dynamic_rope(self.model)
-            found = super()._model_generate(context, *args, **kwargs)
+            checked = {**kwargs, "logits_processor": [finite]}
+            found = super()._model_generate(context, *args, **checked)
             advanced(len(context))
             return found
 
@@ -224,7 +229,7 @@ def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advan
             self._batch_by(max(sizes, default=1))
             found = super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
             if any(math.isnan(score) for score, _ in found):
-                raise ClearheadError("the model's log-likelihood of an answer is NaN")
+                raise NotFinite("the model's log-likelihood of an answer is NaN")
             return found
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:

@@ -33,7 +33,11 @@ class Haystack:
 
     def prompts(self, subject: Subject) -> list[Prompt]:
         """One prompt for each fact asked for."""
-        return [Prompt(self.context, _question(subject, fact)) for fact in self.asked]
+        return [Prompt(self.context, _question(subject, fact)[0]) for fact in self.asked]
+
+    def answers(self, subject: Subject) -> list[Ids]:
+        """The number that answers each."""
+        return [_question(subject, fact)[1] for fact in self.asked]
 
 
 def haystack(
@@ -57,8 +61,8 @@ def haystack(
     """
     stated = facts(draws, needles, digits, evaluation=True)
     asked = tuple(stated[:queries])
-    statements = {fact.city: subject.encode(f" {fact.statement}") for fact in stated}
-    tails = max(len(_question(subject, fact)) for fact in asked)
+    statements = {fact.city: _sentence(subject, fact.statement) for fact in stated}
+    tails = max(len(_question(subject, fact)[0]) for fact in asked)
     needed = len(subject.begin) + sum(map(len, statements.values())) + tails
     room = length - needed
     if room < 0:
@@ -83,8 +87,15 @@ def haystack(
     return Haystack(context=tuple(context), asked=asked, spans=spans)
 
 
-def _question(subject: Subject, fact: Fact) -> Ids:
-    return subject.encode(f"\n{fact.question}")
+def _sentence(subject: Subject, sentence: str) -> Ids:
+    """A sentence's tokens as they are after another one."""
+    return subject.ids(".", f" {sentence}")[1]
+
+
+def _question(subject: Subject, fact: Fact) -> tuple[Ids, Ids]:
+    """The tokens of question and answer as they are after filler, which is cut anywhere."""
+    _, question, answer = subject.ids("a", f"\n{fact.question}", f" {fact.number}")
+    return question, answer
 
 
 def _nearest(chunks: Sequence[Ids], target: float) -> int:
@@ -98,7 +109,7 @@ def _nearest(chunks: Sequence[Ids], target: float) -> int:
 def _sentences(subject: Subject, draws: SeededChoices, room: int) -> list[Ids]:
     chunks: list[Ids] = []
     while room > 0:
-        chunk = subject.encode(f" {sentence(draws, evaluation=True)}")[:room]
+        chunk = _sentence(subject, sentence(draws, evaluation=True))[:room]
         chunks.append(chunk)
         room -= len(chunk)
     return chunks

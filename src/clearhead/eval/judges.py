@@ -247,12 +247,8 @@ class LocalJudge:
         model, tokenizer = load(config.model, trust_remote_code=config.trust_remote_code)
         self._model, self._tokenizer = model.to(device), tokenizer
         self._reader = Reader(model, batch_tokens=batch_tokens, ends=ends_of(model, tokenizer))
-        encoder = Encoder(tokenizer)
         self._template = PromptTemplate(
-            tokenizer,
-            lambda text: tuple(encoder.encode([text])[0].tolist()),
-            () if encoder.begin is None else (encoder.begin,),
-            chat=bool(tokenizer.chat_template),
+            tokenizer, Encoder(tokenizer), chat=bool(tokenizer.chat_template)
         )
         self.identity = f"{weights_digest(model)} {model.dtype} {config.new_tokens}"
 

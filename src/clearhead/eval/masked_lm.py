@@ -1,5 +1,6 @@
 """Loss and accuracy of masked language models at hidden tokens, on windows of any length."""
 
+import math
 from typing import Any
 
 import torch
@@ -100,9 +101,10 @@ def masked_loss(
             dimensions, "the validation text has only special tokens: nothing was hidden"
         )
     dimensions["predicted_tokens"] = count
+    accuracy = math.nan if math.isnan(loss) else right / count
     return [
         {"metric": "masked loss", "value": loss / count, **dimensions},
-        {"metric": "masked accuracy", "value": right / count, **dimensions},
+        {"metric": "masked accuracy", "value": accuracy, **dimensions},
     ]
 
 

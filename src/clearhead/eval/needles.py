@@ -37,7 +37,7 @@ class NeedlesTask(EvalTask, NeedlesOptions):
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         prompts = [prompt for stack in stacks for prompt in stack.prompts(subject)]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [subject.encode(f" {number}") for number in numbers]
+        answers = [answer for stack in stacks for answer in stack.answers(subject)]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         each = [

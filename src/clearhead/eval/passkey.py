@@ -39,15 +39,16 @@ class PasskeyTask(EvalTask, PasskeyOptions):
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, self.digits, evaluation=True) for _ in range(self.trials)]
         texts = [self._prompt(subject, key, cell["length"], cell["depth"]) for key in keys]
-        prompts = [(*subject.begin, *subject.encode(text)) for text in texts]
-        leads = [subject.continuation(text, self._wording.lead) for text in texts]
-        answers = [
-            (*lead, *subject.continuation(text + self._wording.lead, f" {key}"))
-            for text, lead, key in zip(texts, leads, keys, strict=True)
-        ]
+        prompts, leads, numbers = zip(
+            *(
+                subject.ids(text, self._wording.lead, f" {key}")
+                for text, key in zip(texts, keys, strict=True)
+            ),
+            strict=True,
+        )
         found = subject.reader.ask(
             [Prompt(ids[:-1], ids[-1:]) for ids in prompts],
-            answers,
+            [(*lead, *key) for lead, key in zip(leads, numbers, strict=True)],
             new_tokens=self._new_tokens,
             advanced=advanced,
         )
@@ -69,7 +70,7 @@ class PasskeyTask(EvalTask, PasskeyOptions):
         """The prompt of at most `length` tokens, as much filler in it as fits."""
 
         def tokens(repeats: int) -> int:
-            return len(subject.begin) + len(subject.encode(self._wording.prompt(key, 0, repeats)))
+            return len(subject.ids(self._wording.prompt(key, 0, repeats))[0])
 
         bare, each = tokens(0), tokens(2) - tokens(1)
         if bare > length:

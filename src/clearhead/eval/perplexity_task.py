@@ -1,6 +1,5 @@
 """Perplexity by length: pooled, by document, and by position, with a sliding window."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.options import PerplexityOptions
 from clearhead.eval.sliding import sliding, windows_of
 from clearhead.eval.task import EvalTask, Subject
+from clearhead.eval.token_losses import perplexity_of
 from clearhead.measure.documents import Document, at_least
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.runs import Line
@@ -129,8 +129,4 @@ def _edges(length: int) -> Sequence[int]:
 
 def _of(total: float, count: float) -> dict[str, Any]:
     loss = total / count
-    try:
-        perplexity = math.exp(loss)
-    except OverflowError:
-        perplexity = math.inf
-    return {"loss": loss, "perplexity": perplexity, "predicted_tokens": int(count)}
+    return {"loss": loss, "perplexity": perplexity_of(loss), "predicted_tokens": int(count)}

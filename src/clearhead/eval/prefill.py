@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from clearhead.errors import ClearheadError
 from clearhead.eval.rope_limits import follow_length, of_the_batch, reset_dynamic_rope
 from clearhead.models.cache_name import CACHE, cache_of
+from clearhead.models.inspection import finite
 
 
 class Prompt(NamedTuple):
@@ -117,7 +118,8 @@ class Prefill:
         """Append a token to each row of the state."""
         ones = state.mask.new_ones(len(state.mask), 1)
         state.mask = torch.cat([state.mask, ones], 1)
-        state.logits = self._forward(state.cache, tokens_B[:, None], state.mask, 1).logits[:, -1]
+        out = self._forward(state.cache, tokens_B[:, None], state.mask, 1)
+        state.logits = finite(out.logits[:, -1])
 
     def follow(self, state: State, tokens_BT: Tensor) -> Tensor:
         """Append T tokens to each row in one pass: logits [B, T, V], of what is after each.
@@ -128,7 +130,7 @@ class Prefill:
         state.mask = torch.cat([state.mask, ones], 1)
         logits = self._forward(state.cache, tokens_BT, state.mask, tokens_BT.shape[1]).logits
         state.logits = logits[:, -1]
-        return logits
+        return finite(logits)
 
     def _start(self, contexts: list[tuple[int, ...]]) -> CachedRows:
         """The longest common start of the contexts, one row."""
@@ -207,7 +209,7 @@ class Prefill:
             cache = DynamicCache() if self.shares else None
         out = self._forward(cache, ids_BT.to(device), mask_BS, 1)
         cache = cache_of(out)  # none of a recurrent model
-        return State(cache=cache, mask=mask_BS, logits=out.logits[:, -1])
+        return State(cache=cache, mask=mask_BS, logits=finite(out.logits[:, -1]))
 
     def _forward(self, cache: Any, ids_BT: Tensor, mask_BS: Tensor, keep: int) -> Any:
         positions = {}

@@ -32,7 +32,7 @@ class _Puzzles(EvalTask):
         for cell in found:
             given, question = self._puzzle(SeededChoices("any"), cell)
             written = f"{given}{question.text} {' '.join(question.answer)}."
-            subject.check_length(len(subject.begin) + len(subject.encode(written)))
+            subject.check_length(len(subject.ids(written)[0]))
         return found
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
@@ -40,11 +40,12 @@ class _Puzzles(EvalTask):
         puzzles = [
             self._puzzle(SeededChoices(f"{label} {number}"), cell) for number in range(self.samples)
         ]
-        prompts = [
-            Prompt((*subject.begin, *subject.encode(given)), subject.encode(question.text))
+        texts = [
+            subject.ids(given, question.text, f" {' '.join(question.answer)}.")
             for given, question in puzzles
         ]
-        answers = [subject.encode(f" {' '.join(one.answer)}.") for _, one in puzzles]
+        prompts = [Prompt(given, question) for given, question, _ in texts]
+        answers = [answer for *_, answer in texts]
         found = subject.reader.ask(
             prompts, answers, new_tokens=max(map(len, answers)), advanced=advanced
         )

@@ -5,6 +5,8 @@ be known. Scored by teacher forcing: whether each token of the value is the like
 pairs being given as they are.
 """
 
+from itertools import accumulate
+
 from clearhead.data.retrieval import listing, pairs, sentence
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
@@ -13,6 +15,8 @@ from clearhead.eval.prefill import Prompt
 from clearhead.eval.task import EvalTask, Subject, check_count
 from clearhead.measure.task import Advanced, Cell
 from clearhead.records.runs import Line
+
+WORDS = 8  # of the shortest sentence of filler, about
 
 
 class RecallTask(EvalTask, RecallOptions):
@@ -52,23 +56,24 @@ class RecallTask(EvalTask, RecallOptions):
         """The prompt, the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = pairs(draws, cell["pairs"], evaluation=True)
-        answer: list[int] = []
-        places = []
-        for key, value in draws.sample(known, min(self.queries, len(known))):
-            answer += subject.encode(f" {key}")
-            start = len(answer)
-            answer += subject.encode(f" {value}")
-            places.append((start, len(answer)))
-            answer += subject.encode(",")
-        listed = (*subject.begin, *subject.encode(listing("Pairs", known)))
-        tail = subject.encode(" Recall:")
-        room = cell["length"] - len(listed) - len(tail) - len(answer)
-        if room < 0:
-            raise ClearheadError(
-                f"{cell['pairs']} pairs and {len(places)} queries take {cell['length'] - room} "
-                f"tokens, more than the length {cell['length']}: give longer lengths, or fewer"
+        asked = draws.sample(known, min(self.queries, len(known)))
+        pieces = [piece for key, value in asked for piece in (f" {key}", f" {value}", ",")]
+        filler, length = "", cell["length"]
+        while True:
+            listed, filling, tail, *parts = subject.ids(
+                listing("Pairs", known), filler, " Recall:", *pieces
             )
-        filler: list[int] = []
-        while len(filler) < room:
-            filler += subject.encode(f" {sentence(draws, evaluation=True)}")
-        return Prompt((*listed, *filler[:room]), tail), tuple(answer), places
+            ends = [0, *accumulate(map(len, parts))]
+            room = length - len(listed) - len(tail) - ends[-1]
+            if room < 0:
+                raise ClearheadError(
+                    f"{cell['pairs']} pairs and {len(asked)} queries take {length - room} "
+                    f"tokens, more than the length {length}: give longer lengths, or fewer"
+                )
+            if len(filling) >= room:
+                break
+            for _ in range(1 + (room - len(filling)) // WORDS):
+                filler += f" {sentence(draws, evaluation=True)}"
+        answer = tuple(token for part in parts for token in part)
+        places = list(zip(ends[1::3], ends[2::3], strict=True))  # of key, value and comma
+        return Prompt((*listed, *filling[:room]), tail), answer, places

@@ -104,9 +104,7 @@ class _Setting:
             queries=task.queries,
             draws=SeededChoices(f"shots {subject.seed} queries"),
         )
-        self.wording = Wording(
-            subject.encode, subject.continuation, subject.begin, self.examples.labels
-        )
+        self.wording = Wording(subject.ids, subject.begin, self.examples.labels)
         self.questions = [self.wording.question(query.text) for query in self.examples.queries]
 
     def shown(self, length: int, count: int | None) -> list[Example]:
@@ -134,8 +132,6 @@ class _Setting:
         found = []
         for question in self.questions:
             scores = self._subject.reader.weigh(Prompt(context, question), self.wording.answers)
-            if any(score != score for score in scores):
-                raise ClearheadError("the model's log-likelihood of a label is NaN")
             found.append(max(range(len(scores)), key=scores.__getitem__))
             advanced(1)
         return found

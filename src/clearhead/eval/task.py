@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from clearhead.data.tokenizer import Encoder
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NotFinite
 from clearhead.eval.answers import Reader, ends_of
 from clearhead.eval.rope_limits import check_length
 from clearhead.measure import task
 from clearhead.measure.task import Advanced, Cell
-from clearhead.records.cells import lines_of
+from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.files import sha256_of
 from clearhead.records.runs import Line
 
@@ -46,24 +46,24 @@ class Subject(task.Subject):
     @property
     def begin(self) -> tuple[int, ...]:
         """The begin token, where the tokenizer has one."""
-        begin = self._encoder.begin
+        begin = self.encoder.begin
         return () if begin is None else (begin,)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A text's tokens, none of them special."""
-        return tuple(self._encoder.encode([text])[0].tolist())
+    def ids(self, *pieces: str) -> list[tuple[int, ...]]:
+        """The tokens of one text by its pieces; the first piece's follow the begin token.
 
-    def continuation(self, prompt: str, text: str) -> tuple[int, ...]:
-        """The tokens of `text` as they are after `prompt`, where that is cut between tokens."""
-        before, whole = self.encode(prompt), self.encode(prompt + text)
-        return whole[len(before) :] if whole[: len(before)] == before else self.encode(text)
+        A piece is never encoded by itself: many tokenizers put a space before a text.
+        """
+        first, *others = self.encoder.pieces(*pieces)
+        return [(*self.begin, *first), *others]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
+        """The tokenizer without special tokens."""
         return Encoder(self.tokenizer)
 
 
@@ -86,8 +86,13 @@ class EvalTask(ABC):
         """The numbers of one cell, and what `lines_of` takes besides."""
 
     def measure(self, subject: Subject, cell: Cell, advanced: Advanced) -> list[Line]:
-        """The lines of one cell."""
-        return lines_of(self.headlines, self.result(subject, cell, advanced))
+        """The lines of one cell; prompts that are cut are shown."""
+        try:
+            result = self.result(subject, cell, advanced)
+        except NotFinite as error:
+            return unmeasured(self.headlines, error)
+        cut = ["requests_cut"] if result.get("requests_cut") else []
+        return lines_of([*self.headlines, *cut], result)
 
 
 def parted(words: Sequence[str]) -> list[str]:

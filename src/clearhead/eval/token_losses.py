@@ -1,5 +1,7 @@
 """Loss of each token, without ever holding [B, T, vocabulary]."""
 
+import math
+import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -11,7 +13,13 @@ from torch import Tensor
 from clearhead.eval.rope_limits import reset_dynamic_rope
 from clearhead.models.inspection import backbone
 
+_LARGEST = math.log(sys.float_info.max)
 LOGITS = 1 << 24  # held at once where the head can be called by itself: 64 MiB in float32
+
+
+def perplexity_of(loss: float) -> float:
+    """exp(loss); infinite where that is beyond float64."""
+    return math.inf if loss > _LARGEST else math.exp(loss)
 
 
 class Losses:

@@ -1,5 +1,6 @@
 """Perplexity of causal language models of transformers, on windows of any length."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from clearhead.data import Corpus, windows
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
-from clearhead.errors import ClearheadError
-from clearhead.eval.token_losses import Losses
+from clearhead.errors import NOT_FINITE, ClearheadError
+from clearhead.eval.token_losses import Losses, perplexity_of
 from clearhead.models.inspection import batches, evaluating, lack_of_positions
 
 BATCH = 4096  # tokens run together by `lengths`
@@ -36,6 +37,13 @@ class Perplexity:
     perplexity: float | None
     reason: str | None = None
     by_window: tuple[float, ...] = ()
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no perplexity that is a number."""
+        if self.perplexity is None or math.isfinite(self.perplexity):
+            return self.reason
+        return f"the loss is {self.loss}, so there is no perplexity: {NOT_FINITE}"
 
 
 def perplexity(
@@ -93,7 +101,7 @@ def perplexity(
         length=length,
         tokens=count,
         loss=loss,
-        perplexity=float(torch.tensor(loss, dtype=torch.float64).exp()),
+        perplexity=perplexity_of(loss),
         by_window=tuple((sums_N2[:, 0] / sums_N2[:, 1]).tolist()),
     )
 
@@ -144,8 +152,8 @@ def lengths(
 def _measures(result: Perplexity) -> list[dict[str, Any]]:
     dimensions: dict[str, Any] = {"split": "validation", "length": result.length}
     dimensions["predicted_tokens"] = result.tokens
-    if result.reason is not None:
-        dimensions["reason"] = result.reason
+    if result.problem is not None:
+        dimensions["reason"] = result.problem
     return [
         {"metric": "loss", "value": result.loss, **dimensions},
         {"metric": "perplexity", "value": result.perplexity, **dimensions},

@@ -74,6 +74,8 @@ def _compare(
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
         say(f"nothing is held out of {named}: validation text has none of it")
+    if len(config.seeds) == 1 and len(config.arms) > 1:
+        say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
     with world.alike():
         models = {arm.name: ArmModel.of(arm, config, corpus, base) for arm in config.arms}
         for remark in filter(None, (model.remark for model in models.values())):

@@ -154,7 +154,7 @@ def train_one(job: Run, callbacks: list[Callback]) -> Trained:
             output=folder,
             tokenizer=corpus.tokenizer,
             callbacks=callbacks,
-            description={"run": name},
+            description={"run": name, "data": job.header["data"]},
         )
     except DivergedError as error:
         diverged = measures["reason"] = str(error)

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.data import prepare, windows
 from clearhead.errors import ClearheadError, require_extras
 from clearhead.eval import perplexity
-from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.experiments.timing import take_turns
 from clearhead.models.inspection import longest_text, parameter_count, within_memory
@@ -64,7 +64,8 @@ def run_deployment(
                 f"{source} has an adapter beside its weights, and only whole weights can be saved "
                 f"in few bits: merge it first, clearhead convert {source} MERGED, and give that"
             )
-        corpus = prepare(config.data, tokenizer=tokenizer, progress=say)
+        text = text_of(config.data, config.models)
+        corpus = prepare(text, tokenizer=tokenizer, progress=say)
         count = max(1, config.tokens // config.length)
         read = list(windows(corpus, length=config.length, count=count))
         for form in forms:
@@ -141,8 +142,8 @@ def figures(
             perplexity(model, texts, length=length, batch_size=1)
             for model in (deployed.model, deployed.peer)
         )
-    if found.perplexity is None or full.perplexity is None:
-        raise ClearheadError(f"no perplexity: {found.reason or full.reason}")
+    if problem := found.problem or full.problem:
+        raise ClearheadError(f"no perplexity: {problem}")
     layers = [deployed.peer.get_submodule(name) for name in deployed.layers]
     return {
         "class": type(deployed.peer).__name__,

@@ -1,6 +1,7 @@
 """Models and a text to the records of their diagnosis."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from clearhead.experiments.run_setup import (
     load_model,
     own_text,
     refuse_tokenizer,
+    text_of,
     untrained,
 )
 from clearhead.experiments.sweep_configs import (
@@ -39,6 +41,7 @@ def run_diagnosis(
         ClearheadError: for a model, a text or options that do not work.
     """
     _refuse_idle(config)
+    config = replace(config, data=text_of(config.data, config.models))
     for source in config.models:
         if not source.startswith(FRESH):
             resolved(source)  # refuses a mistyped path before the other is measured

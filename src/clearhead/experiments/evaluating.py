@@ -9,14 +9,13 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError, choose, require_extras
 from clearhead.eval import TASKS, WITHOUT_LENGTH, Subject, Task, Texts, check_names, parted
 from clearhead.eval.options import OPTIONS
-from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer, run_of, text_of
 from clearhead.experiments.sweep_configs import short_names
 from clearhead.measure import Portion, Watcher
 from clearhead.measure.sweep import sweep
 from clearhead.models import SCALINGS, with_scaled_rope
 from clearhead.models.loading import resolved
 from clearhead.records.runs import Line
-from clearhead.train.run_dir import RUN_FILE, read_record
 
 EvalTask = Task[Subject]
 MASKED, HARNESS, NONE = "masked", "lm_eval", "none"
@@ -67,7 +66,7 @@ def _portion(
         model=model,
         tokenizer=tokenizer,
         texts=Texts(
-            lambda: prepare(config.data, tokenizer=tokenizer, progress=say),
+            lambda: prepare(text_of(config.data, config.models), tokenizer=tokenizer, progress=say),
             ("train", "validation") if config.split == "all" else ("validation",),
         ),
         lengths=_lengths(config.lengths, model, tasks),
@@ -158,13 +157,8 @@ def _lengths(given: tuple[int, ...], model: Any, tasks: Mapping[str, EvalTask]) 
 
 def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
-    folder = Path(model)
-    made: dict[str, Any] = {}
-    for place in (folder, folder.parent):
-        if (place / RUN_FILE).is_file():
-            made = read_record(place)
-            break
-    name = config.name or made.get("run") or folder.resolve().name
+    made = run_of(model)
+    name = config.name or made.get("run") or Path(model).resolve().name
     settings = {key: value for key, value in asdict(config).items() if key != "data"}
     return {
         "run": name,

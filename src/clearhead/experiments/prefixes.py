@@ -5,7 +5,6 @@ thousands of times the others'. A token that stands before every text takes that
 values are kept, and nothing of the text grows (PrefixQuant, arXiv 2410.05265).
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.token_losses import Losses
+from clearhead.eval.token_losses import Losses, perplexity_of
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import TOLERANCE
@@ -185,7 +184,7 @@ def _perplexity(
     losses_of = Losses(model)
     with evaluating(model):
         found = [losses_of(rows, len(ids) + 1) for rows in _after(model, windows, ids)]
-    return math.exp(float(torch.cat(found).double().mean()))
+    return perplexity_of(float(torch.cat(found).double().mean()))
 
 
 def _after(

@@ -1,13 +1,14 @@
 """Models under several schemes, as records."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils import logging
 
 from clearhead.data import prepare
 from clearhead.errors import require_extras
-from clearhead.experiments.run_setup import load_model, refuse_tokenizer
+from clearhead.experiments.run_setup import load_model, refuse_tokenizer, text_of
 from clearhead.experiments.sweep_configs import QuantizeConfig, short_names
 from clearhead.measure import Portion, Subject, Texts, Watcher
 from clearhead.measure.sweep import sweep
@@ -31,6 +32,7 @@ def run_quantization(
             precision that cannot be measured.
     """
     refuse_tokenizer(config.data)
+    config = replace(config, data=text_of(config.data, config.models))
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     schemes = tuple(scheme(name) for name in dict.fromkeys(names))
     require_extras(config)

@@ -1,6 +1,7 @@
 """Models and batches of runs, from the names of presets and checkpoints and from a corpus."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from clearhead.data import Batches, Corpus, DataConfig, MaskedBatches, Masking, 
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
+from clearhead.experiments.sweep_configs import OWN
 from clearhead.models import ClearheadConfig, ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models.base_model import ClearheadModel
 from clearhead.models.loading import (
@@ -128,6 +130,40 @@ def own_text(
 ) -> Corpus:
     """The text as a model's own tokenizer reads it; one without an end token closes nothing."""
     return prepare(data, tokenizer=tokenizer, progress=progress, closed=False, began=began)
+
+
+def run_of(model: str) -> dict[str, Any]:
+    """The run.json of the training run whose folder, or whose model, this is; empty of others."""
+    folder = Path(model)
+    places = (one for one in (folder, folder.parent) if (one / RUN_FILE).is_file())
+    return next(map(read_record, places), {})
+
+
+def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
+    """The text that was asked for; where none was, that of the runs whose models these are.
+
+    Raises:
+        ClearheadError: runs of different texts.
+    """
+    if data.data != OWN:
+        return data
+    texts: dict[DataConfig, str] = {}
+    for model in models:
+        described = run_of(model).get("description", {}).get("data") or {}
+        if "sources" in described:
+            words = [
+                one["spec"] + (f"@{one['weight']!r}" if one["weight"] is not None else "")
+                for one in described["sources"]
+            ]
+            known = {name: described[name] for name in ("validation", "limit", "text_field")}
+            texts.setdefault(replace(data, data=tuple(words), **known), model)
+    if len(texts) > 1:
+        named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())
+        raise ClearheadError(
+            f"these models were trained on different texts ({named}): give --data.data, the text "
+            "on which all are measured"
+        )
+    return next(iter(texts), replace(data, data=DataConfig.data))
 
 
 def untrained(

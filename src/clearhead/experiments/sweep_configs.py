@@ -16,6 +16,7 @@ from clearhead.ranges import Count, Length, Natural, Range, check, check_distinc
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
 FRESH = "init:"  # before a model that has fresh weights
+OWN = ("own",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class SweepConfig(OpensModels):
     seeds: tuple[Natural, ...] = (0,)
     """Seeds of what is drawn, each drawn anew: keys, needles, places and samples, or windows, of
     which 0 reads the first of the text. Several give every number an interval."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Text and split; the tokenizer is each model's own."""
+    data: DataConfig = field(default_factory=lambda: DataConfig(data=OWN))
+    """Text and split; the tokenizer is each model's own. Where no text is given, "own": that of the
+    training run whose model it is; of any other model, python-stdlib."""
 
     def __post_init__(self) -> None:
         check(self)

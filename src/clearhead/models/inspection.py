@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import NOT_FINITE, ClearheadError, NotFinite
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.ops.precision import without_autocast
 
@@ -96,6 +96,21 @@ def generating_plainly(model: Any) -> Any:
     kept = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**kept)
     return model
+
+
+def finite(*arguments: Tensor) -> Tensor:
+    """The last argument, logits [..., V], as it is; for `generate` a logits processor.
+
+    Raises:
+        NotFinite: NaN or infinity among them; −∞ forbids a token.
+    """
+    logits = arguments[-1]
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise NotFinite(
+            f"the model's logits are {NOT_FINITE}: it has weights that are NaN or infinite, or its "
+            "numbers overflow its dtype"
+        )
+    return logits
 
 
 @contextmanager

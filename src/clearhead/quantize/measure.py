@@ -3,7 +3,6 @@
 As a task of a sweep: a cell for full precision, and one for each scheme.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -120,13 +119,10 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
 def _measured(model: Any, scheme: Scheme | None, texts: Texts) -> Cost:
     length = len(texts.windows[0])
     found = perplexity(model, texts.windows, length=length, batch_size=1)
-    value, reason = found.perplexity, found.reason
-    if value is not None and not math.isfinite(value):
-        value, reason = None, f"the loss is {found.loss}, so there is no perplexity"
-    if value is None or found.loss is None:
-        return Cost(scheme=scheme, tokens=found.tokens, reason=reason)
-    parts = tuple(on_perplexity(value, found.loss, found.by_window))
-    plain = Cost(scheme=scheme, perplexity=value, tokens=found.tokens, by_window=parts)
+    if found.problem or found.perplexity is None or found.loss is None:
+        return Cost(scheme=scheme, tokens=found.tokens, reason=found.problem)
+    parts = tuple(on_perplexity(found.perplexity, found.loss, found.by_window))
+    plain = Cost(scheme=scheme, perplexity=found.perplexity, tokens=found.tokens, by_window=parts)
     if not texts.questions:
         return plain
     return replace(plain, answers=accuracy(model, texts.tokenizer, texts.questions))

@@ -1,16 +1,19 @@
 """Cells of a sweep as lines of records, and draws of one cell pooled."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
 from clearhead.records.runs import Line, Measure
 
 _PARTS = ("low", "high", "documents", "positions", "reason")
 _ERRORS = ("interval", "stderr", "items")
 OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
+FEWEST = 5  # texts whose losses tell the spread of a perplexity
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
@@ -31,12 +34,12 @@ def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
     lines = []
     for name, value in numbers.items():
         aside = {} if name in headlines else {"aside": True}
-        lines.append({"metric": name, "value": value, **aside, **rest, **_errors(name, result)})
+        lines.append({"metric": name, **_value(value), **aside, **rest, **_errors(name, result)})
         rest = {}
     for one in result.get("documents", ()):
         details = {key: value for key, value in one.items() if key != "perplexity"}
-        perplexity = one.get("perplexity")
-        lines.append({"metric": "document_perplexity", "value": perplexity, **details})
+        value = _value(one.get("perplexity"))
+        lines.append({"metric": "document_perplexity", **details, **value})
     if points := result.get("positions"):
         x, y = [one["to"] for one in points], [one["cumulative"] for one in points]
         names = [name for name in points[0] if name not in ("to", "cumulative")]
@@ -45,9 +48,15 @@ def lines_of(headlines: Sequence[str], result: Line) -> list[Line]:
     return lines
 
 
+def unmeasured(metrics: Sequence[str], error: Exception) -> list[Line]:
+    """The lines of a cell whose model gives no finite logits."""
+    reason = f"{NOT_FINITE}: {error}"
+    return [{"metric": name, "value": None, "reason": reason} for name in metrics]
+
+
 def of_items(metric: str, value: float, items: Sequence[float], **details: Any) -> Line:
     """A measure whose error is that of drawing these items, no trials, and no others."""
-    interval = intervals.of_numbers(items, value)
+    interval = _interval(metric, items, value, intervals.of_numbers)
     error = {} if interval is None else {"interval": interval}
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
@@ -84,6 +93,8 @@ def pooled(
     draws = {n: one for n, one in draws.items() if setting_of(one.details) == setting}
     draws = dict(sorted({**draws, draw: new}.items()))
     found = [one for one in draws.values() if one.value is not None]
+    if lost := next((one for one in draws.values() if one.not_finite), None):
+        return replace(lost, draws=draws)
     if len(found) < 2:
         return replace(found[0] if found else new, draws=draws)
     values = [one.value for one in found if one.value is not None]
@@ -94,7 +105,7 @@ def pooled(
     if all(items):
         mean = fmean(values, list(map(len, items)))
         details["items"] = [one for some in items for one in some]
-        interval = of_items(details["items"], mean)
+        interval = _interval(new.metric, details["items"], mean, of_items)
     details["interval"] = interval
     return replace(new, value=mean, details=details, draws=draws)
 
@@ -125,15 +136,34 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _interval(
+    metric: str, items: Sequence[float], centre: float, of_items: OfItems
+) -> intervals.Interval | None:
+    """The interval of items; a perplexity's is made on the scale of the loss, of `FEWEST` items."""
+    interval = of_items(items, centre)
+    if metric != "perplexity" or interval is None:
+        return interval
+    return intervals.on_log_scale(interval, centre) if len(items) >= FEWEST else None
+
+
+def _value(value: Any) -> Line:
+    """A number that is finite, or the reason why there is none."""
+    if value is None or math.isfinite(value):
+        return {"value": value}
+    return {"value": None, "reason": NOT_FINITE}
+
+
 def _errors(name: str, result: Line) -> Line:
     """The interval, standard error, items and reason of a number, where they are known."""
     value = result.get(name)
     found: Line = {}
     if value is None:
         return {"reason": result["reason"]} if result.get("reason") else {}
+    if not math.isfinite(value):
+        return {}
     if items := _items(name, result):
         found["items"] = items
-        if (interval := intervals.of_items(items, value)) is not None:
+        if (interval := _interval(name, items, value, intervals.of_items)) is not None:
             found["interval"] = interval
     if name == "accuracy" and result.get("low") is not None:
         found["interval"] = (result["low"], result["high"])

@@ -47,6 +47,12 @@ def of_numbers(numbers: Sequence[float], centre: float | None = None) -> Interva
     return middle - half, middle + half
 
 
+def on_log_scale(interval: Interval, centre: float) -> Interval:
+    """An interval around a number above 0, made anew on the scale of its logarithm."""
+    half = min(700.0, (interval[1] - interval[0]) / 2 / centre)
+    return centre * math.exp(-half), centre * math.exp(half)
+
+
 def t_tails(t: float, degrees: float) -> float:
     """The probability that Student's t is further from 0 than `t`, on either side."""
     return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from clearhead.errors import NOT_FINITE
 from clearhead.named_models import BASELINE
 
 Line = dict[str, Any]
@@ -53,6 +54,13 @@ class Measure:
     def reason(self) -> str | None:
         """Why there is no value, where that is known."""
         return self.details.get("reason") if self.value is None else None
+
+    @property
+    def not_finite(self) -> bool:
+        """True of a number that was measured and is NaN or too large."""
+        reason = self.reason or ""
+        older = "task" in self.dimensions and reason.startswith("value was ")
+        return older or NOT_FINITE in reason
 
     def matches(self, metric: str, dimensions: Line) -> bool:
         """True if it is of `metric` at these dimensions, whatever its others are."""
@@ -160,6 +168,21 @@ class Records:
     """Runs, in the order in which they were recorded."""
 
     runs: tuple[Run, ...]
+
+    @property
+    def finite(self) -> bool:
+        """True if every number is finite that was measured of a model whose training was."""
+        whole = (run for run in self.runs if not run.diverged)
+        return not any(one.not_finite for run in whole for one in run.measures.values())
+
+    @property
+    def given(self) -> bool:
+        """True if these models came as they are, none from a training with a seed: the text that
+        was read is the only sample."""
+        trained = any(
+            run.steps or (run.header.get("train") or {}).get("tokens") for run in self.runs
+        )
+        return not trained and len(self.runs) == len({(run.label, run.arm) for run in self.runs})
 
     def labels(self) -> list[str]:
         """The run just made ("") first, then each committed record."""

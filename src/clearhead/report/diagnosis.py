@@ -118,6 +118,8 @@ def _verdict(records: Records) -> list[str]:
     said = [sentence for sentence in sentences if sentence]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
+    if text := narrative.text_in_words(records):
+        said[-1] += f" All of it{text}."
     return [" ".join(said[:-1]), said[-1]] if len(said) > 1 else said
 
 

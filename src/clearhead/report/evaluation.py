@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records
 from clearhead.report import figures, narrative, style
 from clearhead.report.charts import Looks, heat_map, line, new
@@ -24,13 +25,16 @@ DOCUMENTS = "document_perplexity"
 CHANCE, SOLVED = "chance", 0.9  # a metric; the accuracy of a task that is solved
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
-    "means over depths and seeds, the best model’s in bold. Under a number stands its difference "
-    "to the first model’s under the same setting, by Welch’s t over seeds; the error of drawing "
+    "means over depths{seeds}, the best model’s in bold. Under a number stands its difference "
+    "to the first model’s under the same setting{test}; the error of drawing "
     "keys or documents is in its interval where records have them singly."
 )
+SEEDS = {"seeds": " and seeds", "test": ", by Welch’s t over seeds"}
+_READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest")
 _LOWER = ("perplexity", "loss", "bytes")  # parts of a metric's name
+_SHARES = ("accuracy", "acc", "forced", "share", "exact_match", "contained")
 _HIGHER = (
     *("accuracy", "accuracy_norm", "masked_accuracy", "forced_tokens", "answer_contained"),
     *("acc", "acc_norm", "f1", "token_f1", "exact_match"),
@@ -50,33 +54,45 @@ class Row:
         return f"{self.arm} · {self.setting}"
 
 
+Places = set[tuple[Row, int]]  # rows and lengths
 Grid = dict[Row, dict[int, dict[int, list[Measure]]]]  # by row, length and seed
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
-    """The metrics of each task that any run has a value of, in order."""
+    """The metrics of each task that any run has measured, in order."""
     found: dict[str, dict[str, None]] = {}
     for run in records.runs:
         for one in run.measures.values():
             task = one.dimensions.get("task")
             shown = one.metric != DOCUMENTS and not one.details.get("aside")
-            if task is not None and one.value is not None and shown:
+            if task is not None and (one.value is not None or one.not_finite) and shown:
                 found.setdefault(str(task), {})[one.metric] = None
     return {task: list(metrics) for task, metrics in found.items()}
 
 
-def grid(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Grid:
-    """The measures of a task's metric that have a value; a place has none where all lack one."""
+def grid(
+    records: Records, task: str, metric: str, *, by_depth: bool = False, lost: Places | None = None
+) -> Grid:
+    """The measures of a task's metric that have a value; a place has none where all lack one.
+
+    Args:
+        lost: is given the places at which a number is not finite; they have none, either.
+    """
     found: Grid = {}
+    lost = set() if lost is None else lost
     texts = len(records.dimension(metric, "longest", task=task))
     for arm in records.arms():
         for run in records.of(arm):
             for one in run.select(metric, task=task):
                 words = setting(one.dimensions, by_depth=by_depth, longest=texts > 1)
-                row = Row(arm=arm, setting=words)
-                by_seed = found.setdefault(row, {}).setdefault(one.dimensions.get("length", 0), {})
+                row, length = Row(arm=arm, setting=words), one.dimensions.get("length", 0)
+                by_seed = found.setdefault(row, {}).setdefault(length, {})
                 if one.value is not None:
                     by_seed.setdefault(run.seed, []).append(one)
+                elif one.not_finite:
+                    lost.add((row, length))
+    for row, length in lost:
+        found[row][length] = {}
     return found
 
 
@@ -84,7 +100,8 @@ def table(
     records: Records, task: str, metric: str, *, by_depth: bool = False, title: str = ""
 ) -> Pivot | None:
     """A row a model and setting, a column a length."""
-    cells = grid(records, task, metric, by_depth=by_depth)
+    lost: Places = set()
+    cells = grid(records, task, metric, by_depth=by_depth, lost=lost)
     reference = next(iter(records.arms()), "")
     lengths = sorted({length for by_length in cells.values() for length in by_length})
     bests = _bests(cells, metric)
@@ -92,11 +109,12 @@ def table(
     def fill(row: Row, length: int) -> tuple[Entry, ...]:
         mine = cells[row].get(length)
         if not mine:
-            return () if mine is None else (Entry(text="none"),)
+            text = NOT_FINITE if (row, length) in lost else "none"
+            return () if mine is None else (Entry(text=text),)
         theirs: Found = {}
         if row.arm != reference:
             theirs = cells.get(Row(arm=reference, setting=row.setting), {}).get(length, {})
-        shown = entry(mine, theirs, reference=reference)
+        shown = entry(mine, theirs, reference=reference, given=records.given)
         return (replace(shown, best=_mean(mine) == bests.get((row.setting, length))),)
 
     alone = len(records.arms()) == 1 and by_depth
@@ -108,7 +126,8 @@ def table(
     columns = [(Heading(title=f"{length:,}" if length else ""), length) for length in lengths]
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
-    return build(f"{title}{task}, {words}{by}", rows, columns, fill, corner=f"{words}{by}")
+    of = narrative.text_in_words(records) if task in _READ else ""
+    return build(f"{title}{task}, {words}{by}{of}", rows, columns, fill, corner=f"{words}{by}")
 
 
 def tables(records: Records, name: str) -> Iterator[Pivot]:
@@ -142,7 +161,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
             answer=solved(records, task) or best(records, task),
-            caption=CAPTION,
+            caption=CAPTION.format(**(dict.fromkeys(SEEDS, "") if records.given else SEEDS)),
             blocks=tuple(blocks),
         )
 
@@ -199,6 +218,7 @@ def best(records: Records, task: str) -> str:
     ]
     of = "" if task == metric else f" of {task}"
     said = narrative.enumerate_words(words) if words else "none"
+    said += narrative.text_in_words(labelled) if task in _READ else ""
     return (
         f"{'Lowest' if extreme is min else 'Highest'} mean {metric.replace('_', ' ')}{of}: {said}."
     )
@@ -337,7 +357,8 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
     note = "" if few else "Without scaling."
-    return figures.by_length(records, looks, curves, title, words, note)
+    share = any(word in metric for word in _SHARES)
+    return figures.by_length(records, looks, curves, title, words, note, share=share)
 
 
 def _by_position(records: Records, looks: Looks, task: str) -> Panel | None:
@@ -352,7 +373,8 @@ def _by_position(records: Records, looks: Looks, task: str) -> Panel | None:
                 default={"x": (), "y": ()},
             )
             for x, y in zip(longest["x"], longest["y"], strict=True):
-                curves[x].append(y)
+                if y is not None:
+                    curves[x].append(y)
         points = [(place, fmean(curves[place]), None) for place in sorted(curves)]
         line(figure, arm, points, looks[arm], size=6)
     if not figure.data:
@@ -387,7 +409,7 @@ def _by_document(records: Records, task: str) -> Iterator[Block]:
                 for run in records.of(arm)
             }
             values = {seed: ones for seed, ones in values.items() if ones}
-            return (entry(values, {}, reference=""),) if values else ()
+            return (entry(values, {}, reference="", given=records.given),) if values else ()
 
         pivot = build(
             f"perplexity of {arm} by document",

@@ -164,12 +164,20 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
 
 
 def by_length(
-    records: Records, looks: Looks, curves: Curves, title: str, axis: str, note: str = ""
+    records: Records,
+    looks: Looks,
+    curves: Curves,
+    title: str,
+    axis: str,
+    note: str = "",
+    *,
+    share: bool = False,
 ) -> Panel:
     """A line for each arm and variant by length of the text; the training length is marked.
 
     Args:
         curves: (length, mean, deviation over seeds) by arm and variant; its dash says which.
+        share: the axis goes from 0 to 1.
     """
     figure = new("length of the text (tokens, log scale)", axis)
     remarks = _draw(figure, looks, curves, dict.fromkeys(name for _, name in curves))
@@ -177,7 +185,11 @@ def by_length(
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    scale_axis(figure, axis, _means(curves))
+    if share:
+        figure.update_yaxes(range=[0, 1])
+        figure.update_traces(cliponaxis=False)
+    else:
+        scale_axis(figure, axis, _means(curves))
     trained = records.sequence_length()
     if trained:
         # On a log axis shapes take the value itself, annotations its logarithm.

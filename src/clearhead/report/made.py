@@ -41,7 +41,7 @@ def _merged(records: Records, facts_of: FactsOf) -> dict[str, list[str]]:
         for name, values in facts_of(run).items():
             known = facts.setdefault(name, [])
             known.extend(value for value in values if value and value not in known)
-    if "seeds" in facts:
+    if facts.get("seeds"):
         facts["seeds"] = [", ".join(facts["seeds"])]
     return {name: values for name, values in facts.items() if values}
 
@@ -60,7 +60,7 @@ def _facts_of(run: Run) -> dict[str, list[str]]:
             for one in made
             if "dtype" in one
         ],
-        "seeds": [str(run.seed)],
+        "seeds": [] if Records(runs=(run,)).given else [str(run.seed)],
         "tokens a model": [f"{run.budget:,.0f}"] if run.budget else [],
         "data": [f"{name}: {short(value)}" for name, value in (header.get("data") or {}).items()],
         "date": [str(header.get("date") or "")[:10]],

@@ -41,6 +41,18 @@ def title_of(records: Records) -> str:
     return f"{arms[0]} and {in_words(len(arms) - 1)} others"
 
 
+def text_in_words(records: Records) -> str:
+    """on books.jsonl (held-out part): the text that was read; "" where records do not say."""
+    texts: dict[str, None] = {}
+    for run in records.runs:
+        data, settings = run.header.get("data"), run.header.get("evaluation")
+        sources = data.get("sources") if isinstance(data, dict) else None
+        specs = [str(one["spec"]) for one in sources or () if isinstance(one, dict)]
+        whole = isinstance(settings, dict) and settings.get("split") == "all"
+        texts |= {", ".join(specs) + " (held-out part)" * (not whole): None} if specs else {}
+    return f" on {'; '.join(texts)}" if texts else ""
+
+
 def sets(records: Records) -> list[tuple[Tag, Records]]:
     """The records of each label under its mark."""
     return [(_tag(one, records.labelled(one)), records.labelled(one)) for one in records.labels()]
@@ -50,7 +62,7 @@ def _tag(label: str, records: Records) -> Tag:
     amounts = sorted({run.budget or 0.0 for run in records.runs})
     facts = [f"{style.count(amounts[-1])} tokens a model"] if amounts and amounts[-1] else []
     seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
-    facts.append(seeds_in_words(seeds))
+    facts += [] if records.given else [seeds_in_words(seeds)]
     return Tag(label=label, name=record_name(label), facts=" · ".join(facts))
 
 
@@ -239,7 +251,7 @@ def warnings(records: Records) -> list[str]:
         labelled = records.labelled(label)
         where = "" if len(records.labels()) == 1 else f"{record_name(label)}: "
         whole = {arm: len(labelled.whole(arm)) for arm in labelled.arms()}
-        few = min(filter(None, whole.values()), default=0)
+        few = 0 if labelled.given else min(filter(None, whole.values()), default=0)
         if len(labelled.arms()) > 1 and few == 1:
             several = any(n > 1 for n in whole.values())
             who = "Some models have one seed" if several else "One seed a model"
@@ -294,7 +306,7 @@ def sink(records: Records) -> str:
     if not shares:
         return ""
     said = listed(shares, style.percent, "in")
-    text = f"The first token gets the largest attention weight of {said} of all queries and heads"
+    text = f"Queries and heads that attend most to the first token: {said}"
     floor = chance_floor(records)
     if floor is None:
         return f"{text}."

@@ -6,6 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, TypeVar
 
+from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import style
 from clearhead.report.statistics import (
@@ -135,14 +136,16 @@ class Quantity:
             if any(one.value is not None for one in lines):
                 reason = "trained on another device"
             if reason is not None:
-                yield Entry(name=name, text="none", note=str(reason))
+                text = NOT_FINITE if any(one.not_finite for one in lines) else "none"
+                yield Entry(name=name, text=text, note=str(reason))
             return
         theirs: Found = {}
         if self.judged and arm != reference:
             theirs = next(filter(None, (found(alike, reference, one) for one in others)), {})
         yield entry(
-            mine, theirs, reference=reference, scale=self.scale, write=self.write, name=name
-        )
+            mine, theirs, reference=reference, scale=self.scale, write=self.write, name=name,
+            given=records.given,
+        )  # fmt: skip
 
 
 def at(metric: str, **dimensions: Any) -> Read:
@@ -205,11 +208,13 @@ def entry(
     scale: float = 1.0,
     write: Callable[[float], str] | None = None,
     name: str = "",
+    given: bool = False,
 ) -> Entry:
     """A number over seeds, within a seed the mean of its measures, and its difference.
 
     Args:
         theirs: measures of the reference; empty where there is nothing to compare with.
+        given: as `Records.given`.
     """
     if write is style.percent:
         scale *= 100
@@ -224,25 +229,33 @@ def entry(
     else:
         text = style.with_spread(over.mean, over.deviation)
     detail = "one seed" if over.n == 1 else f"{over.n} seeds, all alike"
+    detail = "one model" if given else detail
     if over.interval is not None:
         low, high = (style.number(bound, 4) for bound in over.interval)
         detail = f"{over.n} seeds, 95 % interval of the mean: {low} to {high}"
     elif over.n == 1 and len(measures := next(iter(mine.values()))) == 1:
         text += _error_of_one(measures[0], scale)
-    difference = difference_of(mine, theirs, scale)
+    difference = difference_of(mine, theirs, scale, given=given)
     if difference is not None:
         detail += interval_in_words(difference, f"difference to {reference}")
     return Entry(name=name, text=text, detail=detail, difference=difference)
 
 
 def difference_of(
-    mine: Found, theirs: Found, scale: float = 1.0, against: float = 0.0, *, relative: bool = False
+    mine: Found,
+    theirs: Found,
+    scale: float = 1.0,
+    against: float = 0.0,
+    *,
+    relative: bool = False,
+    given: bool = False,
 ) -> Difference | None:
     """The difference of two arms over their seeds, its error that of drawn items included; None
     where an arm has no number.
 
     Args:
         relative: as a share of the mean of `theirs`, whatever the scale.
+        given: as `Records.given`: drawn items are then the only error.
     """
     if not mine or not theirs:
         return None
@@ -254,7 +267,7 @@ def difference_of(
     items = partial(_item_error, mine, theirs, scale)
     if relative:
         return compare_ratio(*sides, items, against=against, compared=compared)
-    return compare(*sides, items(1.0), against=against, compared=compared)
+    return compare(*sides, items(1.0), against=against, compared=compared, given=given)
 
 
 def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
@@ -337,8 +350,9 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
     for arm in records.arms():
         n, reference = len(records.whole(arm)), arm == records.arms()[0]
         note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
+        note = "" if records.given else note
         if reference and len(records.arms()) > 1:
-            note = f"reference, {note}"
+            note = ", ".join(filter(None, ("reference", note)))
         if records.at_edge(arm):
             note += ", rate at the edge"
         headings.append((Heading(title=arm, note=note, arm=arm), arm))

@@ -247,7 +247,8 @@ def _verdict(records: Records) -> list[str]:
     if not full:
         return ["No perplexity could be measured in full precision."]
     values = narrative.listed(full, four_digits, "for")
-    first = f"In {_unquantised(records)} the perplexity is {values}."
+    text = narrative.text_in_words(records)
+    first = f"In {_unquantised(records)} the perplexity{text} is {values}."
     extremes = _extremes(records)
     return [first, extremes] if extremes else [first]
 
@@ -258,15 +259,21 @@ def _extremes(records: Records) -> str:
         costs = _added(records, arm)
         if costs:
             best, worst = narrative.extremes(costs)
-            said = {
-                one: signed(costs[one]) + ", noise" * all_noise(records, arm, one)
-                for one in (worst, best)
-            }
-            text = f"{worst} costs {arm} most ({said[worst]})"
-            parts.append(text + (f" and {best} least ({said[best]})" * (best != worst)))
+            said = {one: _in_words(records, arm, one, costs[one]) for one in (worst, best)}
+            text = f"{worst} costs {arm} most ({said[worst]}) and {best} least ({said[best]})"
+            parts.append(text if best != worst else f"{best} costs {arm} {said[best]}")
     if len(parts) > narrative.MANY:
         parts = [*parts[: narrative.MANY], "the others as in the table"]
     return f"{'; '.join(parts)}." if parts else ""
+
+
+def _in_words(records: Records, arm: str, scheme: str, mean: float) -> str:
+    """A cost, with the interval of its windows where no seed varies."""
+    runs = records.of(arm) if records.given else ()
+    costs = (run.measure("added_perplexity", scheme=scheme) for run in runs)
+    intervals = (cost.details.get("interval") for cost in costs if cost is not None)
+    shown = [signed(mean), *(style.interval(*one) for one in intervals if one)]
+    return " ".join(shown) + ", noise" * all_noise(records, arm, scheme)
 
 
 def remarks_on(run: Run) -> list[str]:

@@ -130,6 +130,7 @@ def compare(
     *,
     against: float = 0.0,
     compared: Hashable = None,
+    given: bool = False,
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
@@ -138,14 +139,15 @@ def compare(
             Degrees of freedom are Welch's and Satterthwaite's. Items never narrow the interval, nor
             lower the p-value.
         against, compared: as in `Difference`.
+        given: one number each is no draw of a seed's: the items are the only error.
     """
     if not variant or not baseline:
         return None
     mean = math.fsum(variant) / len(variant) - math.fsum(baseline) / len(baseline)
     unknown = Difference(mean=mean, interval=None, p=None, against=against, compared=compared)
-    if len(variant) < 2 or len(baseline) < 2:
+    if (len(variant) < 2 or len(baseline) < 2) and not (given and items):
         return unknown
-    seeds = component(variant), component(baseline)
+    seeds = () if given else (component(variant), component(baseline))
     errors = [one for one in (_together(*seeds), _together(*seeds, *items)) if one]
     if not errors:
         return replace(unknown, alike=True)

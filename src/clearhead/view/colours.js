@@ -82,6 +82,7 @@ function sized(canvas, height) {
 }
 
 function shown(number) {
+  if (number === null) return "not finite";
   if (number === 0) return "0";
   const size = Math.abs(number);
   if (size >= 1000) return Math.round(number).toLocaleString("en");

@@ -33,8 +33,8 @@ class HiddenPanel {
   words(row, token) {
     const place = row * this.view.model.tokens.length + token;
     const after = row ? `after layer ${row - 1}` : "before the first layer";
-    return `${visible(this.view.model.tokens[token])} (${token}) ${after}: norm ${shown(this.norms[place])}, ` +
-      `channel ${this.channels[place]} is ${shown(this.largest[place])} × the median`;
+    return `${visible(this.view.model.tokens[token])} (${token}) ${after}: ` + (this.norms[place] ? `norm ${shown(this.norms[place])}, ` +
+      `channel ${this.channels[place]} is ${shown(this.largest[place])} × the median` : "norm 0 or not finite");
   }
   draw() {
     if (!this.ready) return;

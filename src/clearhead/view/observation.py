@@ -1,6 +1,7 @@
 """One text through one model, as the page needs it."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +39,14 @@ class Observation:
         chunks: packed maps, which the page unpacks when they are looked at; `model["maps"]` says
             which is whose.
         kept, heads: the number of heads whose maps are here, and of all.
+        lost: where numbers are not finite: "after layer 3", "in the logits"; "" for nowhere.
     """
 
     model: dict[str, Any]
     chunks: list[str]
     kept: int
     heads: int
+    lost: str = ""
 
 
 def observe_text(
@@ -106,8 +109,7 @@ def _observed(
             for metric, maps in statistics.items()
         },
         "lambdas": {
-            layer: round(value.item(), 4) if not value.ndim else _rounded(value)
-            for layer, value in trace.lambdas.items()
+            layer: _rounded(value, 3 if value.ndim else 4) for layer, value in trace.lambdas.items()
         },
         "hidden": _hidden(hidden),
     }
@@ -116,10 +118,12 @@ def _observed(
         data["surprise"] = [None, *_rounded(surprises(logits_TV, ids_BT[0]))]
         if lens.agrees(logits_TV):
             data["lens"] = _lens(lens, tokenizer)
+    lost = hidden.lost() or ("in the logits" if None in data.get("surprise", ())[1:] else "")
+    data["lost"] = lost
     used = len(json.dumps(data))
     chunks, places, kept = _packed(trace, order, used)
     data["maps"] = places
-    return Observation(model=data, chunks=chunks, kept=kept, heads=len(order))
+    return Observation(model=data, chunks=chunks, kept=kept, heads=len(order), lost=lost)
 
 
 def _packed(
@@ -199,15 +203,18 @@ def _lens(lens: Lens, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _by_layer(values: dict[Head, float]) -> list[list[float]]:
+def _by_layer(values: dict[Head, float]) -> list[list[Any]]:
     """Rows of heads, a layer each; layers without this map are empty."""
-    rows: list[list[float]] = [[] for _ in range(max(head.layer for head in values) + 1)]
+    rows: list[list[Any]] = [[] for _ in range(max(head.layer for head in values) + 1)]
     for head, value in sorted(values.items()):
-        rows[head.layer].append(round(value, 5))
+        rows[head.layer].append(_rounded(value, 5))
     return rows
 
 
-def _rounded(values: Tensor) -> Any:
-    if values.ndim > 1:
-        return [_rounded(row) for row in values]
-    return [round(value, 3) for value in values.tolist()]
+def _rounded(values: Any, digits: int = 3) -> Any:
+    """Numbers for JSON; None where one is not finite."""
+    if isinstance(values, Tensor):
+        values = values.tolist()
+    if isinstance(values, list):
+        return [_rounded(one, digits) for one in values]
+    return round(values, digits) if math.isfinite(values) else None

@@ -19,8 +19,9 @@ class ModelView {
     if (model.tokens.length < model.total) facts.push(`the first of ${model.total.toLocaleString("en")}`);
     const room = kept < heads ? make("p", { className: "room" },
       `Maps of ${kept} of ${heads} heads are on this page, chosen for the largest and smallest values of each statistic: all would not fit into 3 MB. The grid, the hidden states and the predictions are complete.`) : null;
+    const lost = model.lost ? make("p", { className: "room" }, `Not finite ${model.lost}: NaN or infinite numbers of this text are left out.`) : null;
     this.element = make("section", { className: "model" },
-      make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), room,
+      make("h2", {}, make("span", {}, model.name), make("small", {}, facts.join(", "))), lost, room,
       make("div", { className: "sides" },
         make("div", { className: "side" }, this.grid.element, this.text.element, this.lens.element),
         make("div", { className: "side" }, this.mapPanel.element, this.text.reading, this.hidden.element)));

@@ -89,7 +89,8 @@ class TextPanel {
     const bits = surprise?.[i];
     const head = make("h3", {}, "Token ", make("b", { className: "word" }, visible(tokens[i])), ` (${i})`);
     const parts = [head];
-    if (bits !== undefined && bits !== null) {
+    if (bits === null && i) parts.push(make("p", { className: "legend" }, "Surprise: not finite."));
+    else if (bits !== undefined && bits !== null) {
       parts.push(make("p", { className: "legend" }, `Surprise ${shown(bits)} bits: the model gave it ${shown(100 * 2 ** -bits)} %.`));
     }
     if (map) {

@@ -120,10 +120,10 @@ class AttentionTrace:
                     self.nulls.clear()
                     continue
                 self.maps[place] = torch.zeros(self.length, self.length)
-            self.maps[place][rows, :keys] = part.weights[0, index].cpu()
+            self.maps[place][rows, :keys] = part.weights[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
             if part.null is not None:
                 null_T = self.nulls.setdefault(place, torch.zeros(self.length))
-                null_T[rows] = part.null[0, index].cpu()
+                null_T[rows] = part.null[0, index].nan_to_num(0.0, 0.0, 0.0).cpu()
 
     @property
     def weights_of_map(self) -> int:
@@ -165,6 +165,14 @@ class HiddenTrace:
         self.channels[layer] = channel.cpu()
         if self.read is not None:
             self.read(layer, x_BTC[0])
+
+    def lost(self) -> str:
+        """The first place with a number that is not finite, in words; "" where all are."""
+        layers = (layer for layer in self.layers() if not self.norms[layer].isfinite().all())
+        first = next(layers, None)
+        if first is None:
+            return ""
+        return "before the first layer" if first < 0 else f"after layer {first}"
 
     def layers(self) -> list[int]:
         """The layers seen, in order."""
