@@ -36,7 +36,7 @@ attack: $(VENV)/.installed
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py tests/ops/test_differential_fused.py \
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py \
 		tests/ops/test_split_decode.py
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py tests/ops/test_split_decode_compiled.py
 
@@ -59,16 +59,13 @@ bench: $(VENV)/.installed
 # On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
 # In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
 # reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
-GPU_TESTS := tests-attention tests-differential tests-single-pass tests-decoding tests-rest
+GPU_TESTS := tests-attention tests-decoding tests-rest
 GPU_FIGURES := kernel lengths decoding attention memory blocks encoders liger training-step
 GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
 	timeout 480 $(PYTHON) -m
 tests-attention := tests/ops/test_gpu.py -k matches_oracle
-tests-differential := tests/ops/test_gpu.py -k 'differential and two'
-tests-single-pass := tests/ops/test_gpu.py -k 'differential and single'
 tests-decoding := tests/ops/test_gpu_decoding.py
-tests-rest := --ignore tests/ops/test_gpu_decoding.py --deselect tests/ops/test_gpu.py::test_matches_oracle \
-	--deselect tests/ops/test_gpu.py::test_fused_differential_attention
+tests-rest := --ignore tests/ops/test_gpu_decoding.py --deselect tests/ops/test_gpu.py::test_matches_oracle
 gpu: $(GPU_TESTS:%=build/gpu/%) $(GPU_FIGURES:%=build/gpu/%)
 
 $(GPU_TESTS:%=build/gpu/%): build/gpu/%: $(shell find src tests/ops -name '*.py')

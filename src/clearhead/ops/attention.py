@@ -1,8 +1,9 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-`clearhead.ops.dispatch` chooses the kernel. It returns the output o of plain softmax and its
-log-sum-exp; `clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own
-backward pass then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
+`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call where there is neither a sink
+nor a prefix. Other kernels return the output o of plain softmax and its log-sum-exp;
+`clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own backward pass
+then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
 kernels' lse carries no gradient.
 """
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import higher_order, oracles, sinks
+from clearhead.ops import cuda_sdpa, higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.requests import PREFIXED, Saved
@@ -101,12 +102,15 @@ def attend_visible(
         sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    name = select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    inputs = q_BHTD, k_BGSD, v_BGSV
+    name = select_kernel(*inputs, visibility, kernel, sink=sink is not None)
+    if name == "sdpa":
+        return cuda_sdpa.attend(*inputs, scale=scale, visibility=visibility)
     if not torch.is_grad_enabled():
-        return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
+        return _joined(*inputs, sink, value, scale, visibility, name)[0]
     if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
-        k_BGSD, v_BGSV = k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
+        inputs = q_BHTD, k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
+    return _Attend.apply(*inputs, sink, value, scale, visibility, name)
 
 
 def _opens_whole_text(
