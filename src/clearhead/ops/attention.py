@@ -1,7 +1,7 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call where there is neither a sink
-nor a prefix. Other kernels return the output o of plain softmax and its log-sum-exp;
+`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call where there is neither a
+sink nor a prefix. Other kernels return the output o of plain softmax and its log-sum-exp;
 `clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own backward pass
 then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
 kernels' lse carries no gradient.
@@ -94,7 +94,9 @@ def attend_visible(
             with without_autocast(q_BHTD):
                 run = KERNELS[name].run
                 return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
-        if _opens_whole_text(queries, keys, sink, visibility):
+        # A CPU's compiled tiles take a prefix in without another pass.
+        apart = torch.compiler.is_compiling() and not q_BHTD.is_cuda
+        if not apart and _opens_whole_text(queries, keys, sink, visibility):
             number = prefix[0].shape[2]
             q, k, v, visibility = _after_tokens(*given, prefix, visibility)
             options: dict[str, Any] = {"sink": sink, "scale": scale, "kernel": kernel}
@@ -116,13 +118,10 @@ def attend_visible(
 def _opens_whole_text(
     queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
 ) -> bool:
-    """True where a prefix may be tokens before the text, which its kernel reads as it reads those.
-
-    Compiled tiles take it in without another pass.
-    """
+    """True where a prefix may be tokens before the text, which its kernel reads as it reads those."""
     by_query = isinstance(sink, Tensor) and sink.ndim == 3
     hides = visibility.window is not None or visibility.segments is not None
-    return 1 < queries == keys and not (hides or by_query or torch.compiler.is_compiling())
+    return 1 < queries == keys and not (hides or by_query)
 
 
 def _after_tokens(
