@@ -34,6 +34,7 @@ from clearhead.nn import REGISTRY, Block, initialise
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -249,7 +250,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 of = self._position_of(position).query_groups
                 made[key] = of(positions_BT, keys)
                 if places:
-                    made[key] = _with_prefix(made[key], of, positions_BT, places)
+                    made[key] = _with_prefix(made[key], of, positions_BT, places, past)
             groups.append(made[key])
         return groups
 
@@ -367,16 +368,27 @@ def _key_positions(positions_BT: Tensor, key_mask: Tensor | None, past: int) -> 
 
 
 def _with_prefix(
-    groups: tuple[QueryGroup, ...], of: Callable[..., Any], positions_BT: Tensor, places: int
+    groups: tuple[QueryGroup, ...],
+    of: Callable[..., Any],
+    positions_BT: Tensor,
+    places: int,
+    past: int,
 ) -> tuple[QueryGroup, ...]:
-    """The groups with the tables of a prefix's keys, made when the first is wanted: a cache keeps
-    these keys, so that a step of decoding wants none."""
-    made: list[Any] = []
+    """The groups with the tables of a prefix's keys. After `past` keys they are made when the first
+    is wanted: a cache keeps these keys, so that a step of decoding wants none."""
+
+    def make() -> list[Any]:
+        first = torch.arange(places, device=positions_BT.device)[None]
+        return [group.keys for group in of(positions_BT, first)]
+
+    made = [] if past else make()
+    for keys in made:
+        if isinstance(keys, Rotation):
+            keys.table()  # here, for the first layer's graph to be that of all
 
     def table(index: int) -> Any:
         if not made:
-            first = torch.arange(places, device=positions_BT.device)[None]
-            made.extend(group.keys for group in of(positions_BT, first))
+            made.extend(make())
         return made[index]
 
     return tuple(own._replace(prefix=partial(table, index)) for index, own in enumerate(groups))

@@ -118,7 +118,7 @@ def attend_visible(
 def _opens_whole_text(
     queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
 ) -> bool:
-    """True where a prefix may be tokens before the text, which its kernel reads as it reads those."""
+    """True where a prefix may be tokens before the text, for the kernel that reads the text."""
     by_query = isinstance(sink, Tensor) and sink.ndim == 3
     hides = visibility.window is not None or visibility.segments is not None
     return 1 < queries == keys and not (hides or by_query)

@@ -87,9 +87,7 @@ def _by_chunks(
     weight = weight_VD.to(x_ND.dtype)
     total = torch.zeros((), dtype=exact, device=x_ND.device)
     dx: list[Tensor] = []
-    dweight = torch.zeros(
-        weight_VD.shape if learning else (0,), dtype=exact, device=x_ND.device
-    )
+    dweight = torch.zeros(weight_VD.shape if learning else (0,), dtype=exact, device=x_ND.device)
     for x, target in zip(x_ND.split(rows), target_N.split(rows), strict=True):
         loss, dlogits = (chunk or _chunk)(x, weight, target, ignore_index, learning)
         total = total + loss

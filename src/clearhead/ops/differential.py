@@ -22,7 +22,7 @@ def differential(
     *,
     norm_weight: Tensor | None,
     norm_eps: float | None,
-    gain: float,
+    gain: float | Tensor,
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
     attend: object = _attend,
