@@ -16,7 +16,15 @@ from clearhead.train.compiling import compiled
 SHAPE: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"vocab_size": 512, "max_position_embeddings": 512}
 # One of each kind of attention and block.
-KINDS = ("transformer", "softmax1", "sink", "key-value", "differential", "differential-v2", "coca")
+KINDS: tuple[str, ...] = (
+    "transformer",
+    "softmax1",
+    "sink",
+    "key-value",
+    "differential",
+    "differential-v2",
+    "coca",
+)
 KINDS += ("alibi", "gated", "sas-p")
 
 

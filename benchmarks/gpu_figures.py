@@ -191,7 +191,10 @@ def loss(setting: Setting) -> Iterator[Ratio]:
         return F.cross_entropy(logits, target, reduction="sum")
 
     peer = "all logits, compiled"
-    runs: dict[str, Callable[..., Tensor]] = {"eager": ops.linear_cross_entropy, "compiled": torch.compile(ops.linear_cross_entropy)}
+    runs: dict[str, Callable[..., Tensor]] = {
+        "eager": ops.linear_cross_entropy,
+        "compiled": torch.compile(ops.linear_cross_entropy),
+    }
     sides: dict[str, Callable[[], object]] = {
         name: partial(_loss_step, run, x, weight, target)
         for name, run in {**runs, peer: torch.compile(whole)}.items()

@@ -66,7 +66,9 @@ def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, kind
 
     compiled = torch.compile(model, fullgraph=name in CAUSAL, backend="aot_eager")
     for got, wanted in zip(step(compiled), step(model), strict=True):
-        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
+        assert torch.allclose(
+            got, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max()))
+        )
 
 
 def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
