@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test oldest newest fresh attack kernels servers lint docs bench gpu clean
+.PHONY: demo test oldest newest fresh attack kernels servers lint docs bench gpu-check gpu-figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -36,7 +36,7 @@ attack: $(VENV)/.installed
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.
 kernels: $(VENV)/triton
-	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py tests/ops/test_differential_fused.py \
+	TRITON_INTERPRET=1 PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_shaped.py \
 		tests/ops/test_split_decode.py
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/ops/test_kernels.py tests/ops/test_split_decode_compiled.py
 
@@ -56,30 +56,14 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.installed
 	$(BIN)/clearhead bench --output results/bench.jsonl
 
-# On a machine with a GPU and its own torch: tests, then figures; no .venv, nothing is installed.
-# In parts of at most 8 minutes, each done once for a state of the source: after an end, whatever its
-# reason, `make gpu` goes on with the part that was not done. Compiled kernels are kept between them.
-GPU_TESTS := tests-attention tests-differential tests-single-pass tests-decoding tests-rest
-GPU_FIGURES := kernel lengths decoding attention memory blocks encoders liger training-step
+# On a machine with a GPU and its own torch, each in four minutes at most; nothing is installed. Parts run
+# alone too: `make gpu-figures PARTS=loss`. Compiled kernels are kept between them.
+PARTS ?=
 GPU_RUN := TRITON_CACHE_DIR=build/gpu/triton TORCHINDUCTOR_CACHE_DIR=build/gpu/inductor PYTHONPATH=src \
-	timeout 480 $(PYTHON) -m
-tests-attention := tests/ops/test_gpu.py -k matches_oracle
-tests-differential := tests/ops/test_gpu.py -k 'differential and two'
-tests-single-pass := tests/ops/test_gpu.py -k 'differential and single'
-tests-decoding := tests/ops/test_gpu_decoding.py
-tests-rest := --ignore tests/ops/test_gpu_decoding.py --deselect tests/ops/test_gpu.py::test_matches_oracle \
-	--deselect tests/ops/test_gpu.py::test_fused_differential_attention
-gpu: $(GPU_TESTS:%=build/gpu/%) $(GPU_FIGURES:%=build/gpu/%)
-
-$(GPU_TESTS:%=build/gpu/%): build/gpu/%: $(shell find src tests/ops -name '*.py')
+	timeout 250 $(PYTHON) -m benchmarks.gpu
+gpu-check gpu-figures:
 	@mkdir -p build/gpu
-	$(GPU_RUN) pytest -m gpu $($*)
-	@touch $@
-
-$(GPU_FIGURES:%=build/gpu/%): build/gpu/%: $(shell find src benchmarks -name '*.py')
-	@mkdir -p build/gpu
-	$(GPU_RUN) clearhead bench $* --rounds 5 --output results/gpu.jsonl
-	@touch $@
+	$(GPU_RUN) $(@:gpu-%=%) $(PARTS) --output build/gpu/$(@:gpu-%=%).jsonl
 
 # torch first and by its exact version: a range would let pip take a newer build.
 $(VENV)/.installed: pyproject.toml constraints.txt

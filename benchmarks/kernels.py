@@ -12,7 +12,6 @@ from clearhead import ops
 from clearhead.experiments.timing import take_turns
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.loading import best_device
-from clearhead.ops.dispatch import FUSED
 from clearhead.ops.visibility import Visibility
 
 # Tokens of a batch, lengths, widths of a head, and channels of all heads.
@@ -28,7 +27,7 @@ MODEL: dict[str, Any] = {
 PEER = "PyTorch softmax"
 # Of the peer's time, by width where that matters: what issue and documentation promise on an H200.
 BOUNDS = {"softmax": 1.05, "softmax-1": 1.1, "sink": 1.1, "documents": 1.11, "padding": 1.25}
-BOUNDS |= {"V1": 2.1, "V2": 2.1, "V1, differential-fused": 1.6, "V1, differential-single-pass": 1.3}
+BOUNDS |= {"V1": 2.1, "V2": 2.1}
 # The same of a step's attention; CoCA's half keys count from 16 K.
 STEPS = {"softmax": 1.05, "V1": 1 / 0.95, "CoCA": 1 / 1.2}
 
@@ -163,8 +162,6 @@ def _variants(batch: int, heads: int, length: int) -> dict[str, Callable[..., Te
         "V1": partial(_differential, lam=lam),
         "V2": lambda q, k, v: ops.differential_v2(torch.cat([q, q], 1), k, v, by_token),
     }
-    for name in FUSED if torch.cuda.is_available() else ():
-        variants[f"V1, {name}"] = partial(_differential, lam=lam, kernel=name)
     return variants
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from benchmarks import BENCHES, find
+from benchmarks import BENCHES, find, gpu, tables
 from benchmarks.race import in_new_process
 from clearhead.cli import VERBS, main
 from clearhead.cli.bench import Command
@@ -196,3 +196,20 @@ def test_bench_of_a_turned_model(tmp_path, monkeypatch):
     assert [line["ours"] for line in lines] == ["transformer", "turned", "turned, prefix"] * 2
     assert {line["name"] for line in lines} == {"decoding, 4 tokens", "16 tokens"}
     assert all(line["bound"] == 1 / 0.97 for line in lines)
+
+
+def test_the_page_has_the_tables_of_the_records():
+    page = Path(__file__).parents[2].joinpath("docs", "performance.md").read_text("utf-8")
+    assert tables.markdown() in page
+
+
+def test_the_parts_of_a_gpu_run_alone_print_a_table_and_write_records(tmp_path, capsys):
+    output = tmp_path / "records.jsonl"
+    words = ["figures", "attention", "--device", "cpu", "--toy", "--output", str(output)]
+    gpu.main(words)
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {"softmax", "softmax-1", "sink", "V1"} <= {record["ours"] for record in records}
+    assert "| attention, T 64: softmax | PyTorch softmax |" in capsys.readouterr().out
+    assert all(sum(part.seconds for part in parts.values()) <= 240 for parts in gpu.PARTS.values())
+    with pytest.raises(SystemExit):
+        gpu.main(["figures", "los", "--device", "cpu"])

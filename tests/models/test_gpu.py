@@ -1,4 +1,4 @@
-"""Models on a CUDA device do what they do on a CPU, where they are proved: `make gpu`."""
+"""Models on a CUDA device do what they do on a CPU, where they are proved: `make gpu-check`."""
 
 import copy
 

@@ -79,9 +79,10 @@ def test_a_step_traced_once_serves_every_later_length(name, keys, padding):
 def test_on_a_gpu_a_lone_query_of_masked_slots_goes_to_a_kernel_that_reads_no_mask(depth):
     """Packing would: it counts the tokens on the host."""
     lone = dispatch._PLAIN._replace(device="cuda", depth=depth, width=depth, **dispatch._LONE)
-    for changes in ({"dtype": torch.bfloat16}, {"dtype": torch.float16}, {}, {"width": 2 * depth}):
+    halves = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
+    for changes in (*halves, {}, {"width": 2 * depth}, {"sink": True}):
         asked = lone._replace(key_mask=True, capability=(9, 0), **changes)
-        assert dispatch.resolve(asked).name in ("split-decode", "efficient-decode")
+        assert dispatch.resolve(asked).name in ("sdpa", "split-decode", "products")
 
 
 def test_a_mask_of_other_numbers_and_a_full_cache_are_refused():

@@ -4,7 +4,7 @@ from collections import Counter
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clearhead.ops import differential_fused, packed
+from clearhead.ops import packed
 
 # By PyTorch 2.13's sources. Backward: a kernel each for the rows' sums, the gradients, and dq's
 # rounding; the efficient kernel in float32 sums rows by three of PyTorch's, and clears what it adds
@@ -22,8 +22,6 @@ NOTHING = {*MEMORY.split(), "_unsafe_view", "detach"}
 INSIDE = {
     "clearhead::attend": packed._forward,
     "clearhead::attend_backward": packed._backward,
-    "clearhead::differential": differential_fused._forward,
-    "clearhead::differential_backward": differential_fused._backward,
 }
 
 

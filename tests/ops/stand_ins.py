@@ -28,10 +28,10 @@ def cuda_kernels() -> Iterator[None]:
     library._destroy()
 
 
-def _attend(q, k, v, *, causal, scale, before=None, after=None, bias=None):
+def _attend(q, k, v, *, causal, scale, before=None, after=None):
     """One text: [T, H, D], [S, G, D], [S, G, V] → [T, H, V], log-sum-exp [H, T]; no key: ∞."""
     dtype, (q, k, v) = q.dtype, (x.double() for x in (q, k, v))
-    score = _scores(q, k, causal, scale, before, after, bias)
+    score = _scores(q, k, causal, scale, before, after)
     lse = score.logsumexp(-1)
     weight = torch.exp(score - torch.where(lse == -torch.inf, torch.inf, lse)[..., None])
     value = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
@@ -39,10 +39,10 @@ def _attend(q, k, v, *, causal, scale, before=None, after=None, bias=None):
     return torch.einsum("hts,shv->thv", weight, value).to(dtype), lse
 
 
-def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=None, bias=None):
+def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=None):
     dtype, (grad, q, k, v, o) = q.dtype, (x.double() for x in (grad, q, k, v, o))
     shared, groups = q.shape[1] // k.shape[1], k.shape[1]
-    weight = torch.exp(_scores(q, k, causal, scale, before, after, bias) - lse[..., None])
+    weight = torch.exp(_scores(q, k, causal, scale, before, after) - lse[..., None])
     value, key = (x.repeat_interleave(shared, 1) for x in (v, k))
     row = (grad * o).sum(-1).T[..., None]
     dscore = weight * (torch.einsum("thv,shv->hts", grad, value) - row) * scale
@@ -52,9 +52,9 @@ def _differentiate(grad, q, k, v, o, lse, *, causal, scale, before=None, after=N
     return tuple(x.to(dtype) for x in (dq, dk, dv))
 
 
-def _scores(q, k, causal, scale, before, after, bias):
+def _scores(q, k, causal, scale, before, after):
     score = torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
-    score = score * scale + (0 if bias is None else bias.double())
+    score = score * scale
     own = torch.arange(len(q))[:, None] + len(k) - len(q)
     key = torch.arange(len(k))[None]
     hidden = (key > own) if causal else torch.zeros(len(q), len(k), dtype=torch.bool)
@@ -129,13 +129,12 @@ def _efficient_attention_forward(
     seqlen_k=None, window_size=None,
 ):  # fmt: skip
     _check_rows(q, k, v)
-    _check_bias(bias, q, k)
+    assert bias is None
     assert q.shape[2] == k.shape[2] == v.shape[2]
     options = _efficient_options(kind, scale, window_size)
     if ends_q is None:
         assert (max_q, max_k) == (None, None)
-        biases = [None] * len(q) if bias is None else bias
-        found = [_attend(*row, **options, bias=b) for *row, b in zip(q, k, v, biases, strict=True)]
+        found = [_attend(*row, **options) for row in zip(q, k, v, strict=True)]
         o, lses = (torch.stack(part) for part in zip(*found, strict=True))
         longest = q.shape[1]
     else:
@@ -160,16 +159,13 @@ def _efficient_attention_backward(
     shared_storage_dqdkdv=False,
 ):  # fmt: skip
     _check_rows(grad, q, k, v, o)
-    _check_bias(bias, q, k)
+    assert bias is None
     assert lse.shape[2] % 32 == 0
     options = _efficient_options(kind, scale, window_size)
     if ends_q is None:
         assert (max_q, max_k) == (q.shape[1], k.shape[1])
-        biases = [None] * len(q) if bias is None else bias
-        found = [
-            _differentiate(*row, of_row[:, : q.shape[1]], **options, bias=b)
-            for *row, of_row, b in zip(grad, q, k, v, o, lse, biases, strict=True)
-        ]
+        rows = zip(grad, q, k, v, o, lse[:, :, : q.shape[1]], strict=True)
+        found = [_differentiate(*row, **options) for row in rows]
         dq, dk, dv = (torch.stack(part) for part in zip(*found, strict=True))
     else:
         _check_ends(ends_q, q.shape[1], max_q)
@@ -216,13 +212,6 @@ def _scaled_dot_product_cudnn_attention_backward(
 def _texts(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int, int]]:
     q, k = ends_q.tolist(), ends_k.tolist()
     return list(zip(q, q[1:], k, k[1:], strict=False))
-
-
-def _check_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> None:
-    if bias is not None:
-        assert bias.shape == (len(q), q.shape[2], q.shape[1], k.shape[1])
-        assert bias.stride(-1) == 1
-        assert all(stride % 16 == 0 for stride in bias.stride()[:-1])
 
 
 def _efficient_options(kind: int, scale: float | None, window: int | None) -> dict[str, object]:

@@ -32,7 +32,7 @@ def _inputs(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: kernel)
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_, **__: kernel)
 
 
 def _compare(inputs: list[Tensor], sink: float | Tensor | None, **options: object) -> None:
@@ -286,7 +286,7 @@ def test_torch_func_differentiates_and_batches(sink):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_a_lone_query(dtype, sink, groups, padded, monkeypatch):
-    _use(monkeypatch, "cpu-decode")
+    _use(monkeypatch, "products")
     sink = torch.randn(4, requires_grad=True) if sink == "learned" else sink
     mask = None
     if padded:

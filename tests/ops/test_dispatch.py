@@ -35,7 +35,7 @@ def test_the_documentation_has_the_table_of_the_code():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_goes_by_tiles_on_cuda(capability, dtype):
     """Every kind of request there is, not only those that the documentation prints."""
-    names = ("causal", "window", "key_mask", "segments", "learning")
+    names = ("causal", "window", "key_mask", "segments", "learning", "sink")
     shapes = [{"square": True}, {"square": False}, {"square": False, "lone": True}]
     for values in product([False, True], repeat=len(names)):
         for shape, depth, width in product(shapes, [64, 320], [64, 128, 320]):
@@ -43,9 +43,17 @@ def test_what_goes_by_tiles_on_cuda(capability, dtype):
             asked = asked._replace(**dict(zip(names, values, strict=True)), **shape)
             two_sided = asked.window and not asked.causal  # of no model: `attend` alone has it
             flash = dtype in HALF and capability >= (8, 0) and max(depth, width) <= 256
+            plain = not (asked.window or asked.segments or asked.key_mask or asked.sink)
+            sdpa = plain and dtype != torch.float64 and capability >= (8, 0) and depth == width
+            lone = asked.lone and not (asked.window or asked.segments)
             bfloat16 = dtype == torch.bfloat16 and capability < (8, 0)
-            tiles = dtype == torch.float64 or bfloat16 or (two_sided and not flash)
-            assert (dispatch.resolve(asked).name == "tiles") == tiles, asked
+            efficient = asked.square and dtype != torch.float64 and not (bfloat16 or two_sided)
+            efficient |= sdpa and not asked.causal  # PyTorch's choice
+            name = dispatch.resolve(asked).name
+            assert (name == "tiles") != (flash or lone or efficient), (asked, name)
+            # The compiled path takes the eager path's kernel.
+            compiled = asked._replace(compiled=True, short=True)
+            assert dispatch.resolve(compiled).name == name
 
 
 def test_a_kernel_that_fails_its_test_on_the_device_is_passed_over_and_the_reason_kept():
@@ -131,19 +139,6 @@ def test_unrotated_keys_have_a_kernel_on_a_cpu_and_one_on_a_gpu():
     refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
     assert refused == ("", {"split-decode": "o is off"})
     assert dispatch.resolve(asked._replace(learning=True)).refusals["split-decode"]
-
-
-def test_the_fused_kernels_are_used_where_they_are_named_and_not_refused(monkeypatch, caplog):
-    chosen = dispatch.fused_differential
-    assert chosen(None, None) is None
-    for name in dispatch.FUSED:
-        assert chosen(f"tiles,{name}", None) == name
-    monkeypatch.setenv(dispatch.VARIABLE, dispatch.SINGLE_PASS)
-    assert chosen(None, None) == dispatch.SINGLE_PASS
-    assert chosen("tiles", None) is None
-    with caplog.at_level(logging.INFO, "clearhead.ops.dispatch"):
-        assert chosen(None, "bfloat16 and float16 only") is None
-    assert caplog.messages[-1].endswith("not differential-single-pass: bfloat16 and float16 only")
 
 
 def test_a_request_says_itself():

@@ -8,12 +8,11 @@ import re
 import subprocess
 import tempfile
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clearhead.ops import differential_fused, shaped_fused
+from clearhead.ops import shaped_fused
 
 triton = pytest.importorskip("triton", reason="CPU builds of PyTorch lack Triton: `make kernels`")
 
@@ -26,7 +25,6 @@ GPUS = {
 }
 # What a program may have of shared memory on any of these, unasked.
 SHARED = 48 * 1024
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -61,75 +59,8 @@ def test_compiles(gpu, kernel, x, o):
 
 FOUND = re.compile(r"REG:(\d+) STACK:(\d+)")
 AMD = (re.compile(r"\.vgpr_count:\s+(\d+)"), re.compile(r"\.vgpr_spill_count:\s+(\d+)"))
-TYPES = {"idq": "*i32", "idk": "*i32"}
-TYPES |= dict.fromkeys(("sink", "lam", "lse", "row", "sum"), "*fp32")
-LAUNCHES = {
-    "A100": differential_fused.AMPERE,
-    "L4": differential_fused.AMPERE,
-    "H100": differential_fused.HOPPER,
-    "B200": differential_fused.BLACKWELL,
-    "MI300": differential_fused.AMD,
-}
 # Bytes that a program may be lent.
 LENT = {"A100": 163, "L4": 99, "H100": 227, "B200": 227, "MI300": 64}
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("kernel", ["forward", "backward_keys", "backward_queries", "single_pass"])
-def test_fused_differential_attention_spills_no_register(gpu, width, kernel):
-    """And the documentation's table has what these compilers make of it."""
-    adds = kernel == "single_pass"
-    tiles = getattr(LAUNCHES[gpu][width], kernel)
-    constants = {"D": width, "SPLIT": tiles.split, "CAUSAL": True, "ADDS": adds}
-    constants |= {"M": tiles.rows, "N": tiles.keys}
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    function = "backward_keys" if adds else kernel
-    constants["IDS"] = False
-    registers, spilt, shared = _build(gpu, function, constants, options)
-    if width == 64:
-        documents = constants | {"IDS": True}
-        assert spilt == _build(gpu, function, documents, options)[1] == 0
-    row = f"| {kernel} | {width} | {gpu} | {tiles.rows} × {tiles.keys}, {tiles.warps}, "
-    row += f"{tiles.stages} | {registers} | {spilt} | {shared // 1024} KB |"
-    print(row)
-    assert row in PAGE.read_text("utf-8")
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("adds", [False, True])
-def test_the_sums_before_a_backward_pass_spill_no_register(gpu, adds):
-    for width in (64, 128):
-        constants = {"D": width, "ADDS": adds, "M": differential_fused.ROWS}
-        assert _build(gpu, "backward_rows", constants, {})[1] == 0
-
-
-def _build(gpu, kernel, constants, options):
-    """Registers, and bytes spilt and shared, of a kernel of differential attention in bfloat16."""
-    from clearhead.ops import differential_kernels
-
-    function = getattr(differential_kernels, kernel)
-    names = list(inspect.signature(function.fn).parameters)
-    constants = {name: x for name, x in (constants | {"SINK": True}).items() if name in names}
-
-    def type_of(name: str) -> str:
-        if name in constants:
-            return "constexpr"
-        if name.endswith("_ptr"):
-            exact = constants.get("ADDS") and name == "dq_ptr"
-            return "*fp32" if exact else TYPES.get(name.removesuffix("_ptr"), "*bf16")
-        return "fp32" if name == "scale" else "i32"
-
-    strides = [first + second for first in "qkv" for second in "bhts"]
-    even = {
-        (at,): [["tt.divisibility", 16]]
-        for at, name in enumerate(names)
-        if name.endswith("_ptr") or name in strides
-    }
-    signature = {name: type_of(name) for name in names}
-    built, registers, spilt = resources(function, signature, constants, even, gpu, options)
-    assert built.metadata.shared <= LENT[gpu] * 1024
-    return registers, spilt, built.metadata.shared
 
 
 def _type(name: str, held: str) -> str:

@@ -58,7 +58,6 @@ SOFTMAX1, SINKS = {"sink": 0.0}, {"sink": "learned"}
 FLOAT = {"dtype": torch.float32}
 HOLDS = (6, 8)
 ROWS = {
-    "softmax": ("cudnn", {}, HOLDS),
     "softmax-1": ("cudnn", SOFTMAX1, HOLDS),
     "learned sinks": ("cudnn", SINKS, (6, 10)),
     "T < S, windows: softmax-1": ("flash", SOFTMAX1, HOLDS),
@@ -76,7 +75,7 @@ ROWS = {
 def test_attention_starts_as_many_kernels_at_any_length(title, monkeypatch):
     """And the documentation says how many."""
     kernel, options, bound = ROWS[title]
-    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: kernel)
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_, **__: kernel)
     counts = {_launches(length, **options) for length in (64, 320)}
     ((forward, backward),) = counts
     assert forward <= bound[0]
@@ -88,6 +87,6 @@ def test_attention_starts_as_many_kernels_at_any_length(title, monkeypatch):
 
 def test_tiles_start_more_the_longer_a_text_is(monkeypatch):
     """What the table keeps off a GPU, and a check of the counting."""
-    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_: "tiles")
+    monkeypatch.setattr("clearhead.ops.attention.select_kernel", lambda *_, **__: "tiles")
     (short, long) = (_launches(length) for length in (64, 1024))
     assert long[0] > 4 * short[0]

@@ -7,7 +7,7 @@ import pytest
 from clearhead.ops import split_decode
 
 pytest.importorskip("triton", reason="CPU builds of PyTorch lack Triton: `make kernels`")
-from tests.ops.test_kernels import GPUS, LENT, PAGE, resources
+from tests.ops.test_kernels import GPUS, LENT, resources
 
 TYPES = {"mask": "*u8", "position": "*i32", "frequency": "*fp32", "sink": "*fp32", "lam": "*fp32"}
 EVEN = ("part", "qb", "qh", "kb", "kh", "ks", "vb", "vh", "vs")
@@ -35,10 +35,10 @@ def _build(function, constants, types, gpu, options):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(
-    ("form", "maps", "rotated"), [("plain", 1, False), ("V1", 2, False), ("CoCA", 1, True)]
+    ("maps", "rotated"), [(1, False), (2, False), (1, True)], ids=["plain", "V1", "CoCA"]
 )
-def test_decoding_spills_no_register(gpu, width, form, maps, rotated):
-    """And the documentation's table has what these compilers make of it, with padding."""
+def test_decoding_spills_no_register(gpu, width, maps, rotated):
+    """With padding."""
     from clearhead.ops import split_decode_kernels
 
     constants = {"D": width, "V": width, "MAPS": maps, "ROTATED": rotated, "MASKED": True}
@@ -46,13 +46,9 @@ def test_decoding_spills_no_register(gpu, width, form, maps, rotated):
     constants |= {"R": 16, "N": block}
     options = {"num_warps": split_decode.WARPS, "num_stages": stages}
     types = TYPES | {"o": "*fp32", "lse": "*fp32"}
-    built, registers, spilt = _build(split_decode_kernels.attend, constants, types, gpu, options)
+    built, _, spilt = _build(split_decode_kernels.attend, constants, types, gpu, options)
     assert built.metadata.shared <= LENT[gpu] * 1024
     assert spilt == 0
-    row = f"| {form} | {width} | {gpu} | {block}, {stages} | {registers} | {spilt} | "
-    row += f"{built.metadata.shared // 1024} KB |"
-    print(row)
-    assert row in PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("gpu", GPUS)

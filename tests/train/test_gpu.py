@@ -1,4 +1,4 @@
-"""Training on a CUDA device: interrupted and resumed, its random state included: `make gpu`."""
+"""Training on a CUDA device: interrupted and resumed with its random state: `make gpu-check`."""
 
 import json
 import signal

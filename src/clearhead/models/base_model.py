@@ -46,6 +46,7 @@ from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
 from clearhead.ops.exporting import is_exporting
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
@@ -207,7 +208,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
         attend = paged_attention(unknown | {"cache": cache}) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        groups = self._query_groups(layers, positions, keys)
+        groups = self._query_groups(layers, positions, keys, past)
         bases = max(map(len, groups))
         if maps is not None and bases > 1:
             raise ClearheadError(
@@ -247,7 +248,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
 
     def _query_groups(
-        self, layers: Any, positions_BT: Tensor, keys_BS: Tensor
+        self, layers: Any, positions_BT: Tensor, keys_BS: Tensor, past: int
     ) -> list[tuple[QueryGroup, ...]]:
         """Each layer's groups of queries; layers that tell order alike share theirs."""
         made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
@@ -261,7 +262,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 of = self._position_of(position).query_groups
                 made[key] = of(positions_BT, keys)
                 if places:
-                    made[key] = _with_prefix(made[key], of, positions_BT, places)
+                    made[key] = _with_prefix(made[key], of, positions_BT, places, past)
             groups.append(made[key])
         return groups
 
@@ -343,16 +344,27 @@ def _cached(cache: Cache | None) -> int:
 
 
 def _with_prefix(
-    groups: tuple[QueryGroup, ...], of: Callable[..., Any], positions_BT: Tensor, places: int
+    groups: tuple[QueryGroup, ...],
+    of: Callable[..., Any],
+    positions_BT: Tensor,
+    places: int,
+    past: int,
 ) -> tuple[QueryGroup, ...]:
-    """The groups with the tables of a prefix's keys, made when the first is wanted: a cache keeps
-    these keys, so that a step of decoding wants none."""
-    made: list[Any] = []
+    """The groups with the tables of a prefix's keys. After `past` keys they are made when the first
+    is wanted: a cache keeps these keys, so that a step of decoding wants none."""
+
+    def make() -> list[Any]:
+        first = torch.arange(places, device=positions_BT.device)[None]
+        return [group.keys for group in of(positions_BT, first)]
+
+    made = [] if past else make()
+    for keys in made:
+        if isinstance(keys, Rotation):
+            keys.table()  # here, for the first layer's graph to be that of all
 
     def table(index: int) -> Any:
         if not made:
-            first = torch.arange(places, device=positions_BT.device)[None]
-            made.extend(group.keys for group in of(positions_BT, first))
+            made.extend(make())
         return made[index]
 
     return tuple(own._replace(prefix=partial(table, index)) for index, own in enumerate(groups))

@@ -26,6 +26,7 @@ class Differential(nn.Module, SingleMaps):
 
     maps = ("map 1", "map 2")
     keys_together = 2
+    constants: Tensor
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -38,6 +39,8 @@ class Differential(nn.Module, SingleMaps):
         if self.head_norm == "affine":
             self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
         self.norm_eps = layer.norm_eps
+        # λ_init and 1 − λ_init as tensors: numbers would give each layer a graph of its own.
+        self.register_buffer("constants", torch.empty(2), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -45,6 +48,17 @@ class Differential(nn.Module, SingleMaps):
             nn.init.normal_(vector, std=0.1)
         if self.head_norm == "affine":
             nn.init.ones_(self.norm_weight)
+        self._set_constants()
+
+    def _set_constants(self) -> None:
+        start = self.lambda_init
+        device, dtype = self.lambda_q1.device, torch.float32
+        self.constants = torch.tensor([start, 1 - start], device=device, dtype=dtype)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        module = super()._apply(*arguments, **options)
+        self._set_constants()  # whatever the weights' dtype
+        return module
 
     @with_own_parameters
     def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
@@ -52,7 +66,7 @@ class Differential(nn.Module, SingleMaps):
         with without_autocast(self.lambda_q1):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
-            return first - second + self.lambda_init
+            return first - second + self.constants[0]
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, lambdas: Tensor, *, attend: Any, **options: Any
@@ -62,7 +76,7 @@ class Differential(nn.Module, SingleMaps):
             *(q, k, v, lambdas),
             norm_weight=self.norm_weight if self.head_norm == "affine" else None,
             norm_eps=None if self.head_norm == "none" else self.norm_eps,
-            gain=1 - self.lambda_init,
+            gain=self.constants[1],
             attend=attend,
             **options,
         )
@@ -75,7 +89,7 @@ class Differential(nn.Module, SingleMaps):
         """The signed difference [B, H/2, T, S]; with no norm after it, times 1 − λ_init."""
         first, second = self.split(weights_BHTS)
         difference = first - lambdas.to(first.dtype) * second
-        return difference * (1 - self.lambda_init) if self.head_norm == "none" else difference
+        return difference * self.constants[1] if self.head_norm == "none" else difference
 
     @with_own_parameters
     def finish(self, o_BHTD: Tensor) -> Tensor:
@@ -83,14 +97,14 @@ class Differential(nn.Module, SingleMaps):
         if self.head_norm == "none":
             return o_BHTD
         weight = self.norm_weight if self.head_norm == "affine" else None
-        return ops.rms_norm(o_BHTD, weight, self.norm_eps) * (1 - self.lambda_init)
+        return ops.rms_norm(o_BHTD, weight, self.norm_eps) * self.constants[1]
 
     def row_sum(self, row_sum_BHT1: Tensor | None, lambdas: Tensor) -> Tensor:
         """Without the norm: (1 − λ_init)(mass 1 − λ · mass 2)."""
         first, second = (
             (1.0, 1.0) if row_sum_BHT1 is None else (row_sum_BHT1[:, 0::2], row_sum_BHT1[:, 1::2])
         )
-        return (first - lambdas * second) * (1 - self.lambda_init)
+        return (first - lambdas * second) * self.constants[1]
 
 
 def _refuses(layer: LayerSpec) -> str | None:

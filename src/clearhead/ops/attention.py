@@ -1,8 +1,9 @@
 """Attention over PyTorch's stock kernels, with an exact gradient for softmax-1 and for sinks.
 
-`clearhead.ops.dispatch` chooses the kernel. It returns the output o of plain softmax and its
-log-sum-exp; `clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own
-backward pass then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
+`clearhead.ops.dispatch` chooses the kernel: on CUDA PyTorch's own call where there is neither a
+sink nor a prefix. Other kernels return the output o of plain softmax and its log-sum-exp;
+`clearhead.ops.sinks` exchanges them for those with a sink, which the kernel's own backward pass
+then takes. Differentiating o · sigmoid(lse) instead is silently wrong, as the
 kernels' lse carries no gradient.
 """
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import higher_order, oracles, sinks
+from clearhead.ops import cuda_sdpa, higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
 from clearhead.ops.requests import PREFIXED, Saved
@@ -95,7 +96,9 @@ def attend_visible(
             with without_autocast(q_BHTD):
                 run = KERNELS[name].run
                 return run.prefixed(*given, prefix, scale=scale, visibility=visibility)
-        if _opens_whole_text(queries, keys, sink, visibility):
+        # A CPU's compiled tiles take a prefix in without another pass.
+        apart = torch.compiler.is_compiling() and not q_BHTD.is_cuda
+        if not apart and _opens_whole_text(queries, keys, sink, visibility):
             number = prefix[0].shape[2]
             q, k, v, visibility = _after_tokens(*given, prefix, visibility)
             options: dict[str, Any] = {"sink": sink, "scale": scale, "kernel": kernel}
@@ -103,24 +106,26 @@ def attend_visible(
         sink, value = sinks.as_null(q_BHTD, prefix, sink, scale)
     if isinstance(sink, float | int):
         sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
-    name = "tiles" if plain else select_kernel(q_BHTD, k_BGSD, v_BGSV, visibility, kernel)
+    inputs = q_BHTD, k_BGSD, v_BGSV
+    name = "tiles"
+    if not plain:
+        name = select_kernel(*inputs, visibility, kernel, sink=sink is not None)
+    if name == "sdpa":
+        return cuda_sdpa.attend(*inputs, scale=scale, visibility=visibility)
     if plain or not torch.is_grad_enabled():
-        return _joined(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)[0]
+        return _joined(*inputs, sink, value, scale, visibility, name)[0]
     if torch.compiler.is_compiling():  # Dynamo takes no tensor for two inputs
-        k_BGSD, v_BGSV = k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
-    return _Attend.apply(q_BHTD, k_BGSD, v_BGSV, sink, value, scale, visibility, name)
+        inputs = q_BHTD, k_BGSD.view_as(k_BGSD), v_BGSV.view_as(v_BGSV)
+    return _Attend.apply(*inputs, sink, value, scale, visibility, name)
 
 
 def _opens_whole_text(
     queries: int, keys: int, sink: float | Tensor | None, visibility: Visibility
 ) -> bool:
-    """True where a prefix may be tokens before the text, which its kernel reads as it reads those.
-
-    Compiled tiles take it in without another pass.
-    """
+    """True where a prefix may be tokens before the text, for the kernel that reads the text."""
     by_query = isinstance(sink, Tensor) and sink.ndim == 3
     hides = visibility.window is not None or visibility.segments is not None
-    return 1 < queries == keys and not (hides or by_query or torch.compiler.is_compiling())
+    return 1 < queries == keys and not (hides or by_query)
 
 
 def _after_tokens(

@@ -24,6 +24,8 @@ def refuses(request: Request) -> str | None:
         return "no documents, no window"
     if request.causal and not request.square:
         return "causal with T = S only"
+    if request.lone and request.dtype in HALF:
+        return "two products are faster for a lone query in half precision"
     if request.width > request.depth:
         return "values no wider than keys"
     if request.compiled and request.short:

@@ -1,5 +1,11 @@
-"""The loss of a language model without its logits: by chunks of rows, gradient made on the way."""
+"""The loss of a language model without its logits: by chunks of rows, gradient made on the way.
 
+On CUDA one operator: liger-kernel's, where it is installed, or chunks whose body is compiled.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -7,9 +13,13 @@ from torch import Tensor
 
 from clearhead.ops import higher_order, oracles
 from clearhead.ops.precision import without_autocast
+from clearhead.ops.requests import HALF
+from clearhead.ops.shaped_fused import STARTABLE
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024
+# Logits of one chunk on CUDA: 128 MB in half precision.
+LOGITS = 2**26
 
 
 def linear_cross_entropy(
@@ -47,27 +57,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, ignore_index: int
     ) -> Tensor:
-        exact = torch.promote_types(x_ND.dtype, torch.float32)
-        weight = weight_VD.to(x_ND.dtype)
-        total = torch.zeros((), dtype=exact, device=x_ND.device)
-        wants_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        dx = []
-        dweight = torch.zeros_like(weight_VD, dtype=exact) if wants_gradient else None
+        learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        compute = _on_cuda if x_ND.is_cuda else _by_chunks
         with without_autocast(x_ND):
-            for x, target in zip(x_ND.split(ROWS), target_N.split(ROWS), strict=True):
-                logits = torch.matmul(x, weight.T).to(exact)
-                kept = (target != ignore_index)[:, None]
-                index = torch.where(kept, target[:, None], 0)
-                lse = torch.logsumexp(logits, -1, keepdim=True)
-                total = total + torch.where(kept, lse - logits.gather(1, index), 0.0).sum()
-                if dweight is not None:
-                    dlogits = torch.exp(logits - lse)
-                    dlogits = dlogits.scatter_add(1, index, -torch.ones_like(lse))
-                    dlogits = torch.where(kept, dlogits, 0.0).to(x.dtype)
-                    dx.append(torch.matmul(dlogits, weight))
-                    dweight = dweight + torch.matmul(dlogits.T, x)
-        if wants_gradient:
-            ctx.save_for_backward(torch.cat(dx), dweight, x_ND, weight_VD, target_N)
+            total, dx, dweight = compute(x_ND, weight_VD, target_N, ignore_index, learning)
+        if learning:
+            ctx.save_for_backward(dx, dweight, x_ND, weight_VD, target_N)
         ctx.ignore_index = ignore_index
         return total
 
@@ -84,3 +79,88 @@ class _LinearCrossEntropy(torch.autograd.Function):
             needed = ctx.needs_input_grad[:2]
             return *higher_order.gradients(plain, (x, weight), needed, grad), None, None
         return (dx * grad).to(dx.dtype), (dweight * grad).to(weight.dtype), None, None
+
+
+def _by_chunks(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    ignore_index: int,
+    learning: bool,
+    rows: int = ROWS,
+    chunk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and the gradients of x and, in float32, of the weight; empty if not `learning`."""
+    exact = torch.promote_types(x_ND.dtype, torch.float32)
+    weight = weight_VD.to(x_ND.dtype)
+    total = torch.zeros((), dtype=exact, device=x_ND.device)
+    dx: list[Tensor] = []
+    dweight = torch.zeros(weight_VD.shape if learning else (0,), dtype=exact, device=x_ND.device)
+    for x, target in zip(x_ND.split(rows), target_N.split(rows), strict=True):
+        loss, dlogits = (chunk or _chunk)(x, weight, target, ignore_index, learning)
+        total = total + loss
+        if learning:
+            dx.append(torch.matmul(dlogits, weight))
+            dweight += torch.matmul(dlogits.T, x)
+    return total, torch.cat(dx) if dx else x_ND.new_empty(0), dweight
+
+
+def _chunk(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, learning: bool
+) -> tuple[Tensor, Tensor]:
+    """The loss of some rows and, if `learning`, their logits' gradient in the dtype of x."""
+    logits = torch.matmul(x, weight.T)
+    logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+    kept = (target != ignore_index)[:, None]
+    index = torch.where(kept, target[:, None], 0)
+    lse = torch.logsumexp(logits, -1, keepdim=True)
+    loss = torch.where(kept, lse - logits.gather(1, index), 0.0).sum()
+    if not learning:
+        return loss, x.new_empty(0)
+    dlogits = torch.exp(logits - lse)
+    if torch.compiler.is_compiling():  # a comparison fuses, a scatter writes float32 logits
+        dlogits = dlogits - (torch.arange(weight.shape[0], device=x.device) == index).to(lse.dtype)
+    else:
+        dlogits = dlogits.scatter_add(1, index, -torch.ones_like(lse))
+    return loss, torch.where(kept, dlogits, 0.0).to(x.dtype)
+
+
+@torch.library.custom_op("clearhead::linear_cross_entropy", mutates_args=())
+def _on_cuda(
+    x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, ignore_index: int, learning: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_by_chunks`."""
+    x_ND, weight_VD = x_ND.detach(), weight_VD.detach()
+    with torch.no_grad():
+        if learning and x_ND.dtype in HALF and (liger := _liger()) is not None:
+            x, weight = (x.detach().requires_grad_() for x in (x_ND, weight_VD.to(x_ND.dtype)))
+            options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": "sum"}
+            total, *_, dx, dweight, _ = liger(
+                x, weight, target_N, accum_dtype=torch.float32, **options
+            )
+            return total.float(), dx.detach(), dweight.detach().float()
+        rows = max(ROWS // 4, LOGITS // weight_VD.shape[0])
+        return _by_chunks(x_ND, weight_VD, target_N, ignore_index, learning, rows, _compiled())
+
+
+@_on_cuda.register_fake
+def _(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, learning: bool) -> Any:
+    exact = torch.promote_types(x.dtype, torch.float32)
+    gradients = (x.shape, weight.shape) if learning else ((0,), (0,))
+    dx, dweight = x.new_empty(gradients[0]), weight.new_empty(gradients[1], dtype=exact)
+    return x.new_empty((), dtype=exact), dx, dweight
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_chunk) if STARTABLE else _chunk
+
+
+@cache
+def _liger() -> Callable[..., Any] | None:
+    if not STARTABLE or importlib.util.find_spec("liger_kernel") is None:
+        return None
+    from liger_kernel.ops import fused_linear_cross_entropy
+
+    forward: Callable[..., Any] = fused_linear_cross_entropy.fused_linear_cross_entropy_forward
+    return forward

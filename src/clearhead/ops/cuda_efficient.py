@@ -1,8 +1,8 @@
 """Memory-efficient attention on CUDA: `aten._efficient_attention_forward` and `_backward`.
 
-It serves float32, any width, and values of a width of their own, at about half the speed of flash.
-Keys are repeated for the queries that share them, but not for a lone query: its heads are the rows
-of their group. There padding is an additive bias; elsewhere padded rows and documents are packed.
+It serves float32, any width, and values of a width of their own, at about half the speed of flash,
+for whole texts: on an H100 its gradients are wrong where T < S. Keys are repeated for the queries
+that share them; padded rows and documents are packed.
 """
 
 import torch
@@ -26,40 +26,24 @@ def refuses(request: Request) -> str | None:
         return "float32, bfloat16 and float16 only"
     if request.dtype == torch.bfloat16 and (request.capability or (0, 0)) < (8, 0):
         return "bfloat16 on Ampere or newer"
+    if not request.square:
+        return "T = S only"
     if request.window and not request.causal:
         return "windows in causal attention only"
     return None
-
-
-def refuses_lone(request: Request) -> str | None:
-    """As `refuses`, for one query whose cache is padded."""
-    if not request.lone or not request.key_mask or request.segments or request.window:
-        return "T = 1 with padding only"
-    return refuses(request)
-
-
-def packs(queries: int, visibility: Visibility) -> bool:
-    """True where the masks are met by packing: not for a lone query, with padding alone."""
-    padded = visibility.key_mask is not None and queries > 1
-    return visibility.segments is not None or padded
 
 
 def forward(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, H, T, V] and its log-sum-exp, float32 [B, H, T]."""
-    heads, queries = q_BHTD.shape[1:3]
-    q, k, v = _ready(q_BHTD, k_BGSD, v_BGSV)
+    q, k, v = (x.transpose(1, 2) for x in _ready(q_BHTD, k_BGSD, v_BGSV))
     o, lse, *_ = _aten._efficient_attention_forward(
-        *(q, k, v, _bias(q, k, visibility.key_mask), None, None, None, None, 0.0),
-        *(_kind(visibility.causal), True),
+        *(q, k, v, None, None, None, None, None, 0.0, _kind(visibility.causal), True),
         scale=scale,
         window_size=visibility.window,
     )
-    width = v_BGSV.shape[3]
-    o, lse = o.transpose(1, 2)[..., :width], lse[:, :, : q.shape[1]]
-    # A group's rows become heads again.
-    return o.reshape(len(o), heads, queries, width), lse.reshape(len(o), heads, queries)
+    return o.transpose(1, 2)[..., : v_BGSV.shape[3]], lse[:, :, : q.shape[1]]
 
 
 def backward(
@@ -67,22 +51,20 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; with softmax-1's (o, lse) instead of softmax's, softmax-1's."""
     q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT = saved
-    shared = k_BGSD.shape[1]
-    depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
-    q, k, v = _ready(q_BHTD, k_BGSD, v_BGSV)
-    rows = (len(q), q.shape[2], q.shape[1])
-    padded = alike(*(x.reshape(*rows, width) for x in (grad_BHTV, o_BHTV)), multiple=8)
-    grad, o = (x.transpose(1, 2) for x in padded)
-    lse = _padded(lse_BHT.reshape(rows))
+    shared, length = k_BGSD.shape[1:3]
+    padded = *alike(grad_BHTV, o_BHTV, multiple=8), *_ready(q_BHTD, k_BGSD, v_BGSV)
+    grad, o, q, k, v = (x.transpose(1, 2) for x in padded)
+    # Rows that are none have log-sum-exp ∞, and so weight 0.
+    lse = torch.nn.functional.pad(lse_BHT, (0, -length % _ROWS), value=torch.inf)
     dq, dk, dv, _ = _aten._efficient_attention_backward(
-        *(grad, q, k, v, _bias(q, k, visibility.key_mask), o, None, None),
-        *(q.shape[1], k.shape[1], lse, 0.0, *_no_dropout(q), _kind(visibility.causal), False),
+        *(grad, q, k, v, None, o, None, None, length, length, lse, 0.0, *_no_dropout(q)),
+        *(_kind(visibility.causal), False),
         scale=scale,
         window_size=visibility.window,
     )
-    dq = dq.transpose(1, 2)[..., :depth].reshape(q_BHTD.shape)
     dk, dv = (layouts.add(x.transpose(1, 2), shared) for x in (dk, dv))
-    return dq, dk[..., :depth], dv[..., :width]
+    depth, width = q_BHTD.shape[3], v_BGSV.shape[3]
+    return dq.transpose(1, 2)[..., :depth], dk[..., :depth], dv[..., :width]
 
 
 def packed_forward(
@@ -129,15 +111,9 @@ def packed_backward(
 
 
 def _ready(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as the kernel has them, [B, T, H, D].
-
-    A lone query's heads become the rows of their group; else keys are repeated.
-    """
-    if q.shape[2] == 1:
-        q = q.reshape(len(q), k.shape[1], -1, q.shape[3])
     k, v = layouts.repeat(k, q.shape[1]), layouts.repeat(v, q.shape[1])
     (q, k), (v,) = alike(q, k, multiple=8), alike(v, multiple=8)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return q, k, v
 
 
 def _spread(x_NGD: Tensor, heads: int) -> Tensor:
@@ -148,24 +124,6 @@ def _spread(x_NGD: Tensor, heads: int) -> Tensor:
 
 def _kind(causal: bool) -> int:
     return _LAST if causal else _FULL
-
-
-def _bias(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
-    """0 for a visible key, −inf for padding, [B, H, T, S] that is [B, 1, 1, S] in memory.
-
-    The kernel reads rows of 16 numbers: there must be as many, though it uses fewer.
-    """
-    if key_mask is None:
-        return None
-    keys = key_mask.shape[1]
-    zero = torch.zeros(len(key_mask), keys + -keys % 16, dtype=q.dtype, device=q.device)
-    bias = zero[:, :keys].masked_fill_(~key_mask, -torch.inf)
-    return bias[:, None, None].expand(-1, q.shape[2], q.shape[1], -1)
-
-
-def _padded(lse_BHT: Tensor) -> Tensor:
-    """Rows that are none have log-sum-exp ∞, and so weight 0."""
-    return torch.nn.functional.pad(lse_BHT, (0, -lse_BHT.shape[2] % _ROWS), value=torch.inf)
 
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,11 +28,6 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def packs(queries: int, visibility: Visibility) -> bool:
-    """True where the masks are met by packing."""
-    return visibility.masked
-
-
 def forward(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.ops import differential_fused
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
-from clearhead.ops.dispatch import (
-    KERNELS,
-    SINGLE_PASS,
-    arguments_of,
-    fused_differential,
-    is_proved,
-    select_kernel,
-)
+from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import rms_norm, without_autocast
 from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
@@ -30,7 +22,7 @@ def differential(
     *,
     norm_weight: Tensor | None,
     norm_eps: float | None,
-    gain: float,
+    gain: float | Tensor,
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
     attend: object = _attend,
@@ -67,8 +59,8 @@ def differential(
             f"and {k_BGSD.shape[1]} keys: give even numbers"
         )
     difference = None
-    if prefix is None:
-        difference = _at_once(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink, options)
+    if prefix is None and q_BHTD.shape[2] == 1:
+        difference = _lone(q_BHTD, k_BGSD, v_BGSD, lam, attend, sink, options)
     if difference is None:
         q, k = _by_map(q_BHTD), _by_map(k_BGSD)
         v = _value_of_both(v_BGSD)
@@ -85,7 +77,7 @@ def differential(
     return (difference * gain).to(v_BGSD.dtype)
 
 
-def _at_once(
+def _lone(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -94,7 +86,7 @@ def _at_once(
     sink: float | Tensor | None,
     options: dict[str, object],
 ) -> Tensor | None:
-    """o1 − λ o2 of both maps at once, where that serves and `attend` is ours."""
+    """o1 − λ o2 of a lone query, by a kernel for both maps, where `attend` is ours."""
     function = getattr(attend, "func", attend)  # of a layer, with what it binds
     if not (function is _attend or getattr(function, "fuses", False)):
         return None
@@ -106,25 +98,15 @@ def _at_once(
     scale: Any = options.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     named: Any = options.get("kernel")
-    if q.shape[2] == 1:
-        if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
-            k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
-        settled = visibility.settled(1, k.shape[2])
-        if name := select_kernel(q, k, v, settled, named, DIFFERENTIAL):
-            with without_autocast(q):  # as in attend
-                return KERNELS[name].run.difference(
-                    q, k, v, lam, sink=sink, scale=scale, visibility=settled
-                )
-    kernel = fused_differential(named, differential_fused.refuses(q, v, visibility, sink))
-    if kernel is None or not is_proved(kernel, *arguments_of(q, k, v, visibility)):
+    if q.is_cuda and (first := visibility.earliest(1, k.shape[2])):
+        k, v, visibility = k[:, :, first:], v[:, :, first:], visibility.of_keys(first)
+    visibility = visibility.settled(1, k.shape[2])
+    name = select_kernel(q, k, v, visibility, named, DIFFERENTIAL)
+    if not name:
         return None
-    return differential_fused.difference(
-        *(q, k, v, lam),
-        sink=sink,
-        scale=scale,
-        visibility=visibility,
-        single_pass=kernel == SINGLE_PASS,
-    )
+    with without_autocast(q):  # as in attend
+        run = KERNELS[name].run
+        return run.difference(q, k, v, lam, sink=sink, scale=scale, visibility=visibility)
 
 
 def _by_map(x: Tensor, dim: int = 1) -> Tensor:

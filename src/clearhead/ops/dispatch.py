@@ -8,7 +8,7 @@ test on the device (`clearhead.ops.self_test`) is taken: once for each kind of r
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from operator import index
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from clearhead.ops import (
     cuda_cudnn,
     cuda_efficient,
     cuda_flash,
-    differential_fused,
+    cuda_sdpa,
     lone,
     self_test,
     split_decode,
@@ -33,9 +33,6 @@ from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTAT
 from clearhead.ops.visibility import Visibility
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
-# Not chosen by themselves until they are timed (docs/performance.md).
-SINGLE_PASS = "differential-single-pass"
-FUSED = ("differential-fused", SINGLE_PASS)
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +41,8 @@ class Kernel(NamedTuple):
 
     Attributes:
         device: on which it runs; None for every one. serves: in words, for the documentation.
-        run: has `forward` and `backward`; for DIFFERENTIAL, `difference`; for PREFIXED, `prefixed`.
+        run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
+            PREFIXED, `prefixed`.
         refuses: the reason why it does not serve a request.
         kinds: of requests that it knows.
     """
@@ -63,8 +61,13 @@ def _unmasked(request: Request) -> str | None:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "cpu-decode": Kernel("cpu", "T = 1, padding, in half precision", lone, lone.refuses),
     "cpu-flash": Kernel("cpu", "T = S, padding; V ≤ D", cpu_flash, cpu_flash.refuses),
+    "sdpa": Kernel(
+        "cuda",
+        "softmax by PyTorch's own call: T = S; T = 1, padding; both without sinks",
+        cuda_sdpa,
+        cuda_sdpa.refuses,
+    ),
     "cudnn": Kernel(
         "cuda", "training on Hopper; T = S; D and V ≤ 256", cuda_cudnn, cuda_cudnn.refuses
     ),
@@ -77,15 +80,13 @@ KERNELS: Mapping[str, Kernel] = {
         split_decode.refuses,
         (PLAIN, DIFFERENTIAL, UNROTATED),
     ),
-    "efficient-decode": Kernel(
-        "cuda", "T = 1, padding", Operator("efficient"), cuda_efficient.refuses_lone
-    ),
+    "products": Kernel(None, "T = 1, padding", lone, lone.refuses),
     "flash-packed": Kernel(
         "cuda", "as flash, with documents and padding", Operator("flash"), cuda_flash.refuses
     ),
     "efficient": Kernel(
         "cuda",
-        "float32, any widths; T ≤ S, causal windows, documents, padding",
+        "float32, any widths; T = S, causal windows, documents, padding",
         Operator("efficient"),
         cuda_efficient.refuses,
     ),
@@ -98,18 +99,6 @@ KERNELS: Mapping[str, Kernel] = {
     ),
     "prefix-products": Kernel(
         "cpu", "a prefix at T = 1, padding", lone, lone.refuses_unrotated, (PREFIXED,)
-    ),
-    "differential-fused": Kernel(
-        "cuda",
-        "differential attention V1 at once, where it is named",
-        differential_fused,
-        lambda request: "differential attention only",
-    ),
-    SINGLE_PASS: Kernel(
-        "cuda",
-        "the same; gradients in one pass, whose last bits vary",
-        differential_fused,
-        lambda request: "differential attention only",
     ),
 }
 
@@ -128,6 +117,7 @@ def select_kernel(
     visibility: Visibility,
     kernel: str | None = None,
     kind: str = PLAIN,
+    sink: bool = False,
 ) -> str:
     """The name of the kernel in `KERNELS` that computes this.
 
@@ -137,6 +127,7 @@ def select_kernel(
     Args:
         kernel: names of kernels, in order, with commas between; by default what the environment
             says, or the table's own order.
+        sink: a sink or a prefix joins the log-sum-exp.
 
     Raises:
         ClearheadError: if none of the kernels named serves the request.
@@ -146,11 +137,16 @@ def select_kernel(
             return "tiles"
         lone_query = visibility.window is None and visibility.segments is None
         return "differential-products" if kind == DIFFERENTIAL and lone_query else ""
-    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind))
+    return _resolved(kernel, *arguments_of(q_BHTD, k_BGSD, v_BGSV, visibility, kind, sink))
 
 
 def arguments_of(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, visibility: Visibility, kind: str = PLAIN
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSV: Tensor,
+    visibility: Visibility,
+    kind: str = PLAIN,
+    sink: bool = False,
 ) -> tuple[object, ...]:
     """The arguments of `request`, each of which torch.compile takes for a constant."""
     (_, heads, queries, depth), (_, groups, keys, _) = q_BHTD.shape, k_BGSD.shape
@@ -167,7 +163,7 @@ def arguments_of(
         *(lone, square, short),
         *(visibility.causal, visibility.window is not None),
         *(visibility.key_mask is not None, visibility.segments is not None),
-        *(learning, compiled, kind),
+        *(learning, compiled, sink, kind),
     )
 
 
@@ -202,11 +198,11 @@ def resolve(
     Args:
         failure: tests a kernel on its GPU; None trusts every one.
     """
-    order = [name for name in _named(names) if name not in FUSED]
+    order = _named(names)
     if asked.kind == PLAIN:
         order = [name for name in order if PLAIN in KERNELS[name].kinds]
     refusals: dict[str, str] = {}
-    for name in order or [name for name in KERNELS if name not in FUSED]:
+    for name in order or KERNELS:
         kernel = KERNELS[name]
         if asked.kind not in kernel.kinds:
             if order:
@@ -226,31 +222,6 @@ def resolve(
         return Choice("", refusals)
     told = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise ClearheadError(f"no attention kernel named serves {asked} ({told}): name tiles too")
-
-
-@torch.compiler.assume_constant_result
-def fused_differential(names: str | None, refusal: str | None) -> str | None:
-    """The fused kernel of V1 that the argument or the environment names, if nothing refuses it."""
-    named = [x for x in _named(names or os.environ.get(VARIABLE) or "") if x in FUSED]
-    return None if not named or _refused(named[0], refusal) else named[0]
-
-
-@torch.compiler.assume_constant_result
-def is_proved(kernel: str, *arguments: object) -> bool:
-    """True where a fused kernel of V1 passes its test on the device of these `arguments_of`."""
-    return _is_proved(kernel, *arguments)
-
-
-@cache
-def _is_proved(kernel: str, *arguments: Any) -> bool:
-    run = partial(differential_fused.difference, single_pass=kernel == SINGLE_PASS)
-    return not _refused(kernel, self_test.differential_failure(run, request(*arguments)))
-
-
-def _refused(kernel: str, reason: str | None) -> bool:
-    if reason is not None:
-        _log.info("differential attention: not %s: %s", kernel, reason)
-    return reason is not None
 
 
 def _named(names: str) -> list[str]:
@@ -303,14 +274,17 @@ _LAST: dict[str, Any] = {"square": False, "learning": False}
 _LONE: dict[str, Any] = _LAST | {"lone": True, "causal": False}
 _REQUESTS: Mapping[str, dict[str, Any]] = {
     "training, whole texts": {},
-    "the same, V = 2 D": {"width": 128},
+    "the same with a sink": {"sink": True},
+    "the same with a sink, V = 2 D": {"sink": True, "width": 128},
     "evaluation, whole texts": {"learning": False},
     "documents": {"segments": True},
     "padded rows": {"key_mask": True},
     "a window": {"window": True},
     "1 < T < S": _LAST,
     "decoding, T = 1": _LONE,
+    "decoding, a sink": _LONE | {"sink": True},
     "decoding, padded cache": _LONE | {"key_mask": True},
+    "decoding, a sink, padded cache": _LONE | {"key_mask": True, "sink": True},
     "decoding, V1": _LONE | {"kind": DIFFERENTIAL},
     "decoding, CoCA": _LONE | {"kind": UNROTATED},
     "decoding, a prefix": _LONE | {"kind": PREFIXED},

@@ -14,14 +14,20 @@ from clearhead.ops.rope import Rotation, cos_sin
 from clearhead.ops.visibility import Visibility
 
 backward = tiles.backward
-_ALONE = "T = 1 without documents and windows only"
 
 
 def refuses(request: Request) -> str | None:
     """The reason why this does not compute the request, or more slowly than another."""
+    if request.device == "cpu" and request.dtype not in HALF:
+        return "flash is as fast in float32"
+    return refuses_differential(request)
+
+
+def refuses_differential(request: Request) -> str | None:
+    """The reason why `difference` does not compute the request."""
     if not request.lone or request.segments or request.window:
-        return _ALONE
-    return None if request.dtype in HALF else "flash is as fast in float32"
+        return "T = 1 without documents and windows only"
+    return None
 
 
 def refuses_unrotated(request: Request) -> str | None:
@@ -79,13 +85,6 @@ def prefixed(
     weight = torch.cat([torch.bmm(q, own_k.to(q.dtype).mT), score], -1).softmax(-1).to(v.dtype)
     o = torch.baddbmm(torch.bmm(weight[..., :number], own_v), weight[..., number:], v)
     return o.view(batch, heads, 1, -1)
-
-
-def refuses_differential(request: Request) -> str | None:
-    """The reason why `difference` does not compute the request."""
-    if not request.lone or request.segments or request.window:
-        return _ALONE
-    return None
 
 
 def difference(

@@ -58,7 +58,7 @@ def _forward(
     batch, queries = len(q_BHTD), q_BHTD.shape[2]
     visibility = Visibility(causal, window, key_mask, segments)
     run = _KERNELS[kernel]
-    texts = packing(key_mask, segments, queries) if run.packs(queries, visibility) else None
+    texts = packing(key_mask, segments, queries) if visibility.masked else None
     if texts is None or not texts.serves(window):
         run = run if texts is None else tiles
         o, lse = run.forward(q_BHTD, k_BGSD, v_BGSV, scale=scale, visibility=visibility)
@@ -94,7 +94,7 @@ def _backward(
     batch, queries, keys = len(q_BHTD), q_BHTD.shape[2], k_BGSD.shape[2]
     visibility = Visibility(causal, window, key_mask, segments)
     run = _KERNELS[kernel]
-    texts = packing(key_mask, segments, queries) if run.packs(queries, visibility) else None
+    texts = packing(key_mask, segments, queries) if visibility.masked else None
     if texts is None or not texts.serves(window):
         run = run if texts is None else tiles
         saved = Saved(q_BHTD, k_BGSD, v_BGSV, o_BHTV, lse_BHT)

@@ -37,6 +37,7 @@ class Request(NamedTuple):
         depth: D, the width of queries and keys. width: V, of values. shared: H / G.
         lone: T = 1. square: T = S > 1. short: compiled, and S ≤ SHORT.
         learning: gradients are wanted. compiled: under torch.compile.
+        sink: a sink or a prefix joins the log-sum-exp.
         kind: PLAIN, DIFFERENTIAL, UNROTATED or PREFIXED.
     """
 
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     segments: bool
     learning: bool
     compiled: bool
+    sink: bool = False
     kind: str = PLAIN
 
     def __str__(self) -> str:
@@ -63,6 +65,7 @@ class Request(NamedTuple):
         words += [self.device, str(self.dtype).removeprefix("torch."), f"{self.depth} wide"]
         words += [f"values {self.width} wide"] * (self.width != self.depth)
         words += [f"{self.shared} queries a key"] * (self.shared > 1)
+        words += ["sink"] * self.sink
         words += ["causal" if self.causal else "both ways"]
         words += ["T = 1" if self.lone else "T = S" if self.square else "T < S"]
         for name, is_so in (("window", self.window), ("padding", self.key_mask)):

@@ -30,11 +30,6 @@ def failure(kernel: Any, request: Request) -> str | None:
     return _guarded(lambda device: _attention(kernel, request, device), request)
 
 
-def differential_failure(run: Callable[..., Tensor], request: Request) -> str | None:
-    """As `failure`, for a function as `differential_fused.difference`; λ's gradient too."""
-    return _guarded(lambda device: _differential(run, request, device), request)
-
-
 def _guarded(test: Callable[[torch.device], str | None], request: Request) -> str | None:
     device = torch.device(request.device)
     if request.ordinal is not None:
@@ -76,15 +71,26 @@ def _attention(kernel: Any, request: Request, device: torch.device) -> str | Non
     if visibility.key_mask is not None:  # what a hidden token itself gets is unspecified
         shown = visibility.key_mask[:, None, -q.shape[2] :, None]
         grad = grad * shown
-    with torch.no_grad():
-        o, lse = kernel.forward(q, k, v, scale=scale, visibility=visibility)
-        o, lse = sinks.join(o, lse, sink)
-        saved = Saved(q, k, v, o, lse)
-        found = [o, *kernel.backward(grad, saved, scale=scale, visibility=visibility)]
+    options: dict[str, Any] = {"scale": scale, "visibility": visibility}
+    if hasattr(kernel, "attend"):
+        with torch.enable_grad():
+            inputs = [x.requires_grad_() for x in (q, k, v)]
+            o = kernel.attend(*inputs, **options)
+            found = [o, *torch.autograd.grad(o, inputs, grad)]
+    else:
+        with torch.no_grad():
+            o, lse = kernel.forward(q, k, v, **options)
+            o, lse = sinks.join(o, lse, sink)
+            found = [o, *kernel.backward(grad, Saved(q, k, v, o, lse), **options)]
     with torch.enable_grad():
         exact = [x.double().requires_grad_() for x in (q, k, v)]
-        want = oracles.attend(*exact, sink=sink, scale=scale, **visibility._asdict())
-    found[0] = found[0] * shown
+        want = oracles.attend(
+            *exact,
+            sink=None if hasattr(kernel, "attend") else sink,
+            scale=scale,
+            **visibility._asdict(),
+        )
+    found[0] = found[0].detach() * shown
     gradients = torch.autograd.grad(want, exact, grad.double())
     return _compared(found, [want.detach() * shown, *gradients], request)
 
@@ -116,24 +122,6 @@ def _lone(
     o, _ = sinks.join(o, lse, sink)
     k_tilde = coca_keys(t.double(), rotation.table(), "exact")
     return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
-
-
-def _differential(run: Callable[..., Tensor], request: Request, device: torch.device) -> str | None:
-    inputs, grad, visibility = _drawn(request, device)
-    grad = grad.reshape(2, -1, grad.shape[2], 2 * request.width)
-    inputs += [torch.tensor(x, device=device) for x in (0.3, [0.5] * inputs[0].shape[1])]
-    scale = request.depth**-0.5
-    plain: dict[str, Any] = {"norm_weight": None, "norm_eps": None, "gain": 1.0, "scale": scale}
-    plain |= visibility._asdict()
-    with torch.enable_grad():
-        inputs = [x.requires_grad_() for x in inputs]
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        o = run(*inputs[:4], sink=inputs[4], scale=scale, visibility=visibility)
-        want = oracles.differential(*exact[:4], sink=exact[4], **plain)
-    found = [o, *torch.autograd.grad(o, inputs, grad)]
-    expected = [want, *torch.autograd.grad(want, exact, grad.double())]
-    # Sums of much that cancels are held to the size of what they sum.
-    return _compared(found, expected, request, float(grad.double().norm()) / 10)
 
 
 def _compared(
