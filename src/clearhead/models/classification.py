@@ -83,7 +83,7 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             **arguments,
         )
         x_BTC = out.last_hidden_state
-        masks = read_mask(attention_mask, *x_BTC.shape[:2], False)
+        masks = read_mask(attention_mask, x_BTC.shape[0], x_BTC.shape[1], cached=False)
         told = arguments.get("document_ids")
         documents = documents_of(x_BTC, position_ids, masks, told, arguments, cached=False)
         if documents is not None and has_numbers(x_BTC):
