@@ -45,9 +45,8 @@ from clearhead.nn import REGISTRY, Block
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
-from clearhead.ops.exporting import is_exporting
 from clearhead.ops.rope import Rotation
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.visibility import Visibility, is_exporting
 from clearhead.spec import LayerSpec
 
 

@@ -12,7 +12,7 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel
-from clearhead.models.cache_name import CACHE, cache_of
+from clearhead.models.cache_name import CACHE
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
@@ -176,7 +176,7 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            **{CACHE: cache_of(out)},  # type: ignore[arg-type]
+            **{CACHE: getattr(out, CACHE)},  # type: ignore[arg-type]
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )

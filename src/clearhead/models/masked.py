@@ -18,7 +18,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import ClearheadPreTrainedModel
-from clearhead.ops.higher_order import transformed
+from clearhead.ops.visibility import transformed
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):

@@ -15,7 +15,7 @@ from transformers.cache_utils import StaticLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.models.checks import check_ends, check_mask, check_whole, has_numbers, readable
-from clearhead.ops.exporting import is_exporting
+from clearhead.ops.visibility import is_exporting
 
 
 def room_of(cache: Cache | None) -> int | None:

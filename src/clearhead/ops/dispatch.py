@@ -27,10 +27,9 @@ from clearhead.ops import (
     split_decode,
     tiles,
 )
-from clearhead.ops.exporting import is_exporting
 from clearhead.ops.packed import Operator
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, PREFIXED, SHORT, UNROTATED, Request
-from clearhead.ops.visibility import Visibility
+from clearhead.ops.visibility import Visibility, is_exporting
 
 VARIABLE = "CLEARHEAD_ATTENTION_KERNEL"
 _log = logging.getLogger(__name__)

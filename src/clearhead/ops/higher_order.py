@@ -14,11 +14,6 @@ def requested() -> bool:
     return not torch.compiler.is_compiling() and torch.is_grad_enabled()
 
 
-def transformed() -> bool:
-    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
 def gradients(
     function: Callable[..., Tensor],
     inputs: Sequence[Tensor | None],

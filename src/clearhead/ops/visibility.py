@@ -6,7 +6,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.ops.exporting import is_exporting
+
+def is_exporting() -> bool:
+    """True under torch.export alone.
+
+    Dynamo of torch 2.11 answers `torch.compiler.is_exporting()` with True under plain
+    torch.compile, so the flag behind it is read.
+    """
+    return torch.compiler._is_exporting_flag
+
+
+def transformed() -> bool:
+    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 class Span(NamedTuple):
