@@ -1,8 +1,11 @@
 """Tiny random models of transformers' architectures, and of clearhead's own."""
 
+import importlib.util
+from importlib.metadata import version
 from typing import Any
 
 import transformers
+from packaging.version import Version
 from torch import nn
 
 from clearhead import ClearheadForCausalLM, preset
@@ -79,3 +82,11 @@ def make(name: str, **changes: Any) -> Any:
 def _made(kind: Any, options: dict[str, Any]) -> nn.Module:
     model: nn.Module = kind(kind.config_class(**options))
     return model
+
+
+def takes_adapters() -> bool:
+    """True where PEFT is installed, of a version to which transformers adds adapters."""
+    if importlib.util.find_spec("peft") is None:
+        return False
+    wanted = importlib.import_module("transformers.integrations.peft").MIN_PEFT_VERSION
+    return Version(version("peft")) >= Version(wanted)

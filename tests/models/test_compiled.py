@@ -10,7 +10,7 @@ from transformers import CompileConfig, DynamicCache
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS
-from clearhead.models.cache_name import CACHE
+from clearhead.models.pretrained import CACHE
 
 SHAPE = {
     "hidden_size": 32,

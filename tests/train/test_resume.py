@@ -10,6 +10,7 @@ import shutil
 import signal
 
 import pytest
+from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM
 
 from clearhead.records import jsonl
@@ -28,7 +29,7 @@ VARIANTS = {
     "attention only, by muon": {"optimizer": "muon", "only": ["*self_attn*"]},
     "a layer frozen, by orthoadam": {"optimizer": "orthoadam", "freeze": ["*.layers.0.*"]},
 }
-if importlib.util.find_spec("peft"):
+if takes_adapters():
     VARIANTS |= {
         "lora": {"lora": 2},
         "lora of attention, by muon": {"optimizer": "muon", "lora": 2, "only": ["*self_attn*"]},

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from clearhead import ClearheadForCausalLM, preset
@@ -76,6 +77,8 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_adapters_are_trained_alone_and_merged_at_the_end(tiny, tmp_path, kind):
     peft = pytest.importorskip("peft")
+    if not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
     torch.manual_seed(5)
     model = MODELS[kind](tiny)
     _, before = _trained(tiny, tmp_path / "run", model, lora=2, only=("*attn*",))
@@ -106,7 +109,8 @@ def test_adapters_are_trained_alone_and_merged_at_the_end(tiny, tmp_path, kind):
 
 
 def test_an_annealed_start_under_adapters_is_resumed_to_the_same_bits(tiny, tmp_path):
-    pytest.importorskip("peft")
+    if not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
     config = replace(tiny.make_config(), lora=2)
 
     def run(output, **options):

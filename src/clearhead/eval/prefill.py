@@ -18,8 +18,8 @@ from transformers.cache_utils import DynamicLayer
 
 from clearhead.errors import ClearheadError
 from clearhead.eval.rope_limits import follow_length, of_the_batch, reset_dynamic_rope
-from clearhead.models.cache_name import CACHE, cache_of
 from clearhead.models.inspection import finite
+from clearhead.models.pretrained import CACHE, cache_of
 
 
 class Prompt(NamedTuple):

@@ -9,8 +9,8 @@ from clearhead.errors import choose
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.models import PRESETS, ClearheadConfig, ClearheadForCausalLM, plan, preset
-from clearhead.models.cache_name import cache_of
 from clearhead.models.planning import without_data
+from clearhead.models.pretrained import cache_of
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line
 from clearhead.records.provenance import provenance

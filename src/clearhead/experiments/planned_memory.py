@@ -49,6 +49,11 @@ def training_memory(
     """
     with torch.device("meta"):
         model = _model(config).float()
+    if getattr(model.config, "_experts_implementation", None) is not None:
+        raise ClearheadError(
+            f"the memory of {type(model).__name__} cannot be planned: which expert reads a token "
+            "depends on the data; measure a step instead"
+        )
     if checkpointing:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name

@@ -25,7 +25,6 @@ from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
 from clearhead.models.masked import ClearheadForMaskedLM as ClearheadForMaskedLM
 
 if TYPE_CHECKING:
-    from clearhead.models.annealing import anneal as anneal
     from clearhead.models.catalogue import preset as preset
     from clearhead.models.catalogue import presets as presets
     from clearhead.models.catalogue import register_preset as register_preset
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from clearhead.named_models import BASELINE as BASELINE
     from clearhead.named_models import PRESETS as PRESETS
     from clearhead.named_models import SIZES as SIZES
+    from clearhead.nn.annealing import anneal as anneal
 
 AutoConfig.register("clearhead", ClearheadConfig)
 AutoModel.register(ClearheadConfig, ClearheadModel)

@@ -14,9 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
 from clearhead.errors import ClearheadError
-from clearhead.models.annealing import moves, note
 from clearhead.models.attention_interface import IMPLEMENTATIONS, through_interface
-from clearhead.models.cache_name import CACHE
 from clearhead.models.checks import (
     PACKED_ARGUMENTS,
     arguments_of,
@@ -32,7 +30,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import paged_attention
-from clearhead.models.pretrained import ClearheadPreTrainedModel
+from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 from clearhead.models.token_positions import (
     documents_of,
     key_positions,
@@ -42,6 +40,7 @@ from clearhead.models.token_positions import (
     seen_slots,
 )
 from clearhead.nn import REGISTRY, Block
+from clearhead.nn.annealing import moves, note
 from clearhead.nn.protocols import Attend, Position, QueryGroup
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
@@ -298,6 +297,11 @@ class ClearheadModel(ClearheadPreTrainedModel):
             return recording
         if implementation in IMPLEMENTATIONS:
             return IMPLEMENTATIONS[implementation]
+        if implementation.startswith("paged|"):  # it knows neither sinks nor windows
+            raise ClearheadError(
+                f"{implementation!r} is of continuous batching, which sets it by itself: call "
+                "model.set_attn_implementation('sdpa')"
+            )
         return through_interface(ALL_ATTENTION_FUNCTIONS[implementation])
 
     def _check_length(self, length: int) -> None:

@@ -12,7 +12,6 @@ from transformers.utils import can_return_tuple
 from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ARGUMENTS, ClearheadModel
-from clearhead.models.cache_name import CACHE
 from clearhead.models.checks import (
     IGNORED,
     arguments_of,
@@ -23,7 +22,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.paged import require_pageable
-from clearhead.models.pretrained import ClearheadPreTrainedModel
+from clearhead.models.pretrained import CACHE, ClearheadPreTrainedModel
 
 
 def read_by(head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NoReturn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from clearhead.errors import ClearheadError, choose
-from clearhead.models.cache_name import NAMES
 from clearhead.models.layers import SLIDING, settle_layers
 from clearhead.nn.registry import REGISTRY
 from clearhead.spec import LayerSpec, check_ranges
@@ -128,7 +127,7 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
     """
 
     model_type = "clearhead"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [*NAMES]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
     vocab_size: int = 4096
     hidden_size: int = 192

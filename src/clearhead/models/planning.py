@@ -17,9 +17,9 @@ from transformers.utils import logging as hf_logging
 
 from clearhead.errors import ClearheadError
 from clearhead.models.base_model import ClearheadModel
-from clearhead.models.cache_name import cache_of
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import lack_of_positions, longest_text, parameter_count
+from clearhead.models.pretrained import cache_of
 from clearhead.nn import REGISTRY
 from clearhead.ops.visibility import Visibility
 

@@ -1,14 +1,27 @@
 """The base class of clearhead's models: what transformers needs to know of them."""
 
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from clearhead.models.annealing import note
-from clearhead.models.cache_name import NAMES
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.nn import initialise
+from clearhead.nn.annealing import note
+
+# The keyword of a key-value cache in calls and outputs: `cache` from transformers 5.24 on.
+CACHE = "past_key_values"
+if any(field.name == "cache" for field in fields(BaseModelOutputWithPast)):
+    CACHE = "cache"
+
+
+def cache_of(output: Any) -> Any:
+    """The key-value cache in a model's output; None where it has none, as of recurrent models."""
+    cache = getattr(output, CACHE, None)
+    layers = getattr(cache, "layers", ())
+    return None if layers and not any(hasattr(layer, "keys") for layer in layers) else cache
 
 
 class ClearheadPreTrainedModel(PreTrainedModel):
@@ -16,7 +29,7 @@ class ClearheadPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["ClearheadLayer"]  # noqa: RUF012 (transformers' own form)
-    _skip_keys_device_placement = [*NAMES]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     # Kept False, transformers' default: flash_attn and flex_attn (sinks, λ are
     # unknown to them), attention_backend (a backend's function would ignore those).

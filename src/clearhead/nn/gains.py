@@ -1,6 +1,6 @@
 """Gains of the two branches: trained, or moved from step to step by the training run.
 
-`clearhead.models.annealing` calls a module's `on_step_end(done, loss)` after every step, with the
+`clearhead.nn.annealing` calls a module's `on_step_end(done, loss)` after every step, with the
 part of the run that is done, from 0 to 1, and that step's loss. What the module keeps of it is in
 buffers, which checkpoints hold. What is of one run alone, `on_run_begin()` clears; a resumed run
 does not begin.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -27,9 +28,10 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
     """Give the linear layers of these names an adapter each, which alone is then trained.
 
     Raises:
-        ClearheadError: where PEFT is not installed.
+        ClearheadError: where PEFT is not installed, or not of a version that transformers takes.
     """
-    settings = require("peft", "peft").LoraConfig(
+    peft = require("peft", "peft")
+    settings = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=modules,
@@ -40,7 +42,13 @@ def add(model: PreTrainedModel, modules: list[str], *, rank: int, alpha: float, 
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model.add_adapter(settings)
+        try:
+            model.add_adapter(settings)
+        except ValueError as error:  # transformers 5.24 wants a PEFT newer than the newest
+            raise ClearheadError(
+                f"transformers {transformers.__version__} takes no adapter of PEFT "
+                f"{peft.__version__} ({error}): install another version of either"
+            ) from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
-from clearhead.models.annealing import advance, begin_run
+from clearhead.nn.annealing import advance, begin_run
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder

@@ -6,7 +6,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, cast
 
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+# The public DefaultStager of torch 2.11 can be used once.
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from clearhead.errors import ClearheadError
 from clearhead.train import memory
@@ -28,7 +29,7 @@ class Saver:
         self._thread: Thread | None = None
         self._path: Path | None = None
         self._error: Exception | None = None
-        self._stager: DefaultStager | None = None
+        self._stager: StateDictStager | None = None
         self._preparing: Thread | None = None
 
     def prepare(self, *parts: dict[str, Any]) -> bool:
@@ -38,7 +39,7 @@ class Saver:
         """
         tensors = (tensor for part in parts for tensor in part.values())
         if self._stager is None and memory.has_room_for(tensors):
-            stager = self._stager = DefaultStager(StagingOptions(False, False, False, False))
+            stager = self._stager = StateDictStager()
             self._preparing = Thread(target=lambda: [*map(stager.stage, parts)], daemon=True)
             self._preparing.start()
         return self._stager is not None

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -27,6 +27,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
+
+# The keyword of the key-value cache: transformers names it `cache` from 5.24 on.
+CACHE = "past_key_values"
+if "cache" in BaseModelOutputWithPast.__dataclass_fields__:
+    CACHE = "cache"
 
 
 class ClearheadServingConfig(PreTrainedConfig):
@@ -163,9 +168,9 @@ class ClearheadServingAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None,
         attention_mask: Tensor | None = None,
-        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        cache = kwargs.pop(CACHE, None)
         shape = hidden_states.shape[:-1]
         query = self.q_norm(self.q_proj(hidden_states).view(*shape, -1, self.query_width))
         key = self.k_norm(self.k_proj(hidden_states).view(*shape, -1, self.key_width))
@@ -179,7 +184,7 @@ class ClearheadServingAttention(nn.Module):
         if self.config.shaped:
             query = torch.stack([query, torch.zeros_like(query)], 2).flatten(1, 2)
         if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+            key, value = cache.update(key, value, self.layer_idx, kwargs)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -306,16 +311,13 @@ class ClearheadServingModel(ClearheadServingPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        # transformers 5.24 calls past_key_values `cache`, in arguments and outputs.
-        cache = past_key_values if cache is None else cache
+        cache = kwargs.pop(CACHE, None)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if position_ids is None:
@@ -336,7 +338,7 @@ class ClearheadServingModel(ClearheadServingPreTrainedModel):
                 hidden_states,
                 attention_mask=masks[kind],
                 position_embeddings=table,
-                cache=cache,
+                **{CACHE: cache},
                 **kwargs,
             )
         return BaseModelOutputWithPast(self.norm(hidden_states), cache if use_cache else None)
