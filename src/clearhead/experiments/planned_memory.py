@@ -49,9 +49,9 @@ def training_memory(
     """
     with torch.device("meta"):
         model = _model(config).float()
-    if getattr(model.config, "_experts_implementation", None) is not None:
+    if any(hasattr(module, "num_experts") for module in model.modules()):
         raise ClearheadError(
-            f"the memory of {type(model).__name__} cannot be planned: which expert reads a token "
+            f"the memory of {type(model).__name__} with experts cannot be planned: which expert reads a token "
             "depends on the data; measure a step instead"
         )
     if checkpointing:
