@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
-from clearhead.ops.precision import without_autocast
+from clearhead.ops.precision import transformed, without_autocast
 from clearhead.ops.requests import PREFIXED, Saved
 from clearhead.ops.visibility import Visibility
 
@@ -84,7 +84,7 @@ def attend_visible(
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0:  # kernels want it above 0
         q_BHTD, scale = (-q_BHTD, -scale) if scale else (q_BHTD * 0, 1.0)
-    value, plain = None, higher_order.transformed()
+    value, plain = None, transformed()
     if prefix is not None:
         _check_prefix(prefix, k_BGSD, v_BGSV)
         given = q_BHTD, k_BGSD, v_BGSV

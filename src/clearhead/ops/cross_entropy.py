@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops import higher_order, oracles
-from clearhead.ops.precision import without_autocast
+from clearhead.ops.precision import transformed, without_autocast
 
 # Logits of one chunk stay near a core's caches at a vocabulary of some thousands.
 ROWS = 1024
@@ -31,7 +31,7 @@ def linear_cross_entropy(
     """
     if not x_ND.is_meta and torch.is_autocast_enabled(x_ND.device.type):
         x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))
-    if higher_order.transformed():
+    if transformed():
         logits_NV = torch.matmul(x_ND, weight_VD.to(x_ND.dtype).T)
         return torch.nn.functional.cross_entropy(
             logits_NV.to(torch.promote_types(x_ND.dtype, torch.float32)),

@@ -1,4 +1,4 @@
-"""Derivatives other than the first of operations with a backward pass of their own."""
+"""Second derivatives of operations whose own backward pass has only the first."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,6 @@ def requested() -> bool:
     False under torch.compile, which itself refuses to differentiate twice.
     """
     return not torch.compiler.is_compiling() and torch.is_grad_enabled()
-
-
-def transformed() -> bool:
-    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def gradients(
