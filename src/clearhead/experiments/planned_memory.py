@@ -51,8 +51,8 @@ def training_memory(
         model = _model(config).float()
     if any(hasattr(module, "num_experts") for module in model.modules()):
         raise ClearheadError(
-            f"the memory of {type(model).__name__} with experts cannot be planned: which expert reads a token "
-            "depends on the data; measure a step instead"
+            f"the memory of {type(model).__name__} with experts cannot be planned: which "
+            "of them reads a token depends on the data; measure a step instead"
         )
     if checkpointing:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

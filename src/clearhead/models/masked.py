@@ -18,7 +18,7 @@ from clearhead.models.checks import (
 )
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.pretrained import ClearheadPreTrainedModel
-from clearhead.ops.visibility import transformed
+from clearhead.ops.precision import transformed
 
 
 class ClearheadForMaskedLM(ClearheadPreTrainedModel):
@@ -79,14 +79,12 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             x_ND, target_N = x.flatten(0, 1), labels.flatten()
-            count = num_items_in_batch
-            if transformed():  # vmap has no tensors of unknown length
-                count = (target_N != IGNORED).sum() if count is None else count
-            else:
+            if not transformed():  # vmap has no tensors of unknown length
                 # A GPU is waited for once, to learn their number; a mask as index would cost two.
                 (hidden_N,) = (target_N != IGNORED).nonzero(as_tuple=True)
                 x_ND, target_N = (each.index_select(0, hidden_N) for each in (x_ND, target_N))
-                count = len(hidden_N) if count is None else count
+            count = num_items_in_batch
+            count = (target_N != IGNORED).sum() if count is None else count
             loss = summed_loss(x_ND, weight, target_N) / count
             if self.model.moves:
                 self.note_loss(loss, num_items_in_batch)

@@ -62,14 +62,10 @@ class Decay(Protocol):
 
 
 class Position(Protocol):
-    """The way in which order enters. Built for a layer and its number of heads.
-
-    Attributes:
-        wide_factors: True where prepared queries and keys leave the range of float16.
-    """
+    """The way in which order enters. Built for a layer and its number of heads."""
 
     layer: LayerSpec
-    wide_factors: bool
+    wide_factors: bool  # True where prepared queries and keys leave the range of float16
 
     def longest(self) -> int | None:
         """The number of positions that it can tell apart; None where there is no limit."""

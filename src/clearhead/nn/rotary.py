@@ -85,10 +85,8 @@ class Rotary(NoPosition):
         try:
             buckets = bucket_BT.unique().tolist()
         except RuntimeError as error:
-            raise ClearheadError(
-                "dynamic-causal reads the positions of padded texts, which vmap hides: give texts "
-                "without padding, or choose rope_type='dynamic'"
-            ) from error
+            reason = "dynamic-causal reads positions, which vmap hides where texts are padded"
+            raise ClearheadError(f"{reason}: choose rope_type='dynamic'") from error
         for bucket in buckets:
             rows = bucket_BT == bucket
             columns = rows.any(0).nonzero()

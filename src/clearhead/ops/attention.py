@@ -15,9 +15,9 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.ops import cuda_sdpa, higher_order, oracles, sinks
 from clearhead.ops.dispatch import KERNELS, select_kernel
-from clearhead.ops.precision import without_autocast
+from clearhead.ops.precision import transformed, without_autocast
 from clearhead.ops.requests import PREFIXED, Saved
-from clearhead.ops.visibility import Visibility, transformed
+from clearhead.ops.visibility import Visibility
 
 
 def attend(

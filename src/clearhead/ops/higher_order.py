@@ -1,4 +1,4 @@
-"""Derivatives other than the first of operations with a backward pass of their own."""
+"""Second derivatives of operations whose own backward pass has only the first."""
 
 from collections.abc import Callable, Sequence
 

@@ -33,3 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     wide = widened(x)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide if weight is None else wide * weight).to(x.dtype)
+
+
+def transformed() -> bool:
+    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

@@ -16,11 +16,6 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def transformed() -> bool:
-    """True under torch.func (grad, vmap, jvp), which differentiates plain operations alone."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
 class Span(NamedTuple):
     """Queries `start` to `stop`, and `first` to `end`, all keys that any of them may see."""
 
