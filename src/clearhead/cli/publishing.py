@@ -27,7 +27,6 @@ def print_page(page: Page) -> int:
 
 def status_of(records: Records) -> int:
     """The exit status of a measurement: 1 where a number is not finite."""
-    if records.finite:
-        return 0
-    say("clearhead: some numbers are not finite")
-    return 1
+    if not records.finite:
+        say("clearhead: some numbers are not finite")
+    return int(not records.finite)

@@ -33,11 +33,7 @@ class Haystack:
 
     def prompts(self, subject: Subject) -> list[Prompt]:
         """One prompt for each fact asked for."""
-        return [Prompt(self.context, _question(subject, fact)[0]) for fact in self.asked]
-
-    def answers(self, subject: Subject) -> list[Ids]:
-        """The number that answers each."""
-        return [_question(subject, fact)[1] for fact in self.asked]
+        return [Prompt(self.context, question_of(subject, fact)[0]) for fact in self.asked]
 
 
 def haystack(
@@ -62,7 +58,7 @@ def haystack(
     stated = facts(draws, needles, digits, evaluation=True)
     asked = tuple(stated[:queries])
     statements = {fact.city: _sentence(subject, fact.statement) for fact in stated}
-    tails = max(len(_question(subject, fact)[0]) for fact in asked)
+    tails = max(len(question_of(subject, fact)[0]) for fact in asked)
     needed = len(subject.begin) + sum(map(len, statements.values())) + tails
     room = length - needed
     if room < 0:
@@ -92,7 +88,7 @@ def _sentence(subject: Subject, sentence: str) -> Ids:
     return subject.ids(".", f" {sentence}")[1]
 
 
-def _question(subject: Subject, fact: Fact) -> tuple[Ids, Ids]:
+def question_of(subject: Subject, fact: Fact) -> tuple[Ids, Ids]:
     """The tokens of question and answer as they are after filler, which is cut anywhere."""
     _, question, answer = subject.ids("a", f"\n{fact.question}", f" {fact.number}")
     return question, answer

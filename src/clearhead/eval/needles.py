@@ -9,7 +9,7 @@ import re
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.haystack import Haystack, haystack
+from clearhead.eval.haystack import Haystack, haystack, question_of
 from clearhead.eval.options import NeedlesOptions
 from clearhead.eval.passkey import scores
 from clearhead.eval.task import EvalTask, Subject, by_depth, check_count, parted
@@ -37,7 +37,7 @@ class NeedlesTask(EvalTask, NeedlesOptions):
         stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
         prompts = [prompt for stack in stacks for prompt in stack.prompts(subject)]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [answer for stack in stacks for answer in stack.answers(subject)]
+        answers = [question_of(subject, fact)[1] for stack in stacks for fact in stack.asked]
         found = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens, advanced=advanced)
         by_query = scores(subject, found, numbers, [0] * len(found), cell["queries"])
         each = [

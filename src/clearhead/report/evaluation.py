@@ -14,9 +14,10 @@ from typing import Any
 from clearhead.errors import NOT_FINITE
 from clearhead.records.runs import Measure, Records
 from clearhead.report import figures, narrative, style
-from clearhead.report.charts import Looks, heat_map, line, new
+from clearhead.report.charts import Looks, heat_map
 from clearhead.report.page import Block, Fold, Panel, Panels, Scale, Section
 from clearhead.report.pivots import Entry, Found, Heading, Pivot, build, entry
+from clearhead.report.pivots import found as of_arm
 from clearhead.report.statistics import summarize
 
 PLAIN = "none"  # the scaling that a curve shows
@@ -25,16 +26,15 @@ DOCUMENTS = "document_perplexity"
 CHANCE, SOLVED = "chance", 0.9  # a metric; the accuracy of a task that is solved
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
-    "means over depths{seeds}, the best model’s in bold. Under a number stands its difference "
-    "to the first model’s under the same setting{test}; the error of drawing "
-    "keys or documents is in its interval where records have them singly."
+    "means over depths{}, the best model’s in bold. Under a number stands its difference to the "
+    "first model’s under the same setting{}; the error of drawing keys or documents is in its "
+    "interval where records have them singly."
 )
-SEEDS = {"seeds": " and seeds", "test": ", by Welch’s t over seeds"}
+SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no row: the column, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest")
 _LOWER = ("perplexity", "loss", "bytes")  # parts of a metric's name
-_SHARES = ("accuracy", "acc", "forced", "share", "exact_match", "contained")
 _HIGHER = (
     *("accuracy", "accuracy_norm", "masked_accuracy", "forced_tokens", "answer_contained"),
     *("acc", "acc_norm", "f1", "token_f1", "exact_match"),
@@ -73,11 +73,8 @@ def tasks(records: Records) -> dict[str, list[str]]:
 def grid(
     records: Records, task: str, metric: str, *, by_depth: bool = False, lost: Places | None = None
 ) -> Grid:
-    """The measures of a task's metric that have a value; a place has none where all lack one.
-
-    Args:
-        lost: is given the places at which a number is not finite; they have none, either.
-    """
+    """The measures of a task's metric that have a value; a place has none where all lack one, or
+    where one is not finite: `lost` is given those places."""
     found: Grid = {}
     lost = set() if lost is None else lost
     texts = len(records.dimension(metric, "longest", task=task))
@@ -152,7 +149,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             blocks += _heat_maps(labelled, task, metrics[0])
             curves = (
                 _by_length(labelled, looks, task, metrics[0]),
-                _by_position(labelled, looks, task),
+                figures.loss_by_position(labelled, looks, task, scaling=PLAIN),
             )
             panels = tuple(curve for curve in curves if curve is not None)
             blocks += [Panels(panels=panels)] if panels else []
@@ -161,7 +158,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
             answer=solved(records, task) or best(records, task),
-            caption=CAPTION.format(**(dict.fromkeys(SEEDS, "") if records.given else SEEDS)),
+            caption=CAPTION.format(*(("", "") if records.given else SEEDS)),
             blocks=tuple(blocks),
         )
 
@@ -309,8 +306,8 @@ def _heat_maps(records: Records, task: str, metric: str) -> Iterator[Block]:
         )
         figure.update_xaxes(type="category")
         figure.update_yaxes(type="category", title_standoff=10)
-        said = f"{metric} of {row.name} by depth and length"
-        panels.append(Panel(title=row.name, figure=figure, described=said))
+        described = f"{metric} of {row.name} by depth and length"
+        panels.append(Panel(title=row.name, figure=figure, described=described))
     if panels:
         for panel in panels:  # one scale for all
             panel.figure.data[0].zmax = largest
@@ -357,41 +354,13 @@ def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel 
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
     note = "" if few else "Without scaling."
-    share = any(word in metric for word in _SHARES)
-    return figures.by_length(records, looks, curves, title, words, note, share=share)
-
-
-def _by_position(records: Records, looks: Looks, task: str) -> Panel | None:
-    """The mean loss up to each position of the longest texts, a line a model."""
-    figure = new("tokens of context, up to (log scale)", "cumulative loss (nats a token)")
-    for arm in records.arms():
-        curves: dict[int, list[float]] = defaultdict(list)
-        for run in records.of(arm):
-            longest = max(
-                reversed(run.payload("curve", curve="cumulative_loss", task=task, scaling=PLAIN)),
-                key=lambda curve: curve.get("length", 0),
-                default={"x": (), "y": ()},
-            )
-            for x, y in zip(longest["x"], longest["y"], strict=True):
-                if y is not None:
-                    curves[x].append(y)
-        points = [(place, fmean(curves[place]), None) for place in sorted(curves)]
-        line(figure, arm, points, looks[arm], size=6)
-    if not figure.data:
-        return None
-    figure.update_xaxes(type="log")
-    return Panel(
-        title="Loss of growing contexts",
-        figure=figure,
-        note="Without scaling; every position counts alike, whatever the number of tokens there.",
-        described="cumulative loss by position",
-    )
+    return figures.by_length(records, looks, curves, title, words, note)
 
 
 def _by_document(records: Records, task: str) -> Iterator[Block]:
     """Each model's perplexity of each text, by length, without scaling; folded away."""
+    plain = {"task": task, "scaling": PLAIN}
     for arm in records.arms():
-        plain = {"task": task, "scaling": PLAIN}
         documents = dict.fromkeys(
             one.dimensions["document"]
             for run in records.of(arm)
@@ -400,15 +369,8 @@ def _by_document(records: Records, task: str) -> Iterator[Block]:
         lengths = records.dimension(DOCUMENTS, "length", arm, **plain)
 
         def fill(document: str, length: int, arm: str = arm) -> tuple[Entry, ...]:
-            values = {
-                run.seed: [
-                    one
-                    for one in run.select(DOCUMENTS, task=task, scaling=PLAIN, length=length)
-                    if one.dimensions["document"] == document and one.value is not None
-                ]
-                for run in records.of(arm)
-            }
-            values = {seed: ones for seed, ones in values.items() if ones}
+            here = {**plain, "document": document, "length": length}
+            values = of_arm(records, arm, lambda mine: mine.select(DOCUMENTS, **here))
             return (entry(values, {}, reference="", given=records.given),) if values else ()
 
         pivot = build(

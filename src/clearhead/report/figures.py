@@ -1,6 +1,7 @@
 """Figures of several arms: curves over training, over length and over layers."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 Curves = dict[tuple[str, str], list[Point]]
+SHARES = ("acc", "forced", "share", "exact_match", "contained", "f1")  # parts of metrics' names
 POINTS = 80  # of a training curve; each is the mean over a block of steps
 # By the names of plotly, and by those of people.
 DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "longdash": "in long dashes"}
@@ -164,20 +166,13 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
 
 
 def by_length(
-    records: Records,
-    looks: Looks,
-    curves: Curves,
-    title: str,
-    axis: str,
-    note: str = "",
-    *,
-    share: bool = False,
+    records: Records, looks: Looks, curves: Curves, title: str, axis: str, note: str = ""
 ) -> Panel:
     """A line for each arm and variant by length of the text; the training length is marked.
 
     Args:
         curves: (length, mean, deviation over seeds) by arm and variant; its dash says which.
-        share: the axis goes from 0 to 1.
+        axis: the quantity; that of a share ends at 1.
     """
     figure = new("length of the text (tokens, log scale)", axis)
     remarks = _draw(figure, looks, curves, dict.fromkeys(name for _, name in curves))
@@ -185,7 +180,7 @@ def by_length(
     figure.update_xaxes(
         type="log", tickvals=lengths, ticktext=[f"{length:,}" for length in lengths]
     )
-    if share:
+    if any(word in axis for word in SHARES):
         figure.update_yaxes(range=[0, 1])
         figure.update_traces(cliponaxis=False)
     else:
@@ -195,6 +190,33 @@ def by_length(
         # On a log axis shapes take the value itself, annotations its logarithm.
         mark_length(figure, trained, "trained at this length", at=math.log10(trained))
     return Panel(title=title, figure=figure, note=" ".join(filter(None, [*remarks, note])))
+
+
+def loss_by_position(records: Records, looks: Looks, task: str, scaling: str) -> Panel | None:
+    """The mean loss up to each position of the longest texts, a line a model."""
+    figure = new("tokens of context, up to (log scale)", "cumulative loss (nats a token)")
+    for arm in records.arms():
+        curves: dict[int, list[float]] = defaultdict(list)
+        for run in records.of(arm):
+            longest = max(
+                reversed(run.payload("curve", curve="cumulative_loss", task=task, scaling=scaling)),
+                key=lambda curve: curve.get("length", 0),
+                default={"x": (), "y": ()},
+            )
+            for x, y in zip(longest["x"], longest["y"], strict=True):
+                if y is not None:
+                    curves[x].append(y)
+        points = [(place, fmean(curves[place]), None) for place in sorted(curves)]
+        line(figure, arm, points, looks[arm], size=6)
+    if not figure.data:
+        return None
+    figure.update_xaxes(type="log")
+    return Panel(
+        title="Loss of growing contexts",
+        figure=figure,
+        note="Without scaling; every position counts alike, whatever the number of tokens there.",
+        described="cumulative loss by position",
+    )
 
 
 def _draw(

@@ -45,11 +45,10 @@ def text_in_words(records: Records) -> str:
     """on books.jsonl (held-out part): the text that was read; "" where records do not say."""
     texts: dict[str, None] = {}
     for run in records.runs:
-        data, settings = run.header.get("data"), run.header.get("evaluation")
-        sources = data.get("sources") if isinstance(data, dict) else None
-        specs = [str(one["spec"]) for one in sources or () if isinstance(one, dict)]
-        whole = isinstance(settings, dict) and settings.get("split") == "all"
-        texts |= {", ".join(specs) + " (held-out part)" * (not whole): None} if specs else {}
+        data, settings = (run.header.get(name) or {} for name in ("data", "evaluation"))
+        specs = [str(one["spec"]) for one in data.get("sources") or () if isinstance(one, dict)]
+        part = "" if settings.get("split") == "all" else " (held-out part)"
+        texts |= {", ".join(specs) + part: None} if specs else {}
     return f" on {'; '.join(texts)}" if texts else ""
 
 

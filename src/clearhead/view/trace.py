@@ -168,11 +168,11 @@ class HiddenTrace:
 
     def lost(self) -> str:
         """The first place with a number that is not finite, in words; "" where all are."""
-        layers = (layer for layer in self.layers() if not self.norms[layer].isfinite().all())
-        first = next(layers, None)
-        if first is None:
-            return ""
-        return "before the first layer" if first < 0 else f"after layer {first}"
+        bad = [layer for layer in self.layers() if not self.norms[layer].isfinite().all()]
+        names = [
+            f"after layer {layer}" if layer >= 0 else "before the first layer" for layer in bad
+        ]
+        return names[0] if names else ""
 
     def layers(self) -> list[int]:
         """The layers seen, in order."""
