@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from clearhead.models.loading import pretrained, without_bars
+from clearhead.models.loading import pretrained, save_tokenizer, without_bars
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder
 from clearhead.train import adapters, optimizer_state, sharded_checkpoint
@@ -149,7 +149,7 @@ def save_pretrained(
     with without_bars():
         model.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
 
 
 def verify(folder: Path) -> dict[str, Any]:

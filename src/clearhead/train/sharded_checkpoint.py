@@ -23,7 +23,13 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clearhead.errors import ClearheadError
-from clearhead.models.loading import auto_class, explained, kind_of, load_config
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load_config,
+    save_tokenizer,
+)
 from clearhead.train import optimizer_state
 from clearhead.train.parallel import plain_class
 from clearhead.train.world import ALONE, World
@@ -96,7 +102,7 @@ def save_config(
     config.architectures = [plain_class(model).__name__]
     config.save_pretrained(folder)
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
 
 def load_whole(folder: Path) -> PreTrainedModel:
