@@ -1,6 +1,7 @@
 """Types of text settings by what they hold: the names that a command line's help gives them."""
 
 import os
+import re
 from collections.abc import Callable
 from typing import Annotated
 
@@ -10,18 +11,17 @@ from clearhead.errors import ClearheadError
 
 
 def in_utf8(word: str) -> str:
-    """A word that is UTF-8; one of other bytes, which Python holds as lone surrogates, is refused.
+    """A word of UTF-8, also where the locale has another encoding; other bytes are refused.
 
-    Paths alone may have such bytes.
+    Python holds them as lone surrogates, which paths alone may have.
     """
+    if not re.search("[\ud800-\udfff]", word):
+        return word
     try:
-        word.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = os.fsencode(word[error.start])[0]
-        raise ClearheadError(
-            f"{word!r} is not UTF-8 (byte {byte:#04x}): give text in UTF-8"
-        ) from error
-    return word
+        return os.fsencode(word).decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ClearheadError(f"{word!r} is not UTF-8 (byte {byte:#04x}): give UTF-8") from error
 
 
 def place(word: str) -> str:

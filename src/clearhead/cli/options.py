@@ -47,14 +47,14 @@ def _list(info: Any) -> Any:
     if bare not in (int, float, str, Path):
         return None
     called = (one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar"))
-    one = next(called, _PATH if bare is Path else None)
+    item = next(called, _PATH if bare is Path else None)
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar=f"{one.metavar if one else bare.__name__.upper()} ...",
+        metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
         instance_from_str=lambda words: (
-            tuple(one.instance_from_str([word]) for word in words)
-            if one
-            else tuple(bare(number) for word in words for number in word.split(",") if number)
+            tuple(bare(one) for word in words for one in word.split(",") if one)
+            if bare in (int, float)
+            else tuple(item.instance_from_str([word]) if item else word for word in words)
         ),
         is_instance=lambda value: (
             isinstance(value, tuple) and all(isinstance(one, bare) for one in value)

@@ -229,8 +229,7 @@ def _lines(found: "Bill", train: TrainConfig, command: Command) -> Iterator[str]
     yield ""
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
     yield f"memory of a GPU at the peak ({how}{', checkpointing' * command.checkpointing})" + (
-        "; gradients come after it"
-        * (not any(parts["gradients"] for parts in found.memory.values()))
+        ", before gradients" * (not any(parts["gradients"] for parts in found.memory.values()))
     )
     yield _row("GPUs", *map(str, found.memory))
     for part in next(iter(found.memory.values())):
@@ -250,13 +249,14 @@ def _lines(found: "Bill", train: TrainConfig, command: Command) -> Iterator[str]
 
 
 def _row(first: str, *others: str) -> str:
-    return f"  {first:<14}" + "".join(f" {one:>12}" for one in others)
+    return f"  {first:<14}" + "".join(f"{one:>12}" for one in others)
 
 
 def _bytes(number: float) -> str:
-    if not number:
-        return "none"
-    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.2f} MiB"
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB")):
+        if number >= 0.97 * size:  # else of four digits in the smaller unit
+            return f"{number / size:,.2f} {unit}"
+    return f"{number / 2**20:,.2f} MiB" if number else "none"
 
 
 def _time(seconds: float) -> str:

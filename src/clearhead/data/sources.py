@@ -183,12 +183,14 @@ def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
         ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.
     """
     path, one = Path(os.path.expanduser(words)), len(words.split()) == 1
-    if there := os.path.exists(path):
+    if there := bool(words) and os.path.exists(path):
         if not (path.is_dir() or readable(path)):
             yield from read(File(path=path, origin=path.name, alone=True), "text", whole=True)
             return
     elif one and (readable(path) or (os.sep in words and path.parent.is_dir())):
-        raise ClearheadError(f"no file {words}: give one that there is, or a text in quotes")
+        raise ClearheadError(
+            f"{words}: no such file or folder: give one that there is, or a text in quotes"
+        )
     named = words in (STDLIB, PACKAGES) or synthetic.is_synthetic(words) or hub.is_hub(words)
     if not (there or (one and named)):
         yield in_utf8(words)

@@ -86,9 +86,9 @@ def pretrained(
             f"{str(name)!r} has an adapter beside its weights, which would leave them frozen: "
             "merge it by PEFT's merge_and_unload(), and give the merged model"
         )
-    with without_bars(), _without_tables() as tables:
+    with without_bars(), _without_tables() as tables, utf8_name(name) as place:
         model, found = auto.from_pretrained(
-            name,
+            place,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # refused below, with the sizes
@@ -183,7 +183,8 @@ def _read_by_peft(model: Any, file: str, missing: Iterable[str]) -> dict[str, An
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    weights = {name.removeprefix(_ADAPTED): tensor for name, tensor in load_file(file).items()}
+    with utf8_name(file) as place:
+        weights = {name.removeprefix(_ADAPTED): part for name, part in load_file(place).items()}
     read: Any = set_peft_model_state_dict(model, weights)
     return {
         "missing_keys": {*missing} & {*read.missing_keys},
@@ -195,9 +196,8 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
     from transformers import AutoTokenizer
 
-    with utf8_name(Path(name)) as place:
-        where = name if place == Path(name) else place
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    with utf8_name(name) as place:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     tokenizer.name_or_path = str(name)
     return tokenizer
 
@@ -233,7 +233,7 @@ def stored_dtypes(name: str) -> dict[str, str]:
         ):
             files = get_checkpoint_shard_files(name, index)[0]
         for file in files:
-            with safe_open(file, "pt") as tensors:
+            with utf8_name(file) as place, safe_open(place, "pt") as tensors:
                 found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
     return found
 

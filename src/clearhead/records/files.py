@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from clearhead.errors import ClearheadError
 
+AnyPath = TypeVar("AnyPath", str, Path)
 _PREFIX = ".writing-"
 SAVE = "save what it gives, and name that"  # of a pipe that would be read
 # Rust libraries (safetensors, tokenizers) report a refusal of the system as an exception of theirs.
@@ -54,15 +55,17 @@ def require_new(target: Path) -> None:
 
 
 @contextmanager
-def utf8_name(path: Path) -> Iterator[Path]:
-    """Yield a path by a name in UTF-8, through a link where its own is not: for libraries in Rust
-    and C++, which take no other."""
+def utf8_name(path: AnyPath) -> Iterator[AnyPath | Path]:
+    """Yield a path by a name in UTF-8, through a link where its own is not.
+
+    For what is written in Rust and C++, such as tokenizers and safetensors, which take no other.
+    """
     if os.fsencode(path) == str(path).encode("utf-8", "replace"):
         yield path
         return
     with TemporaryDirectory() as folder:
-        link = Path(folder, "linked").with_suffix(path.suffix)
-        link.symlink_to(path.absolute())
+        link = Path(folder, "linked").with_suffix(Path(path).suffix)
+        link.symlink_to(Path(path).absolute())
         yield link
 
 

@@ -30,6 +30,7 @@ from clearhead.models.loading import (
     load_config,
     save_tokenizer,
 )
+from clearhead.records.files import utf8_name
 from clearhead.train import optimizer_state
 from clearhead.train.parallel import plain_class
 from clearhead.train.world import ALONE, World
@@ -116,8 +117,9 @@ def load_whole(folder: Path) -> PreTrainedModel:
 
 def _load(state: dict[str, torch.Tensor], folder: Path, world: World) -> None:
     """Fill tensors in place, each process its part."""
-    reader, alone = HuggingFaceStorageReader(str(folder)), world.size == 1
-    with warnings.catch_warnings():
+    alone = world.size == 1
+    with warnings.catch_warnings(), utf8_name(folder) as place:
+        reader = HuggingFaceStorageReader(str(place))
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process it is
         dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=alone)
 
