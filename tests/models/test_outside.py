@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,52 +98,48 @@ def command(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("way", ["before", "after", "variable", "installed", "folder"])
-def test_a_command_knows_the_presets_of_a_package(way, command, tmp_path):
-    words, environment = ["plan", "louder", "--set", *SHAPE], {}
-    if way == "before":
-        words = ["--import", "louder_heads", *words]
-    elif way == "after":
-        words += ["--import=louder_heads"]
-    elif way == "variable":
-        environment["CLEARHEAD_IMPORT"] = "json,louder_heads"
-    elif way == "installed":
-        installed = tmp_path / "installed"
-        information = installed / "louder-1.0.dist-info"
-        information.mkdir(parents=True)
-        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(
-            "[clearhead.extensions]\nlouder = louder_heads\n"
-        )
-        environment["PYTHONPATH"] = os.pathsep.join([str(installed), str(OUTSIDE), *sys.path])
-    else:
-        shutil.copytree(OUTSIDE / "louder_heads", tmp_path / "my_heads")
-        words += ["--import", "my_heads"]
-    done = command(*words, **environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("louder, hidden_size=24")
+@pytest.mark.parametrize(
+    ("words", "variable", "imported"),
+    [
+        ([], "", []),
+        (["--import", "one"], "", ["one"]),
+        (["--import=one,two"], "", ["one", "two"]),
+        (["--import", "two", "--import", "one"], "one", ["one", "two"]),
+        ([], "two,one", ["two", "one"]),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_packages_are_imported_once_by_a_command(
+    words, variable, imported, first, command, tmp_path
+):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("print(__name__)\n")
+    verb = ["report", "missing.jsonl"]
+    words = [*words, *verb] if first else [*verb, *words]
+    done = command(*words, CLEARHEAD_IMPORT=variable)
+    assert done.stdout.split() == imported
+    assert "missing.jsonl" in done.stderr
+    assert command(*words, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
 
 
-def test_processes_of_a_command_import_the_package_too(command, tmp_path):
+def test_installed_packages_are_imported_by_their_entry_points(command, tmp_path):
+    information = tmp_path / "installed/louder-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[clearhead.extensions]\nlouder = louder_heads")
+    paths = os.pathsep.join([str(information.parent), str(OUTSIDE), *sys.path])
+    done = command("plan", "louder", "--set", *SHAPE, PYTHONPATH=paths)
+    assert done.stdout.startswith("louder, hidden_size=24"), done.stderr
+
+
+def test_processes_of_a_command_import_the_package_and_a_run_names_it(command, tmp_path):
     words = ("louder", "transformer", "--import", "louder_heads", *TRAIN, "--jobs", "2")
     done = command("compare", *words, "--output", "compared")
     assert done.returncode == 0, done.stderr
-    model = next(tmp_path.glob("compared/**/louder*/final"))
-    measured = ("--data.data", "synthetic:recall:documents=20", "--windows", "1", "--length", "16")
-    for beside in ([], ["--import", "louder_heads"]):
-        done = command("diagnose", str(model), *measured, *beside, "--output", "diagnosed")
-        assert done.returncode == (0 if beside else 2), done.stderr
-        assert ("import that first" in done.stderr) is not bool(beside)
-
-
-def test_a_run_says_which_package_it_had(command, tmp_path):
-    words = ("train", "louder", *TRAIN, "--output", "run")
-    done = command("--import", "louder_heads", *words)
+    done = command("--import", "louder_heads", "train", "louder", *TRAIN, "--output", "run")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run/run.json").read_text("utf-8"))
     assert record["command"].startswith("clearhead --import louder_heads train louder ")
-    done = command("train", "--resume", "run", "--train.tokens", "128", "--import", "louder_heads")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
