@@ -37,6 +37,15 @@ def test_the_likeliest_tokens_whatever_the_model_recommends(own, llama, tmp_path
     assert capsys.readouterr().out.rstrip("\n") == wanted.rstrip("\n")
 
 
+def test_a_path_from_the_home_folder_is_found(llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(llama.parent))
+    assert call("generate", f"~/{llama.name}", "attention", "--tokens", 1) == 0
+    assert call("convert", f"~/{llama.name}", tmp_path / "made") == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert call("convert", llama, "~/other") == 0
+    assert (tmp_path / "other/model.safetensors").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused_in_a_line(llama, tmp_path, capsys):
     small = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=5))
     small.save_pretrained(tmp_path)

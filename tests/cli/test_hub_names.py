@@ -173,6 +173,19 @@ def test_training_goes_on_from_a_name_on_the_hub(hub, text, tmp_path):
     assert not (run / "none").exists()
 
 
+@pytest.mark.parametrize("name", ["owner/tiny", "owner/none"])
+def test_a_folder_with_the_owner_s_name_hides_no_model_of_the_cache(name, hub):
+    (hub / "owner").mkdir()
+    done = _clearhead(hub, "generate", name, "attention", "--tokens", "2")
+    if name == "owner/tiny":
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("attention")
+    else:
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert "a model of the hub is opened once `hf download owner/none` has fetched it" in line
+
+
 def test_a_name_on_the_hub_is_converted(hub, tmp_path):
     made = tmp_path / "made"
     done = _clearhead(hub, "convert", "owner/tiny", made, "--to", "differential-v2")

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, dynamic_module_utils
 
 from clearhead.cli import main
 
-from .conftest import saved_llama
+from .conftest import refusal, saved_llama
 
 CODE = """
 from pathlib import Path
@@ -158,6 +158,14 @@ def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path,
     assert _call([*words, "--output", str(tmp_path / "out")], "") == 2
     assert "choose one of transformers' own" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(file, folders, capsys):
+    path = Path(folders["plain"]) / file
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    line = refusal(capsys, "generate", folders["plain"])
+    assert f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`" in line
 
 
 @pytest.mark.parametrize("verb", sorted({*VERBS, "finetune"} - {"diagnose init:"}))

@@ -6,12 +6,14 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from clearhead import terminal
+from clearhead.cli import VERBS
 
 from .conftest import call, changed, refusal
 
@@ -80,6 +82,113 @@ def test_what_a_request_names_is_shown_in_its_refusal(words, tmp_path, capsys, m
     told = capsys.readouterr()
     assert told.err
     assert not COMMANDS.search(told.out + told.err)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("utf-8", "→ – ’ − é 漢 … ± ²"),
+        ("latin-1", r"-> - ' - é \u6f22 ... ± ²"),
+        ("ascii", r"-> - ' - \xe9 \u6f22 ... +- ^2"),
+    ],
+)
+def test_an_encoding_without_a_character_gets_its_form_in_ascii(encoding, written, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    terminal.open_streams()
+    terminal.write("→ – ’ − é 漢 … ± ²\udce9")
+    terminal.flush()
+    assert out.buffer.getvalue().decode(encoding) == written + "\\udce9\n"
+
+
+def _shell(command: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+    """A command line of a shell, in which `clearhead` is this one."""
+    return subprocess.run(
+        ["bash", "-c", f'clearhead() {{ "{sys.executable}" -m clearhead "$@"; }}; {command}'],
+        env={**os.environ, **environment},
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        ("plan --help >&-", 0, b""),
+        ("--help >&- 2>&- <&-", 0, b""),
+        ("nothing >&-", 2, b"clearhead: unknown verb"),
+        ("nothing 2>&-", 2, b""),
+        ("--help > /dev/full", 2, b"clearhead: No space left on device\n"),
+        ("plan --help > /dev/full", 2, b"clearhead: No space left on device\n"),
+        ("--help | true; exit ${PIPESTATUS[0]}", 0, b""),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_no_traceback(command, code, error):
+    done = _shell(f"clearhead {command}")
+    assert (done.returncode, done.stderr[: len(error) or None]) == (code, error)
+    assert b"Traceback" not in done.stderr
+
+
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("environment", [POSIX, {"PYTHONIOENCODING": "latin-1"}], ids=str)
+@pytest.mark.parametrize("verb", [*VERBS, ""])
+def test_help_is_printed_in_every_encoding(verb, environment):
+    done = _shell(f"clearhead {verb} --help", **environment)
+    assert done.returncode == 0, done.stderr
+    assert b"clearhead" in done.stdout
+
+
+def test_a_prompt_in_utf8_is_one_in_every_locale(llama):
+    done = _shell(f"clearhead generate {llama} 'é 漢' --tokens 1 --temperature 0", **POSIX)
+    assert done.stdout.startswith(rb"\xe9 \u6f22"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "m", "caf\udce9"],
+        ["view", "m", "--text", "caf\udce9 the"],
+        ["convert", "m", "made", "--prefix", "caf\udce9"],
+        ["compare", "caf\udce9"],
+        ["eval", "m", "--label", "caf\udce9"],
+    ],
+)
+def test_words_that_are_not_utf8_are_refused(words, capsys):
+    assert r"is not UTF-8 (byte 0xe9)" in refusal(capsys, *words)
+
+
+def test_files_whose_names_are_not_utf8_are_read_and_written(settings, text, tmp_path, capsys):
+    corpus, run, made = (tmp_path / f"{name}\udce9" for name in ("corpus", "run", "made"))
+    corpus.symlink_to(text)
+    words = changed(settings, "--data.data", str(corpus))
+    small = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2")
+    words = ["--set", *small, *words, "--data.cache", str(tmp_path / "cache\udce9")]
+    assert call("train", *words, "--output", run) == 0
+    assert call("train", "--resume", run, "--train.tokens", "128") == 0
+    assert call("generate", run, "noise", "--tokens", "1") == 0
+    assert capsys.readouterr().out.startswith("noise")
+    assert call("convert", run / "final", made, "--to", "softmax1") == 0
+    measured = ["--data.data", str(corpus), "--windows", "1", "--length", "16"]
+    assert call("diagnose", made, *measured, "--output", tmp_path / "diagnosis\udce9") == 0
+    assert call("view", made, "--text", text / "00.txt", "--output", made / "a.html") == 0
+    assert call("compare", *words, "--output", tmp_path / "compared\udce9") == 0
+
+
+def test_ctrl_c_within_an_import_ends_the_command_whatever_the_library_does(tmp_path):
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException as error:\n    raise ImportError('missing') from error\n"
+    )
+    done = _shell(f"cd {tmp_path}; clearhead plan --import swallows")
+    assert (done.returncode, done.stderr) == (130, b"clearhead: interrupted\n")
+
+
+def test_ctrl_c_elsewhere_is_a_keyboard_interrupt(monkeypatch, capsys):
+    monkeypatch.setattr("clearhead.cli._run", lambda words: os.kill(os.getpid(), signal.SIGINT))
+    assert call("plan") == 130
+    assert capsys.readouterr().err == "clearhead: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_way_of_printing_by_rich_is_safe():

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from clearhead.cli import VERBS, main
+from clearhead.cli import VERBS
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
 from clearhead.models import plan, preset
@@ -101,7 +102,7 @@ assert not heavy, heavy
 
 
 def test_version_and_empty_call(capsys):
-    main(["--version"])
+    assert call("--version") == 0
     assert capsys.readouterr().out.startswith("clearhead 0.")
     assert call() == 2
 
@@ -245,6 +246,17 @@ def test_plan_prints_counts(capsys):
     out = capsys.readouterr().out
     assert "2,557,632" in out
     assert "2,558,400" in out
+
+
+def test_plan_names_the_shape_and_proposes_one_for_a_number_of_parameters(capsys):
+    line = refusal(capsys, "plan", "transformer", "--size", "0.35b")
+    shape = re.search(r"--set ((?:\w+=\d+ ?)+)", line)[1].split()
+    assert call("plan", "transformer", "--set", *shape, "--gpus", "1", "2") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"transformer, {', '.join(shape)}, else as size tiny\n")
+    assert 0.9 < int(re.search(r"([\d,]+) parameters", out)[1].replace(",", "")) / 0.35e9 < 1.1
+    assert "gradients             none" in out
+    assert not re.search(r"[MG]iB[\d,]", out)
 
 
 def test_plan_counts_the_positions_that_training_gives_a_preset(capsys):

@@ -1,5 +1,8 @@
 """clearhead view from end to end."""
 
+import gzip
+import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from clearhead.data.tokenizer import train
 
-from .conftest import call
+from .conftest import call, refusal
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,10 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
         (("a", "b", "c"), "one model or two side by side; found 3"),
         (("x", "--set", "a=1"), "no effect on a trained model: view init:NAME"),
         (("x", "--port", "8000"), "--port has no effect without --live"),
-        (("x", "--text", "missing.txt"), "no file missing.txt"),
+        (
+            ("x", "--text", "missing.txt"),
+            "missing.txt: no such file or folder: give one that there is, or a text",
+        ),
         (("nowhere/model",), "cannot load a model from 'nowhere/model'"),
         (("x", "--tokens", "1"), "tokens is 1: give a whole number of at least 2"),
         ((), "view needs one or more models"),
@@ -51,6 +57,59 @@ def test_a_page_of_the_text_in_a_file(saved, tmp_path, capsys):
 def test_requests_that_cannot_be_met(capsys, words, message):
     assert _call(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def _tokens(page: Path) -> list[str]:
+    data = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    return json.loads(data[1])["models"][0]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.txt", "a.txt.gz", "a.tex", "a.jsonl", "a.jsonl.gz", "folder", "~/a.txt", "caf\udce9.txt"],
+)
+def test_a_text_is_read_by_the_rules_of_data(name, saved, tmp_path, monkeypatch):
+    """A BOM is no text, whatever holds it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text, page = "to be or not\n", tmp_path / "page.html"
+    path = tmp_path / name.removeprefix("~/")
+    content = text if ".jsonl" not in name else json.dumps({"text": text})
+    if name == "folder":
+        path = path / "deep" / "a.md"
+        path.parent.mkdir(parents=True)
+    packed = gzip.compress if name.endswith(".gz") else bytes
+    path.write_bytes(packed(b"\xef\xbb\xbf" + content.encode()))
+    given = name if name.startswith("~") else tmp_path / name
+    assert _call(saved, "--text", given, "--output", page, "--no-open") == 0
+    read = _tokens(page)
+    assert _call(saved, "--text", text, "--output", page, "--no-open") == 0
+    assert read == _tokens(page)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("to be\n".encode("utf-16"), "this is binary data, not text"),
+        ("café\n".encode("latin-1"), "byte 0xe9 at offset 3 is not UTF-8"),
+        (b" \n", "holds no text"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(content, message, tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    assert message in refusal(capsys, "view", "x", "--text", path)
+
+
+@pytest.mark.parametrize("text", ["日本語2.5度です。", "and/or", "3.14", "e.g.", "me@home"])
+def test_a_word_with_a_dot_or_a_slash_is_a_text(text, saved, tmp_path):
+    page, file = tmp_path / "page.html", tmp_path / "text.txt"
+    file.write_text(text, "utf-8")
+    read = []
+    for given in (text, file):
+        words = ("--text", given, "--tokens", "8", "--output", page, "--no-open")
+        assert _call(saved, *words) == 0
+        read.append(_tokens(page))
+    assert read[0] == read[1]
 
 
 def test_nothing_is_written_where_the_text_is_too_long(saved, tmp_path, capsys):

@@ -15,7 +15,7 @@ import pytest
 
 from clearhead.data import DataConfig, readers
 from clearhead.data.readers import cut_stream
-from clearhead.data.sources import find, parse
+from clearhead.data.sources import find, parse, passages
 from clearhead.errors import ClearheadError
 
 
@@ -212,6 +212,19 @@ def test_a_parquet_file_is_checked_where_it_can_be_and_said_to_be_unsure_elsewhe
             path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
             with contextlib.suppress(ClearheadError):
                 assert texts(path) == (rows["text"].to_pylist(), {})
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md.gz", "deep/a.txt"])
+def test_a_folder_of_one_file_is_read_as_the_file_itself(name, tmp_path):
+    path = tmp_path / "books" / name
+    path.parent.mkdir(parents=True)
+    text = "".join(f"line {number}\n" for number in range(3000))
+    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(text.encode()))
+    pieces = texts(tmp_path / "books")[0]
+    assert len(pieces) > 20
+    assert pieces == texts(path)[0]
+    for words in (path, tmp_path / "books", text):
+        assert [*passages(str(words), print)] == [text]
 
 
 def test_lone_surrogate_becomes_the_replacement_character(tmp_path):

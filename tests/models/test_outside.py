@@ -1,5 +1,6 @@
 """A mechanism and a preset of another package: importing it is all that it takes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -67,9 +68,105 @@ def _python(code: str, folder: Path) -> str:
 def test_a_model_lives_with_the_package_and_names_it_without(tmp_path):
     _python(LIFE, tmp_path)
     lines = _python(ALONE, tmp_path).splitlines()
-    assert (
-        lines == ["this model has mechanisms of the package 'louder_heads': import that first"] * 2
-    )
+    message = "this model has mechanisms of the package 'louder_heads': import that first"
+    assert lines == [f"{message} (a command by --import)"] * 2
+
+
+SHAPE = ("hidden_size=24", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32")
+TRAIN = (
+    *("--data.data", "synthetic:recall:documents=20", "--data.vocabulary", "300"),
+    *("--train.tokens", "64", "--train.sequence-length", "16", "--train.batch-size", "2"),
+    *("--set", *SHAPE),
+)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Runs a command line in a new process that could import the package, and returns it."""
+
+    def run(*words, program=("-m", "clearhead"), **environment):
+        cache = {"CLEARHEAD_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        paths = [str(OUTSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.run(
+            [sys.executable, *program, *words],
+            env=os.environ | cache | {"PYTHONPATH": os.pathsep.join(paths)} | environment,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "imported"),
+    [
+        ([], "", []),
+        (["--import", "one"], "", ["one"]),
+        (["--import=one,two"], "", ["one", "two"]),
+        (["--import", "two", "--import", "one"], "one", ["one", "two"]),
+        ([], "two,one", ["two", "one"]),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_packages_are_imported_once_by_a_command(
+    words, variable, imported, first, command, tmp_path
+):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("print(__name__)\n")
+    verb = ["report", "missing.jsonl"]
+    words = [*words, *verb] if first else [*verb, *words]
+    done = command(*words, CLEARHEAD_IMPORT=variable)
+    assert done.stdout.split() == imported
+    assert "missing.jsonl" in done.stderr
+    assert command(*words, "--help", CLEARHEAD_IMPORT=variable).stdout.startswith("usage: ")
+
+
+def test_installed_packages_are_imported_by_their_entry_points(command, tmp_path):
+    information = tmp_path / "installed/louder-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[clearhead.extensions]\nlouder = louder_heads")
+    paths = os.pathsep.join([str(information.parent), str(OUTSIDE), *sys.path])
+    done = command("plan", "louder", "--set", *SHAPE, PYTHONPATH=paths)
+    assert done.stdout.startswith("louder, hidden_size=24"), done.stderr
+
+
+def test_processes_of_a_command_import_the_package_and_a_run_names_it(command, tmp_path):
+    words = ("louder", "transformer", "--import", "louder_heads", *TRAIN, "--jobs", "2")
+    done = command("compare", *words, "--output", "compared")
+    assert done.returncode == 0, done.stderr
+    done = command("--import", "louder_heads", "train", "louder", *TRAIN, "--output", "run")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run/run.json").read_text("utf-8"))
+    assert record["command"].startswith("clearhead --import louder_heads train louder ")
+
+
+@pytest.mark.slow
+def test_the_processes_of_torchrun_import_the_package(command):
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead")
+    done = command("train", "louder", *TRAIN, "--import", "louder_heads", program=torchrun)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "--import", "nowhere"], "cannot import nowhere (ModuleNotFoundError: No module"),
+        (["plan", "--import", "broken"], "cannot import broken (ZeroDivisionError: division"),
+        (["plan", "--import", "refused"], "the preset 'xsa' is clearhead's: choose another name"),
+        (["plan", "--import"], "--import names no package: give one, such as my_package"),
+        (["--import", "--size", "tiny"], "--import names no package: give one, such as my_package"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_one_line(words, message, command, tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    preset = "import clearhead\nclearhead.register_preset('xsa', {}, '')\n"
+    (tmp_path / "refused.py").write_text(preset)
+    done = command(*words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"clearhead: {message}")
 
 
 @pytest.mark.parametrize("package", ["\x1b[2J\nrm", ["x"], 1], ids=str)

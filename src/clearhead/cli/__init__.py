@@ -3,12 +3,15 @@
 import importlib
 import logging
 import os
+import signal
 import sys
 import time
+from types import FrameType
+from typing import Any
 
+from clearhead import extensions, terminal
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, NotFinite, Stopped, choose
-from clearhead.terminal import complain, say
 
 # verb -> (module that has its `run`, one line of help)
 VERBS = {
@@ -40,44 +43,72 @@ TOGETHER = ("compare", "train")
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb; exits with 0, or with 2 and one line on a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
-        print(_usage())
-        raise SystemExit(0 if words else 2)
-    if words[0] == "--version":
-        from clearhead import __version__
-
-        print(f"clearhead {__version__}")
-        return
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
-        module, _ = VERBS[choose("verb", words[0], VERBS)]
-        if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ClearheadError(
-                f"{words[0]} runs in one process: start it without torchrun, which serves "
-                f"{' and '.join(TOGETHER)}"
-            )
-        keep_freed_memory()
-        code = importlib.import_module(module).run(words[1:])
+        terminal.open_streams()
+        code = _run(words)
+        terminal.flush()
     except ClearheadError as error:
         if error.printed_elsewhere:
             time.sleep(1)  # torchrun ends every process once one has failed: the other prints first
             raise SystemExit(2) from error
         code = _fail(str(error), code=1 if isinstance(error, NotFinite) else 2)
     except Stopped as stop:
-        say(str(stop))
+        terminal.say(str(stop))
         code = stop.code
+    except BrokenPipeError:
+        code = 0  # the reader, such as `head`, had enough
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            code = 0  # the reader, such as `head`, had enough
-        else:
-            named = f"{error.filename}: " if error.filename else ""
-            code = _fail(f"{named}{error.strerror or error}")
+        named = f"{error.filename}: " if error.filename else ""
+        code = _fail(f"{named}{error.strerror or error}")
+    except UnicodeError as error:
+        code = _fail(f"a text or a file name is not UTF-8 ({error}): give another")
     except KeyboardInterrupt:
         code = _fail("interrupted", code=130)
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     raise SystemExit(code or 0)
 
 
+def _run(words: list[str]) -> Any:
+    words = extensions.taken_from(words)
+    if not words or words[0] in ("-h", "--help"):
+        terminal.show(_usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from clearhead import __version__
+
+        terminal.show(f"clearhead {__version__}")
+        return 0
+    module, _ = VERBS[choose("verb", words[0], VERBS)]
+    if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ClearheadError(
+            f"{words[0]} runs in one process: start it without torchrun, which serves "
+            f"{' and '.join(TOGETHER)}"
+        )
+    keep_freed_memory()
+    try:
+        return importlib.import_module(module).run(words[1:])
+    except SystemExit as stop:  # of help
+        return stop.code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Answer Ctrl-C. Within an import the process ends: libraries that import others in a `try`
+    take a KeyboardInterrupt for a missing module, or swallow it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"clearhead: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def _fail(message: str, *, code: int = 2) -> int:
-    complain(f"clearhead: {' '.join(message.split())}")
+    terminal.complain(f"clearhead: {' '.join(message.split())}")
     return code
 
 
@@ -91,5 +122,7 @@ def _usage() -> str:
             "usage: clearhead VERB [options]     (clearhead VERB --help lists a verb's options)",
             "",
             *lines,
+            "",
+            "--import PACKAGE, with any verb, imports mechanisms and presets of your own first",
         ]
     )

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from clearhead.arguments import OpensModels
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError
+from clearhead.metavars import Model, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
@@ -16,9 +17,9 @@ from clearhead.terminal import write
 class Command(OpensModels):
     """A text to continue."""
 
-    model: Positional[Annotated[str, arg(metavar="MODEL")]]
+    model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name."""
-    prompt: Positional[Annotated[str, arg(metavar="TEXT")]] = ""
+    prompt: Positional[Text] = ""
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import tyro
 
+from clearhead import extensions
 from clearhead.arguments import overrides, pairs, value_of
 from clearhead.errors import ClearheadError
 from clearhead.ranges import check
@@ -33,14 +34,15 @@ def _list(info: Any) -> Any:
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if bare not in (int, float, str, Path):
         return None
-    called = (one.metavar for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar"))
+    called = (one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar"))
+    item = next(called, _PATH if bare is Path else None)
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar=f"{next(called, bare.__name__.upper())} ...",
+        metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
         instance_from_str=lambda words: (
             tuple(bare(one) for word in words for one in word.split(",") if one)
             if bare in (int, float)
-            else tuple(map(bare, words))
+            else tuple(item.instance_from_str([word]) if item else word for word in words)
         ),
         is_instance=lambda value: (
             isinstance(value, tuple) and all(isinstance(one, bare) for one in value)
@@ -75,24 +77,25 @@ def _optional(info: Any) -> Any:
     )
 
 
+def _read_path(words: Sequence[str]) -> Path:
+    if not words[0]:
+        raise ClearheadError("'' is no path: name a file or folder, the current one as .")
+    return Path(os.path.expanduser(words[0]))
+
+
+_PATH = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="PATH",
+    instance_from_str=_read_path,
+    is_instance=lambda value: isinstance(value, Path),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
 @_RULES.primitive_rule
 def _path(info: Any) -> Any:
     """Paths for tyro, which refuse an empty word: Path("") would be the current folder."""
-    if info.type is not Path:
-        return None
-
-    def read(words: Sequence[str]) -> Path:
-        if not words[0]:
-            raise ClearheadError("'' is no path: name a file or folder, the current one as .")
-        return Path(words[0])
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, Path),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return _PATH if info.type is Path else None
 
 
 def parse(
@@ -137,6 +140,8 @@ def parse(
             for title, names in listed.items()
         ),
     ]
+    if not {"-h", "--help"} & {*options}:
+        extensions.load()  # settings name presets of theirs
     said = io.StringIO()
     try:
         with _RULES, contextlib.redirect_stderr(said):

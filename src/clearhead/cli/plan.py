@@ -1,5 +1,6 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from clearhead.cli.options import Overrides, name_of, parse
 from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.metavars import Name
+from clearhead.named_models import SIZES
 from clearhead.ranges import Count, Length, NotNegative, Range
 from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
@@ -59,6 +61,7 @@ def run(words: list[str]) -> int:
         ),
         presets=True,
     )
+    _check_size(command.size)
     if command.recipes:
         write("\n".join(_recipes()))
         return 0
@@ -89,6 +92,21 @@ def run(words: list[str]) -> int:
         lines = [f"  {line}".rstrip() for line in _lines(found, train, command)]
         write("\n".join([name, *lines, ""]))
     return 0
+
+
+def _check_size(size: str) -> None:
+    """Refuse a size without a name; of a number of parameters, such as 1.3b, with a shape of it."""
+    if size in SIZES or not (number := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([mb])", size.lower())):
+        return
+    parameters = float(number[1]) * {"m": 1e6, "b": 1e9}[number[2]]
+    # Of 12 · layers · width², and widths 85 times the layers, as those of the sizes of 1 to 3 B.
+    width = 128 * max(1, round((parameters * 85 / 12) ** (1 / 3) / 128))
+    layers = max(1, round(parameters / (12 * width**2)))
+    raise ClearheadError(
+        f"no size is named {size!r}: give a shape of about as many parameters, such as --set "
+        f"hidden_size={width} num_hidden_layers={layers} num_attention_heads={width // 128}, or "
+        f"one of {', '.join(SIZES)}"
+    )
 
 
 def _overview(command: Command) -> None:
@@ -147,7 +165,9 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
             room = max(base.max_position_embeddings, command.train.sequence_length)
             fitted = {"max_position_embeddings": room} | changes
             config = preset(name, command.size, **fitted)
-            yield f"{name}, size {command.size}", config, TrainConfig()
+            keys = ", ".join(f"{key}={value}" for key, value in changes.items())
+            label = f"{name}, {keys}, else as size" if keys else f"{name}, size"
+            yield f"{label} {command.size}", config, TrainConfig()
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
         elif (path / "run.json").exists():
@@ -209,7 +229,9 @@ def _lines(found: "Bill", train: TrainConfig, command: Command) -> Iterator[str]
     yield f"keys and values of {found.context:,} tokens: {_bytes(found.cache)}"
     yield ""
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
-    yield f"memory of a GPU at the peak ({how}{', checkpointing' * command.checkpointing})"
+    yield f"memory of a GPU at the peak ({how}{', checkpointing' * command.checkpointing})" + (
+        ", before gradients" * (not any(parts["gradients"] for parts in found.memory.values()))
+    )
     yield _row("GPUs", *map(str, found.memory))
     for part in next(iter(found.memory.values())):
         yield _row(part, *(_bytes(parts[part]) for parts in found.memory.values()))
@@ -232,7 +254,10 @@ def _row(first: str, *others: str) -> str:
 
 
 def _bytes(number: float) -> str:
-    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.2f} MiB"
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB")):
+        if number >= 0.97 * size:  # else of four digits in the smaller unit
+            return f"{number / size:,.2f} {unit}"
+    return f"{number / 2**20:,.2f} MiB" if number else "none"
 
 
 def _time(seconds: float) -> str:

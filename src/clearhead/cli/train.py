@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from clearhead import extensions
 from clearhead.cli.options import Overrides, given, parse, said_once
 from clearhead.errors import ClearheadError
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
-from clearhead.metavars import Preset
+from clearhead.metavars import Preset, place
 from clearhead.terminal import say
 
 
@@ -33,7 +34,7 @@ class Command(TrainJob):
 def run(words: list[str]) -> int:
     with said_once():
         folder = given(words, "--resume")
-        begun = None if folder is None else _begun(Path(folder))
+        begun = None if folder is None else _begun(Path(place(folder)))
         usual = _usual(words) if begun is None else begun
         command = _parse(words, usual)
         if begun is not None:
@@ -49,7 +50,9 @@ def run(words: list[str]) -> int:
     try:
         result = run_training(
             command,
-            command=shlex.join(["clearhead", "train", *chain(*whole.values())]),
+            command=shlex.join(
+                ["clearhead", *extensions.words(), "train", *chain(*whole.values())]
+            ),
             resume=resume,
             say=say,
         )

@@ -13,7 +13,7 @@ from clearhead.arguments import OpensModels
 from clearhead.cli.options import overrides, parse
 from clearhead.errors import NOT_FINITE, ClearheadError
 from clearhead.experiments.sweep_configs import short_names
-from clearhead.metavars import Model, Pair, Size, Text
+from clearhead.metavars import Model, Pair, Passage, Size
 from clearhead.ranges import Length, Range
 from clearhead.terminal import say
 
@@ -33,8 +33,9 @@ class Command(OpensModels):
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights."""
-    text: Text = TEXT
-    """Text to read, or a file of it."""
+    text: Passage = TEXT
+    """Text to read: in words, or a file, a folder or another source of --data.data, of which the
+    first text is read."""
     output: Path = Path("runs/view.html")
     """The page."""
     tokens: Length = 2048
@@ -73,10 +74,11 @@ def run(words: list[str]) -> int:
     if command.port and not command.live:
         raise ClearheadError("--port has no effect without --live")
     names = short_names(command.models)
-    text = _text(command.text)
+    from clearhead.data.sources import passages
     from clearhead.records.files import write_text
     from clearhead.view import observe_text, render
 
+    text = next(passages(command.text, say))
     models = [_loaded(source, command) for source in command.models]
 
     def observe(text: str) -> list[Any]:
@@ -134,15 +136,6 @@ def _loaded(source: str, command: Command) -> tuple[Any, Any]:
     return load_model(
         source, kinds=("causal", "masked", "bare"), trust_remote_code=command.trust_remote_code
     )
-
-
-def _text(given: str) -> str:
-    """The text itself, or that of the file it names."""
-    if os.path.isfile(given):
-        return Path(given).read_text(encoding="utf-8", errors="replace")
-    if len(given.split()) == 1 and (os.sep in given or Path(given).suffix):
-        raise ClearheadError(f"no file {given}: give one that there is, or a text in quotes")
-    return given
 
 
 def _open(url: str, command: Command) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from clearhead.errors import ClearheadError
-from clearhead.metavars import Field, Name, Source
+from clearhead.metavars import Field, Model, Source
 from clearhead.ranges import Part, Range, check
 
 SHARE = 0.25  # of the tokens that masked training hides (arXiv 2212.14034; BERT hid 0.15)
@@ -43,7 +43,7 @@ class DataConfig:
     """
 
     data: tuple[Source, ...] = ("python-stdlib",)
-    tokenizer: Name | None = None
+    tokenizer: Model | None = None
     vocabulary: Vocabulary = 4096
     text_field: Field = "text"
     validation: Part = 0.02

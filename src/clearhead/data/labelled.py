@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def read_rows(
     Raises:
         ClearheadError: a file that cannot be read, that holds no row, or lacks a field.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if hub.is_hub(source):
         found = hub.rows(source, hub.pinned_revision(source, cache, progress))
     elif not path.is_file():

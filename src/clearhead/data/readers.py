@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from clearhead.errors import ClearheadError
-from clearhead.records.files import SAVE, require_regular
+from clearhead.records.files import SAVE, require_regular, utf8_name
 
 TEXT = (".txt", ".md", ".py")
 JSON_LINES = (".jsonl",)
@@ -38,8 +38,8 @@ class File:
     Attributes:
         path: where it is.
         origin: its name within its source, for people.
-        alone: the user named this very file. A text file is then cut into pieces, and data that
-            is not text is an error; in a folder it is skipped and counted.
+        alone: the user named this very file, or a folder of no other. A text file is then cut into
+            pieces, and data that is not text is an error; else it is skipped and counted.
     """
 
     path: Path
@@ -58,8 +58,8 @@ def readable(path: Path) -> bool:
     return ending(path) in TEXT + JSON_LINES + PARQUET and not gzipped_parquet
 
 
-def read(file: File, text_field: str) -> Iterator[str]:
-    """Yield the texts of a file in order, the empty ones included.
+def read(file: File, text_field: str, *, whole: bool = False) -> Iterator[str]:
+    """Yield the texts of a file in order, the empty ones included; `whole` ones are not cut.
 
     Raises:
         UndecodableError: a text file that holds a NUL byte or is not UTF-8.
@@ -73,7 +73,8 @@ def read(file: File, text_field: str) -> Iterator[str]:
         elif kind in PARQUET:
             yield from _parquet(file.path, text_field)
         else:
-            yield from _text(file.path, _piece_size(file.path) if file.alone else LONGEST_TEXT)
+            cut = file.alone and not whole
+            yield from _text(file.path, _piece_size(file.path) if cut else LONGEST_TEXT)
 
 
 def text_of(row: Any, text_field: str, where: str) -> str:
@@ -176,7 +177,8 @@ def has_checksums(path: Path, text_field: str) -> bool:
     """
     import pyarrow.parquet
 
-    found = pyarrow.parquet.read_metadata(path)
+    with utf8_name(path) as name:
+        found = pyarrow.parquet.read_metadata(name)
     if not found.num_row_groups or text_field not in found.schema.names:
         return True
     column = found.row_group(0).column(found.schema.names.index(text_field))
@@ -202,9 +204,12 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
     number = 0
     try:
         # Without pre_buffer a row group is not loaded whole before its first batch.
-        with pyarrow.parquet.ParquetFile(
-            path, pre_buffer=False, page_checksum_verification=True
-        ) as table:
+        with (
+            utf8_name(path) as name,
+            pyarrow.parquet.ParquetFile(
+                name, pre_buffer=False, page_checksum_verification=True
+            ) as table,
+        ):
             names = table.schema_arrow.names
             if text_field not in names:
                 raise _no_field(names, text_field, str(path))

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clearhead.data import hub, synthetic
@@ -25,6 +25,7 @@ from clearhead.data.readers import (
     readable,
 )
 from clearhead.errors import ClearheadError
+from clearhead.metavars import in_utf8
 
 STDLIB, PACKAGES = "python-stdlib", "python-packages"
 _THIRD_PARTY = ("site-packages", "dist-packages")
@@ -74,16 +75,17 @@ class Source:
         packed = (file for file in self.files if ending(file.path) in PARQUET)
         return [file.origin for file in packed if not has_checksums(file.path, self.text_field)]
 
-    def documents(self, skipped: Counter[str]) -> Iterator[Document]:
+    def documents(self, skipped: Counter[str], *, whole: bool = False) -> Iterator[Document]:
         """Yield the documents, always in the same order; count in `skipped` what is left out.
 
-        The keys of `skipped` are "undecodable" (files) and "empty" (texts of white space).
+        The keys of `skipped` are "undecodable" (files) and "empty" (texts of white space). A text
+        file is one document where it is read as a `whole`.
 
         Raises:
             ClearheadError: a file that cannot be read, named with the place in it.
         """
         taken = 0
-        for origin, alone, texts in self._readings():
+        for origin, alone, texts in self._readings(whole):
             try:
                 for text in texts:
                     if not text or text.isspace():
@@ -100,14 +102,14 @@ class Source:
                     raise
                 skipped["undecodable"] += 1
 
-    def _readings(self) -> Iterator[tuple[str, bool, Iterator[str]]]:
+    def _readings(self, whole: bool) -> Iterator[tuple[str, bool, Iterator[str]]]:
         """Origin, whether it was named by itself, and the texts of each part of the source."""
         if synthetic.is_synthetic(self.spec):
             yield self.spec, True, synthetic.texts(self.spec)
         if hub.is_hub(self.spec):
             yield self.spec, True, hub.texts(self.spec, self.revision, self.text_field)
         for file in self.files:
-            yield file.origin, file.alone, read(file, self.text_field)
+            yield file.origin, file.alone, read(file, self.text_field, whole=whole)
 
 
 def parse(word: str) -> tuple[str, float | None]:
@@ -121,7 +123,7 @@ def parse(word: str) -> tuple[str, float | None]:
     spec, at, weight = word.rpartition("@")
     if not (spec if at else word).strip():
         raise ClearheadError(f"data {word!r} names no source; give a path, {STDLIB} or hf:NAME")
-    if not at or Path(word).expanduser().exists():
+    if not at or os.path.exists(os.path.expanduser(word)):
         return word, None
     try:
         number = float(weight)
@@ -171,6 +173,37 @@ def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, .
     )
 
 
+def passages(words: str, progress: Callable[[str], None]) -> Iterator[str]:
+    """Yield the texts of a source, each whole; `words` themselves where they name none.
+
+    A text file may have any ending here. Words that look like a path are none: one word that ends
+    as a file would, or has an existing folder before its last slash.
+
+    Raises:
+        ClearheadError: as `find`; for a text that is not UTF-8, or a source without any.
+    """
+    path, one = Path(os.path.expanduser(words)), len(words.split()) == 1
+    if there := bool(words) and os.path.exists(path):
+        if not (path.is_dir() or readable(path)):
+            yield from read(File(path=path, origin=path.name, alone=True), "text", whole=True)
+            return
+    elif one and (readable(path) or (os.sep in words and path.parent.is_dir())):
+        raise ClearheadError(
+            f"{words}: no such file or folder: give one that there is, or a text in quotes"
+        )
+    named = words in (STDLIB, PACKAGES) or synthetic.is_synthetic(words) or hub.is_hub(words)
+    if not (there or (one and named)):
+        yield in_utf8(words)
+        return
+    (source,) = find(DataConfig(data=(words,)), progress)
+    documents = source.documents(Counter(), whole=True)
+    if (first := next(documents, None)) is None:
+        raise ClearheadError(f"{words} holds no text: give a file that does, or a text in quotes")
+    yield first.text
+    for document in documents:
+        yield document.text
+
+
 def _files(spec: str) -> tuple[File, ...]:
     if spec == STDLIB:
         return _standard_library()
@@ -181,12 +214,12 @@ def _files(spec: str) -> tuple[File, ...]:
         return ()
     if hub.is_hub(spec):
         return ()
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if path.is_dir():
         files = _walk(path, wanted=readable)
         if not files:
             raise ClearheadError(f"data {spec!r}: nothing in this folder is {ENDINGS}")
-        return files
+        return files if len(files) > 1 else (replace(files[0], alone=True),)
     if not path.exists():
         raise _missing(spec)
     if not readable(path):

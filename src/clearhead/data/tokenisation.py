@@ -47,11 +47,13 @@ def build(
     say: Progress,
 ) -> None:
     """Tokenise everything into `folder`, or what an interrupted build left to do, and seal it."""
+    from clearhead.models.loading import save_tokenizer
+
     names, place = shards.names(len(sources)), folder / "tokenizer"
     marks = journal.Journal(folder, names, shards.digest_of_folder(place))
     if marks.mark is None:
         tokenizer = given if given is not None else _train(sources, found, vocabulary, say)
-        tokenizer.save_pretrained(place)
+        save_tokenizer(tokenizer, place)
         marks = journal.Journal(folder, names, shards.digest_of_folder(place))
     else:
         tokenizer = given if given is not None else saved_tokenizer(folder)

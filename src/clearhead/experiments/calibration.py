@@ -1,14 +1,12 @@
 """The first token's share of attention, head by head, as the logit of a learned sink."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from clearhead.data.config import DataConfig
-from clearhead.data.sources import find
+from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
@@ -27,19 +25,18 @@ def sample(
     """Windows of tokens, int64 [length] each: the middle of each document, then what is around it.
 
     Args:
-        text: a source, as `--data.data` names them.
+        text: a source, as `--data.data` names them, or a text itself.
         least: windows without which the text is refused.
 
     Raises:
         ClearheadError: no such source, or less text than `least` windows.
     """
-    (source,) = find(DataConfig(data=(text,)), say)
     found: list[tuple[int, int, Tensor]] = []
     tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
-    for document in source.documents(Counter()):
-        start = max(0, (len(document.text) - wanted) // 2)
+    for document in passages(text, say):
+        start = max(0, (len(document) - wanted) // 2)
         ids = tokenizer(
-            document.text[start : start + wanted],
+            document[start : start + wanted],
             add_special_tokens=False,
             split_special_tokens=True,  # as in training, a text yields no special token
             verbose=False,

@@ -58,8 +58,8 @@ class ConvertConfig(OpensModels):
     """First logit of the sinks that --to adds; −40 where not given, which no row notices; 0 is
     softmax-1."""
     text: Source | None = None
-    """Text on which the distance of both models is measured; where not given, windows of
-    --calibrate that did not calibrate, or else python-stdlib, as in diagnose."""
+    """Text on which the distance of both models is measured, in words or as --calibrate; where not
+    given, windows of --calibrate that did not calibrate, or else python-stdlib, as in diagnose."""
     length: Length = 512
     """Tokens in a window."""
     windows: Count = 8

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import CompareConfig
 from clearhead.experiments.job_runner import Start, gpus, run
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
+from clearhead.terminal import open_streams
 
 _PERFORMING = "clearhead.experiments.performing"
 _IMPORTED = ["clearhead.cli", _PERFORMING]  # the first silences libraries that the second imports
@@ -64,6 +66,8 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
         os.dup2(written.fileno(), 2)
     torch.set_num_threads(threads)
     keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
+    open_streams()
+    extensions.load()
     importlib.import_module(_PERFORMING).perform(config)
 
 

@@ -294,7 +294,8 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         for package in self.requires or ():
             if str(package) not in REGISTRY.packages():
                 raise ClearheadError(
-                    f"this model has mechanisms of the package {package!r}: import that first"
+                    f"this model has mechanisms of the package {package!r}: import that first "
+                    "(a command by --import)"
                 )
 
     def _layers(self) -> list[LayerSpec]:

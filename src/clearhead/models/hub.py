@@ -3,6 +3,7 @@
 Where it does not, huggingface_hub tries again for half a minute at each file of the model.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,17 @@ def reachable(name: str) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = False
+
+
+def is_path(name: str) -> bool:
+    """True of what can be no name of the hub's, or begins with a folder that is here and is no
+    model that the hub's cache holds."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is None:
+        return True
+    here = "/" in name and Path(name).parent.is_dir()
+    return here and not isinstance(try_to_load_from_cache(name, _CONFIG), str)
 
 
 def _silence(name: str) -> str | None:

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.models.hub import reachable
+from clearhead.models.hub import is_path, reachable
+from clearhead.records.files import utf8_name
 from clearhead.records.manifest import verify_model
 from clearhead.terminal import say
 
 _POOLER = re.compile(r"(^|\.)pooler\.")  # an encoder's last layer, that only classifiers read
 _ADAPTED = "base_model.model."  # of the names in an adapter's file
+_POINTER = b"version https://git-lfs"
 _SHOWN = 3  # weights that a message names
 _MENDS = "save or download it again"
 _GIVE = (
@@ -84,9 +86,9 @@ def pretrained(
             f"{str(name)!r} has an adapter beside its weights, which would leave them frozen: "
             "merge it by PEFT's merge_and_unload(), and give the merged model"
         )
-    with without_bars(), _without_tables() as tables:
+    with without_bars(), _without_tables() as tables, utf8_name(name) as place:
         model, found = auto.from_pretrained(
-            name,
+            place,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # refused below, with the sizes
@@ -181,7 +183,8 @@ def _read_by_peft(model: Any, file: str, missing: Iterable[str]) -> dict[str, An
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    weights = {name.removeprefix(_ADAPTED): tensor for name, tensor in load_file(file).items()}
+    with utf8_name(file) as place:
+        weights = {name.removeprefix(_ADAPTED): part for name, part in load_file(place).items()}
     read: Any = set_peft_model_state_dict(model, weights)
     return {
         "missing_keys": {*missing} & {*read.missing_keys},
@@ -193,7 +196,17 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder or of a hub name."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    with utf8_name(name) as place:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    tokenizer.name_or_path = str(name)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer's files."""
+    folder.mkdir(exist_ok=True)
+    with utf8_name(folder) as place:
+        tokenizer.save_pretrained(place)
 
 
 def load_config(name: str, *, trust_remote_code: bool = False, **changes: Any) -> Any:
@@ -220,7 +233,7 @@ def stored_dtypes(name: str) -> dict[str, str]:
         ):
             files = get_checkpoint_shard_files(name, index)[0]
         for file in files:
-            with safe_open(file, "pt") as tensors:
+            with utf8_name(file) as place, safe_open(place, "pt") as tensors:
                 found |= {key: tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
     return found
 
@@ -259,7 +272,20 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
         refuse_code(name, what, error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
+        if pointer := next(filter(_is_pointer, sorted(Path(name).glob("*.*"))), None):
+            raise ClearheadError(
+                f"{pointer} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
+                "its folder, or download the model again"
+            ) from error
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
+
+
+def _is_pointer(path: Path) -> bool:
+    """True of a small text that stands for a file that Git LFS has not fetched."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
 
 
 def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
@@ -320,16 +346,18 @@ def resolved(name: str) -> str:
     """A run folder's finished model is meant by the folder; any other name stays.
 
     Raises:
-        ClearheadError: a path that leads nowhere: the hub is not asked for it; or to adapters
-            without their model.
+        ClearheadError: a path that leads nowhere: the hub is not asked for it, unless its cache has
+            a model of that name; or to adapters without their model.
     """
     if Path(name, "final").is_dir():
         return str(Path(name, "final"))
     path = Path(name)
-    if not path.exists() and _is_path(name):
+    if not path.exists() and is_path(name):
         beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        if re.fullmatch("[^~./]+/[^/]+", name) and not near:
+            hint = f"; a model of the hub is opened once `hf download {name}` has fetched it"
         raise ClearheadError(f"cannot load a model from {name!r} (no such folder{hint}): {_GIVE}")
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ClearheadError(f"{name!r} holds adapters alone, no model: {_beside_adapters(path)}")
@@ -358,13 +386,6 @@ def _beside_adapters(folder: Path) -> str:
     if (run / "run.json").exists():
         return f"finish the run (clearhead train --resume {run}) and open {run}"
     return "merge them into the model that they were trained on, and open that"
-
-
-def _is_path(name: str) -> bool:
-    """True of what can be no name of the hub's, or begins with a folder that is here."""
-    parts = Path(name).parts
-    plain = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    return plain is None or (len(parts) == 2 and Path(parts[0]).is_dir())
 
 
 def best_device() -> torch.device:

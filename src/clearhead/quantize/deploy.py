@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, choose, require
 from clearhead.models.inspection import generating_plainly
-from clearhead.models.loading import pretrained, without_bars
+from clearhead.models.loading import pretrained, save_tokenizer, without_bars
 from clearhead.quantize.linear import linear_layers
 from clearhead.records.files import publish_folder, require_new
 
@@ -123,7 +123,7 @@ def deploy(
         raise ClearheadError(f"torchao cannot make {kind} of {source}: {error}") from error
     with publish_folder(output) as folder, without_bars():
         made.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
         _only_safetensors(folder)
     del made
     _round(peer)
@@ -191,7 +191,9 @@ def _main() -> None:
     from transformers import AutoModelForCausalLM
 
     import clearhead.models  # registers our model type  # noqa: F401
+    from clearhead import extensions
 
+    extensions.load()
     request = json.loads(sys.stdin.read())
     model = pretrained(AutoModelForCausalLM, request["folder"], **request["load"])
     print(json.dumps(continuation(model.eval(), request["ids"], request["tokens"])))

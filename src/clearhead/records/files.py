@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from clearhead.errors import ClearheadError
@@ -53,6 +54,21 @@ def require_new(target: Path) -> None:
 
 
 @contextmanager
+def utf8_name(path: str | Path) -> Iterator[str | Path]:
+    """Yield a path by a name in UTF-8, through a link where its own is not.
+
+    For what is written in Rust and C++, such as tokenizers and safetensors, which take no other.
+    """
+    if os.fsencode(path) == str(path).encode("utf-8", "replace"):
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        link = Path(folder, "linked").with_suffix(Path(path).suffix)
+        link.symlink_to(Path(path).absolute())
+        yield link
+
+
+@contextmanager
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
@@ -95,7 +111,8 @@ def write_text(path: Path, text: str, advice: str = "make room or choose another
     with writing(path, advice):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+            # A file name that is not UTF-8 holds lone surrogates; JSON and HTML read their escapes.
+            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
             _sync(temporary)
             temporary.replace(path)
         except BaseException:

@@ -86,7 +86,7 @@ def _files(folder: Path) -> list[str]:
 
 def _digest(record: dict[str, Any]) -> str:
     canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _damaged(folder: Path, file: str, found: str, advice: str) -> ClearheadError:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError, require
 from clearhead.models.loading import without_bars
+from clearhead.records.files import utf8_name
 
 FOLDER = "adapter"  # in the final model's
 WEIGHTS = "adapter_model.safetensors"
@@ -71,7 +72,8 @@ def restore(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor])
     """Load the adapters in `folder`, and those of `tensors` that are `buffers`, in place."""
     from peft import set_peft_model_state_dict
 
-    weights = load_file(folder / WEIGHTS)
+    with utf8_name(folder / WEIGHTS) as file:
+        weights = load_file(file)
     set_peft_model_state_dict(
         model, {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
     )

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from clearhead.models.loading import pretrained, without_bars
+from clearhead.models.loading import pretrained, save_tokenizer, without_bars
 from clearhead.records import manifest
-from clearhead.records.files import publish_folder
+from clearhead.records.files import publish_folder, utf8_name
 from clearhead.train import adapters, optimizer_state, sharded_checkpoint
 from clearhead.train.parallel import is_sharded, plain_class
 from clearhead.train.saver import Saver
@@ -149,7 +149,7 @@ def save_pretrained(
     with without_bars():
         model.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -185,7 +185,8 @@ def restore(
     """
     record = json.loads((folder / TRAINER_FILE).read_text(encoding="utf-8"))
     sharded = sharded_checkpoint.is_sharded_folder(folder)
-    tensors = {} if sharded else load_file(folder / OPTIMIZER_FILE)
+    with utf8_name(folder / OPTIMIZER_FILE) as file:
+        tensors = {} if sharded else load_file(file)
     if adapters.present(model) and not sharded:
         adapters.restore(folder, model, tensors)
     elif not sharded:

@@ -23,7 +23,14 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clearhead.errors import ClearheadError
-from clearhead.models.loading import auto_class, explained, kind_of, load_config
+from clearhead.models.loading import (
+    auto_class,
+    explained,
+    kind_of,
+    load_config,
+    save_tokenizer,
+)
+from clearhead.records.files import utf8_name
 from clearhead.train import optimizer_state
 from clearhead.train.parallel import plain_class
 from clearhead.train.world import ALONE, World
@@ -96,7 +103,7 @@ def save_config(
     config.architectures = [plain_class(model).__name__]
     config.save_pretrained(folder)
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
 
 def load_whole(folder: Path) -> PreTrainedModel:
@@ -110,8 +117,9 @@ def load_whole(folder: Path) -> PreTrainedModel:
 
 def _load(state: dict[str, torch.Tensor], folder: Path, world: World) -> None:
     """Fill tensors in place, each process its part."""
-    reader, alone = HuggingFaceStorageReader(str(folder)), world.size == 1
-    with warnings.catch_warnings():
+    alone = world.size == 1
+    with warnings.catch_warnings(), utf8_name(folder) as place:
+        reader = HuggingFaceStorageReader(str(place))
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process it is
         dcp.load(state, storage_reader=reader, process_group=world.control, no_dist=alone)
 

@@ -50,7 +50,8 @@ class LiveServer(ThreadingHTTPServer):
         self.observe, self.turn = observe, Lock()
         self.secret = secrets.token_urlsafe(24)
         self.host = f"{LOOPBACK}:{self.server_port}"
-        self.page = render(observe(text), title=title, text=text, live=True).encode()
+        page = render(observe(text), title=title, text=text, live=True)
+        self.page = page.encode("utf-8", "backslashreplace")
 
     @property
     def url(self) -> str:

@@ -1,0 +1,74 @@
+"""Packages that add mechanisms and presets, imported by every process of a command."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from clearhead.errors import ClearheadError
+
+VARIABLE = "CLEARHEAD_IMPORT"  # packages with commas between; a command's processes inherit it
+GROUP = "clearhead.extensions"  # of the entry points of installed packages
+_OPTION = "--import"
+
+
+def taken_from(line: list[str]) -> list[str]:
+    """A command line without its `--import PACKAGE`, which goes into the environment.
+
+    Raises:
+        ClearheadError: where no package follows.
+    """
+    end = line.index("--") if "--" in line else len(line)
+    options, others = iter(line[:end]), list[str]()
+    packages = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+    for word in options:
+        name, equals, value = word.partition("=")
+        if name != _OPTION:
+            others.append(word)
+            continue
+        value = value if equals else next(options, "")
+        if not value or value.startswith("-"):
+            raise ClearheadError(f"{_OPTION} names no package: give one, such as my_package")
+        packages += [one for one in value.split(",") if one not in packages]
+    if packages:
+        os.environ[VARIABLE] = ",".join(packages)
+    return [*others, *line[end:]]
+
+
+def words() -> list[str]:
+    """The option that asks for the same packages in another command."""
+    return [_OPTION, os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
+
+
+def load() -> None:
+    """Import the packages that are asked for, and those that are installed as extensions.
+
+    Raises:
+        ClearheadError: where one cannot be imported, or refuses to be.
+    """
+    from importlib.metadata import entry_points  # quick help needs none
+
+    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        _import(name, partial(importlib.import_module, name))
+    for point in entry_points(group=GROUP):
+        _import(point.value, point.load)
+
+
+def _import(name: str, read: Callable[[], Any]) -> None:
+    # A package of the current folder is found, and afterwards nothing else that lies there.
+    if added := "" not in sys.path:
+        sys.path.append("")
+    try:
+        read()
+    except ClearheadError:
+        raise
+    except Exception as error:  # of code that is not ours
+        raise ClearheadError(
+            f"cannot import {name} ({type(error).__name__}: {error}): give a package that is "
+            "installed, in the current folder or on PYTHONPATH"
+        ) from error
+    finally:
+        if added:
+            sys.path.remove("")
