@@ -89,4 +89,4 @@ def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path):
 
 
 def test_the_how_to_has_programs():
-    assert len(HOW_TO) == 4
+    assert len(HOW_TO) == 5

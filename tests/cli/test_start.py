@@ -89,7 +89,7 @@ def test_generating_imports_a_part_of_the_package(tmp_path):
     measuring = {"diagnose", "eval", "experiments", "probe", "report"}
     assert not rooms & (measuring | {"data", "optim", "train"})
     mechanisms = [name for name in ours if name.startswith(("clearhead.nn.", "clearhead.ops."))]
-    assert len(ours) - len(mechanisms) <= 34, ours  # a file a mechanism, and these are all read
+    assert len(ours) - len(mechanisms) <= 35, ours  # a file a mechanism, and these are all read
     assert not {"datasets", "plotly"} & modules
 
 
