@@ -237,11 +237,11 @@ def test_misfits_are_refused_in_one_line(change, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kernel", ["cpu-flash", "cpu-decode", "tiles"])
+@pytest.mark.parametrize("kernel", ["cpu-flash", "products", "tiles"])
 @pytest.mark.parametrize("prefixed", [False, True], ids=["alone", "prefixed"])
 @pytest.mark.parametrize("scale", [-0.5, 0, 0.0])
 def test_scales_of_any_sign(scale, prefixed, kernel):
-    lone = kernel == "cpu-decode"
+    lone = kernel == "products"
     dtype, bound = (torch.bfloat16, 2e-2) if lone else (torch.float32, 1e-5)
     q, k, v = _inputs(groups=2, queries=1 if lone else 7, keys=7, value=8, dtype=dtype)
     prefix = (torch.randn(2, 2, 2, 8).to(dtype), torch.randn(2, 2, 2, 8).to(dtype))
