@@ -39,8 +39,6 @@ class Differential(nn.Module, SingleMaps):
         if self.head_norm == "affine":
             self.norm_weight = nn.Parameter(torch.empty(2 * layer.head_dim))
         self.norm_eps = layer.norm_eps
-        # λ_init and 1 − λ_init as tensors: numbers would give each layer a graph of its own.
-        self.register_buffer("constants", torch.empty(2), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -51,9 +49,11 @@ class Differential(nn.Module, SingleMaps):
         self._set_constants()
 
     def _set_constants(self) -> None:
+        # λ_init and 1 − λ_init as tensors: numbers would give each layer a graph of its own. No
+        # buffer, which loading without storage would leave empty.
+        device = "cpu" if self.lambda_q1.is_meta else self.lambda_q1.device
         start = self.lambda_init
-        device, dtype = self.lambda_q1.device, torch.float32
-        self.constants = torch.tensor([start, 1 - start], device=device, dtype=dtype)
+        self.constants = torch.tensor([start, 1 - start], device=device, dtype=torch.float32)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         module = super()._apply(*arguments, **options)
