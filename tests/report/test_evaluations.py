@@ -10,13 +10,13 @@ import scipy.stats
 
 from clearhead.cli.publishing import publish
 from clearhead.records.loading import parse
-from clearhead.report import load, page_of, render, write_page
+from clearhead.report import append, load, page_of, render, write_page
 from clearhead.report.evaluation import best, scaling_name, setting, tables
 from clearhead.report.pivots import Pivot, difference_of
 from clearhead.report.pivots import found as of_arm
 from clearhead.report.statistics import Verdict
 
-from .conftest import own, payload, shown
+from .conftest import own, payload, printed, shown
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -268,6 +268,17 @@ def test_a_number_that_was_not_found_is_named_and_one_not_asked_for_a_dash(path)
     passkey, _ = tables(parse([one[0], *one[2:]]), "a0")
     dashes = [len(cell) for row in passkey.cells for cell in row]
     assert sorted(dashes) == [0, 1, 1, 1]
+
+
+def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table(tmp_path):
+    path = tmp_path / "records.jsonl"
+    line = {"kind": "measure", "run": "a", "task": "shots", "scaling": "none", "shots": 4}
+    append(path, {"kind": "run", "run": "a", "preset": "coca", "seed": 0})
+    append(path, {**line, "length": 128, "metric": "accuracy", "value": 0.5})
+    append(path, {**line, "length": 128, "metric": "chance", "value": 0.125, "aside": True})
+    page = page_of(load(path))
+    assert "shots 4 (chance 12.5\u00a0%)" in printed(page, width=200)
+    assert not any("chance" in block.title for block in page.blocks() if hasattr(block, "title"))
 
 
 def test_names():

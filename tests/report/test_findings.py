@@ -93,10 +93,6 @@ def _lengths(**asked: Any) -> dict[str, dict[str, Any]]:
     return {f"{length:,}": {**asked, "length": length} for length in LENGTHS}
 
 
-def _solved(**asked: Any) -> dict[str, Any]:
-    return {"metric": "accuracy", "scaling": "none", **asked}
-
-
 PASSKEY = {"task": "passkey", "scaling": "none"}
 BITS = {
     name: {"metric": "added_perplexity", "scheme": scheme}
@@ -159,19 +155,6 @@ TABLES: dict[str, tuple[str, str, dict[str, str], dict[str, dict[str, Any]]]] = 
         "long context",
         {"RoPE": "transformer", "CoCA": "coca"},
         _lengths(metric="perplexity", task="perplexity", scaling="none"),
-    ),
-    "| share solved, % (chance) |": (
-        "ladder",
-        "width 128",
-        {},
-        {
-            "Depo, one hop (14.3)": _solved(task="depo", hops=1),
-            "four hops (14.3)": _solved(task="depo", hops=4),
-            "Brevo, four vertices (41.8)": _solved(task="brevo", vertices=4),
-            "eight vertices (8.0)": _solved(task="brevo", vertices=8),
-            "Mano, two operations (5.9)": _solved(task="mano", operations=2),
-            "loss on text": LOSS,
-        },
     ),
     "| after 2 M tokens | rate |": (
         "outliers-long",
@@ -319,8 +302,7 @@ def test_a_table_has_the_numbers_of_its_record(start: str) -> None:
         numbers = by_seed(records, arm + asked.pop("on", ""), asked)
         if not numbers and arm not in records.arms():
             continue
-        percent = "%" in column or (columns[column]["metric"] == "accuracy" and name == "ladder")
-        scale = 100 if percent else 1
+        scale = 100 if "%" in column else 1
         mean, spread = found.groups()
         wrong = not near(mean, scale * fmean(numbers))
         if wrong or (spread and not near(spread, scale * stdev(numbers))):

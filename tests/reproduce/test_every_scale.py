@@ -24,7 +24,7 @@ BY_TOKENS = ("kurtosis", "kurtosis_rotated", "largest_activation")
 # Task of an evaluation → its numbers that claims compare.
 NUMBERS = {
     "perplexity": ("perplexity",),
-    **dict.fromkeys(("passkey", "needles", "depo", "brevo", "mano"), ("accuracy",)),
+    **dict.fromkeys(("passkey", "needles"), ("accuracy",)),
     "shots": ("accuracy", "margin"),
     "hits": ("ar_hit_loss",),
     "allocation": ("answer_share", "noise_share"),
@@ -32,9 +32,6 @@ NUMBERS = {
 }
 # Dimensions of tasks that their options list.
 LISTED: Mapping[str, Mapping[str, str]] = {
-    "depo": {"hops": "hops"},
-    "brevo": {"vertices": "vertices"},
-    "mano": {"operations": "operations"},
     "shots": {"order": "orders"},
 }
 # Comparisons that a scale leaves to another experiment, or for which the paper gives no setting.

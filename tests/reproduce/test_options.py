@@ -11,10 +11,10 @@ from clearhead.reproduce.requests import Changes, change
 from clearhead.reproduce.trials import Trial
 
 UNTRAINED = {"memory", "signal"}
-# Neither evaluations nor diagnoses of text: numbers of the training, fine-tuning, or made puzzles.
+# Neither evaluations nor diagnoses of text: numbers of the training, or fine-tuning.
 WITHOUT_TEXT = {
     *("differential-ablations", "differential-scaling", "blocks", "blocks-books", "blocks-scaling"),
-    *("blocks-longer", "depth", "speed", "encoders", "ladder", "one-hop"),
+    *("blocks-longer", "depth", "speed", "encoders"),
 }
 # Questions that read no text of --test-data, of experiments where others do.
 UNREAD = {("abilities", "answers"), ("long-context", "passkeys"), ("retrofit", "passkeys")}

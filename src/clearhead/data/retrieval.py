@@ -9,12 +9,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +169,8 @@ def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
     return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
 
 
-def drawn(draw: Callable[[], T], evaluation: bool, key: Callable[[T], str] = str) -> T:
-    """The first draw on the wanted side of what is held out, by its key."""
-    while held_out(key(found := draw())) != evaluation:
+def drawn(draw: Callable[[], str], evaluation: bool) -> str:
+    """The first draw on the wanted side of what is held out."""
+    while held_out(found := draw()) != evaluation:
         pass
     return found

@@ -1,14 +1,14 @@
 """Text in which something must be retrieved, made and never read: `synthetic:TASK:KEY=VALUE,…`.
 
-Tasks are in `clearhead.data.retrieval`, `backcopy` and `puzzles`. A source is a pure function of
-its own words, so it has the same documents in every process; keys that evaluations ask for never
-occur in it.
+Tasks are in `clearhead.data.retrieval` and `backcopy`. A source is a pure function of its own
+words, so it has the same documents in every process; keys that evaluations ask for never occur in
+it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from clearhead.data import backcopy, puzzles, retrieval
+from clearhead.data import backcopy, retrieval
 from clearhead.data.seeded_choices import SeededChoices
 from clearhead.errors import ClearheadError, choose
 
@@ -20,9 +20,6 @@ PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "needle": {"needles": 4, "queries": 2, "digits": 5},
     "recall": {"pairs": 12, "queries": 8, "filler": 0},
     "backcopy": {"words": 64, "triggers": 3, "followers": 4},
-    "depo": {"vertices": 8, "hops": 4, "queries": 4},
-    "brevo": {"vertices": 8, "queries": 2},
-    "mano": {"operations": 4, "queries": 4},
 }
 _COMMON = {"documents": 10_000, "characters": 480, "seed": 0}
 
@@ -133,36 +130,6 @@ def _recall(draws: SeededChoices, characters: int, *, pairs: int, queries: int, 
     return " ".join([listed, *between]) + asked
 
 
-def _depo(draws: SeededChoices, characters: int, *, vertices: int, hops: int, queries: int) -> str:
-    """Any number of vertices up to the greatest, and hops that do not lead back."""
-    puzzles.check("vertices", vertices, puzzles.LEAST)
-    puzzles.check("hops", hops, 1)
-    size = puzzles.LEAST + draws.below(vertices - puzzles.LEAST + 1)
-    asked = [1 + draws.below(min(hops, size - 1)) for _ in range(queries)]
-    return _answered("depo", characters, *puzzles.depo(draws, size, asked))
-
-
-def _brevo(draws: SeededChoices, characters: int, *, vertices: int, queries: int) -> str:
-    puzzles.check("vertices", vertices, puzzles.LEAST)
-    size = puzzles.LEAST + draws.below(vertices - puzzles.LEAST + 1)
-    return _answered("brevo", characters, *puzzles.brevo(draws, size, queries))
-
-
-def _mano(draws: SeededChoices, characters: int, *, operations: int, queries: int) -> str:
-    puzzles.check("operations", operations, 1)
-    asked = [puzzles.mano(draws, 1 + draws.below(operations)) for _ in range(queries)]
-    return _answered("mano", characters, "", asked).lstrip()
-
-
-def _answered(task: str, characters: int, given: str, questions: Sequence[puzzles.Question]) -> str:
-    """As many of the questions as fit, each with its answer."""
-    each = [f"{one.text} {' '.join(one.answer)}." for one in questions]
-    while len(each) > 1 and len(given) + sum(map(len, each)) > characters:
-        each.pop()
-    _fits(task, characters - len(given) - sum(map(len, each)), characters)
-    return given + "".join(each)
-
-
 def _sentences(draws: SeededChoices, characters: int) -> list[str]:
     """Filler of at most so many characters, a space with each."""
     found: list[str] = []
@@ -177,9 +144,6 @@ _WRITERS: Mapping[str, Callable[..., str]] = {
     "needle": _needle,
     "recall": _recall,
     "backcopy": backcopy.text,
-    "depo": _depo,
-    "brevo": _brevo,
-    "mano": _mano,
 }
 
 

@@ -40,16 +40,6 @@ class AllocationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrevoOptions:
-    """All that a thing needs, directly or not, in an order in which it can be had."""
-
-    vertices: tuple[int, ...] = field(default=(4, 8), metadata=LISTED)
-    """Vertices of the graph; a cell each."""
-    samples: int = 50
-    """Puzzles in a cell."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChoicesOptions:
     """Multiple choice from files: HellaSwag, ARC, PIQA, WinoGrande, BoolQ, by lm-eval."""
 
@@ -57,18 +47,6 @@ class ChoicesOptions:
     """.jsonl or .jsonl.gz, a cell each; the fields of the rows decide the prompt."""
     limit: int | None = None
     """Number of items of each file, from its first; all where not given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepoOptions:
-    """Words some hops on in a cycle."""
-
-    vertices: int = 8
-    """Words of the cycle."""
-    hops: tuple[int, ...] = field(default=(1, 2, 4), metadata=LISTED)
-    """Hops asked for; a cell each."""
-    samples: int = 50
-    """Puzzles in a cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +79,6 @@ class HarnessOptions:
     """Number of items of each task, from its first; all where not given."""
     include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManoOptions:
-    """Formulas in prefix notation, modulo 23."""
-
-    operations: tuple[int, ...] = field(default=(2, 4), metadata=LISTED)
-    """Operations of a formula; a cell each."""
-    samples: int = 50
-    """Formulas in a cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +176,6 @@ OPTIONS: Mapping[str, type] = {
     "passkey": PasskeyOptions,
     "needles": NeedlesOptions,
     "recall": RecallOptions,
-    "depo": DepoOptions,
-    "brevo": BrevoOptions,
-    "mano": ManoOptions,
     "hits": HitsOptions,
     "allocation": AllocationOptions,
     "shots": ShotsOptions,

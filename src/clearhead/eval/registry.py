@@ -11,7 +11,6 @@ from clearhead.eval.masked_lm import MaskedTask
 from clearhead.eval.needles import NeedlesTask
 from clearhead.eval.passkey import PasskeyTask
 from clearhead.eval.perplexity_task import PerplexityTask
-from clearhead.eval.puzzles import BrevoTask, DepoTask, ManoTask
 from clearhead.eval.recall import RecallTask
 from clearhead.eval.shots import ShotsTask
 from clearhead.measure.task import Task
@@ -21,9 +20,6 @@ TASKS: Mapping[str, type[Task]] = {
     "passkey": PasskeyTask,
     "needles": NeedlesTask,
     "recall": RecallTask,
-    "depo": DepoTask,
-    "brevo": BrevoTask,
-    "mano": ManoTask,
     "hits": HitsTask,
     "allocation": AllocationTask,
     "shots": ShotsTask,
@@ -33,5 +29,5 @@ TASKS: Mapping[str, type[Task]] = {
     "hallucination": HallucinationTask,
 }
 """Tasks of `clearhead eval` by name."""
-WITHOUT_LENGTH = ("choices", "lm_eval", "depo", "brevo", "mano")
+WITHOUT_LENGTH = ("choices", "lm_eval")
 """Tasks whose texts have a length of their own: `--lengths` would have no effect."""

@@ -42,9 +42,9 @@ class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
     tasks: tuple[TaskName, ...] = ()
-    """Tasks: perplexity, passkey, needles, recall, depo, brevo, mano, hits, allocation, choices,
-    shots, hallucination; masked for a masked model. Any other name is a task of lm-eval. Where none
-    is given, perplexity or masked."""
+    """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
+    masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
+    or masked."""
     lengths: tuple[Length, ...] = ()
     """Lengths in tokens; 1, 2, 4 and 8 times max_position_embeddings where none is given."""
     tokens: Length = 65_536

@@ -16,7 +16,6 @@ Key = tuple[str, frozenset[tuple[str, Any]]]
 # precision. The line's other keys are details, which identify nothing.
 DIMENSIONS = (
     *("task", "scaling", "factor", "length", "longest", "depth", "needles", "queries", "pairs"),
-    *("vertices", "hops", "operations"),
     *("data", "file", "judge", "version", "shots", "order", "document", "scheme"),
     *("split", "at", "map", "layer", "head", "tokens", "position", "step"),
 )

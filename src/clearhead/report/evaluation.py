@@ -4,7 +4,6 @@ A number is the mean over seeds, and in tables and curves over depths; ± is one
 over seeds.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from clearhead.report.statistics import summarize
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
-CHANCE, SOLVED = "chance", 0.9  # a metric; the accuracy of a task that is solved
 CAPTION = (
     "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
     "means over depths{}, the best model’s in bold. Under a number stands its difference to the "
@@ -115,7 +113,7 @@ def table(
         return (replace(shown, best=_mean(mine) == bests.get((row.setting, length))),)
 
     alone = len(records.arms()) == 1 and by_depth
-    chances = grid(records, task, CHANCE, by_depth=by_depth) if metric == "accuracy" else {}
+    chances = grid(records, task, "chance", by_depth=by_depth) if metric == "accuracy" else {}
     rows = []
     for row in cells:
         name, arm = (row.setting, None) if alone else (row.name, row.arm)
@@ -157,7 +155,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer=solved(records, task) or best(records, task),
+            answer=best(records, task),
             caption=CAPTION.format(*(("", "") if records.given else SEEDS)),
             blocks=tuple(blocks),
         )
@@ -225,28 +223,6 @@ def _chance(by_length: Mapping[int, dict[int, list[Measure]]]) -> str:
     """The accuracy of a guess, where it was recorded; the same for every model."""
     known = [_mean(by_seed) for by_seed in by_length.values() if by_seed]
     return f"chance {style.percent(fmean(known))}" if known else ""
-
-
-def solved(records: Records, task: str) -> str:
-    """The sizes at which the baseline solves a task, over several sets of records; "" for one set,
-    or a task whose chance is not known."""
-    found: dict[str, list[float]] = {}  # infinite where it is not solved
-    for labelled in map(records.labelled, records.labels()):
-        arm = labelled.arms()[0]
-        size = labelled.of(arm)[0].header.get("parameters", math.nan)
-        known = grid(labelled, task, CHANCE)
-        for row, by_length in grid(labelled, task, "accuracy").items():
-            if row.arm == arm and row in known:
-                right = [_mean(by_seed) for by_seed in by_length.values() if by_seed]
-                done = min(right, default=0.0) >= SOLVED
-                found.setdefault(row.name, []).append(size if done else math.inf)
-    if len(records.labels()) < 2 or not found:
-        return ""
-    words = [
-        f"{name} {f'from {style.count(least)} parameters' if least < math.inf else 'at no size'}"
-        for name, least in ((name, min(sizes)) for name, sizes in found.items())
-    ]
-    return f"Solved ({style.percent(SOLVED)} right): {narrative.enumerate_words(words)}."
 
 
 def _at(lengths: list[int]) -> str:

@@ -28,7 +28,6 @@ FAMILIES = {
     "softmax1": "Softmax-1 and OrthoAdam, arXiv 2410.17174",
     "together": "The repairs together (ours)",
     "position": "Positions (ours, after arXiv 2503.02130)",
-    "ladder": "Puzzles of several steps (ours, after arXiv 2512.17351)",
     "retrofit": "Repair of a trained model (ours)",
 }
 EDGE = "†"
