@@ -150,12 +150,12 @@ def _forward_backward(
     module.to(best_device())
     model = ClearheadForCausalLM(config).model.to(best_device())
     positions = torch.arange(length, device=best_device())[None]
-    groups = model.position.query_groups(positions, positions)
+    tables = model.position.tables(positions, positions)
     x = torch.randn(batch, length, config.hidden_size, device=best_device(), requires_grad=True)
 
     def step() -> None:
         with precision.autocast(mode, x.device):  # type: ignore[arg-type]
-            out = module(x, query_groups=groups, attend=stock_attention)
+            out = module(x, tables=tables, attend=stock_attention)
         out.sum().backward()
         module.zero_grad(set_to_none=True)
         x.grad = None

@@ -26,7 +26,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 NUMBERS = (0, 1, -1, 2, 3, 0.5, -0.5, 1e-30, 1e6, 10**23, math.nan, math.inf, -math.inf)
-ROPES = ("default", "linear", "dynamic", "dynamic-causal", "yarn", "llama3")
+ROPES = ("default", "linear", "dynamic", "yarn", "llama3")
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "hidden_size": (8, 15),
     "num_hidden_layers": (1,),

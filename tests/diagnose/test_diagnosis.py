@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -149,38 +148,31 @@ def test_beyond_the_training_length(tiny):
 
 
 class _Whole:
-    """The last layer's logits and weights on one text, [H, T, T] in float64; T queries in parts."""
-
-    def __init__(self) -> None:
-        self.logits, self.weights = [], []
+    """The last layer's logits and weights on one text, [H, T, T] in float64."""
 
     def observe(self, call: AttentionCall) -> None:
         if call.layer != 2:
             return
-        keys, queries = call.k.shape[2], call.q.shape[2]
         k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1).double()
-        logits = call.q.double() @ k.mT * call.scale
-        hidden = torch.ones(keys, keys, dtype=torch.bool).triu(1)[keys - queries :]
-        raised = logits[0].masked_fill(hidden, -math.inf).exp()
+        logits = (call.q.double() @ k.mT * call.scale)[0]
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        raised = logits.masked_fill(hidden, -math.inf).exp()
         null = 0.0 if call.sink is None else math.exp(call.sink)
-        whole = (logits[0].masked_fill(hidden, 0.0), raised / (raised.sum(-1, keepdim=True) + null))
-        for parts, part in zip((self.logits, self.weights), whole, strict=True):
-            parts.append(F.pad(part, (0, 4 * LONGEST - keys)))
+        self.logits = logits.masked_fill(hidden, 0.0)
+        self.weights = raised / (raised.sum(-1, keepdim=True) + null)
 
 
 @pytest.mark.parametrize("name", ["transformer", "softmax1"])
-@pytest.mark.parametrize("scaling", ["none", "dynamic", "dynamic-causal"])
+@pytest.mark.parametrize("scaling", ["none", "dynamic"])
 def test_beyond_the_training_length_from_the_formulas(name, scaling):
-    """Also where queries come in parts, each with the base of its own reach, and with a null key,
-    whose weight is on no key."""
+    """Also with a null key, whose weight is on no key."""
     model = make(name)
     model = model if scaling == "none" else with_rope_scaling(model, scaling, factor=4)
     text = torch.randint(2, VOCABULARY, (4 * LONGEST,))
     whole = _Whole()
     with torch.no_grad(), observe(model, attention=[whole]):
         model(text[None])
-    assert len(whole.logits) == (3 if scaling == "dynamic-causal" else 1)
-    logits, weights = torch.cat(whole.logits, 1), torch.cat(whole.weights, 1)
+    logits, weights = whole.logits, whole.weights
     found = extrapolate(model, text, LONGEST)
     place = torch.arange(4 * LONGEST)
     near = (weights * ((place[:, None] - place).abs() < NEAR)).sum(-1)
@@ -196,16 +188,16 @@ def test_beyond_the_training_length_from_the_formulas(name, scaling):
     assert curves["logit_by_position"] == pytest.approx(by_key.tolist(), rel=1e-3, abs=1e-4)
 
 
-def test_queries_in_parts_are_of_one_text_at_their_own_positions(tiny, monkeypatch):
+def test_the_null_key_and_the_sink_rate_beyond_the_training_length(tiny, monkeypatch):
     """The null key's weight by position and the sink rate of a layer, from the formulas."""
-    model = with_rope_scaling(make("softmax1"), "dynamic-causal", factor=4)
+    model = with_rope_scaling(make("softmax1"), "dynamic", factor=4)
     texts = [torch.randint(2, VOCABULARY, (4 * LONGEST,)) for _ in range(3)]
     weights = []
     for text in texts:
         whole = _Whole()
         with torch.no_grad(), observe(model, attention=[whole]):
             model(text[None])
-        weights.append(torch.cat(whole.weights, 1))
+        weights.append(whole.weights)
     weights_NTT = torch.cat(weights)
     first_N = weights_NTT[..., 0].mean(-1)
     limit = float(first_N.sort().values[5:7].mean())

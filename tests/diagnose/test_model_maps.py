@@ -173,9 +173,8 @@ class _Counted:
         self.rows += int(tile.maps[0].counted.sum())
 
 
-def test_a_padded_batch_under_dynamic_causal_counts_every_query_once(tiny):
-    """Rows reach the next base at different columns, which calls of either base then have."""
-    model = with_rope_scaling(tiny.make("softmax1"), "dynamic-causal", factor=4)
+def test_a_padded_batch_under_a_dynamic_base_counts_every_query_once(tiny):
+    model = with_rope_scaling(tiny.make("softmax1"), "dynamic", factor=4)
     trained = model.config.max_position_embeddings
     ids = torch.randint(0, model.config.vocab_size, (2, trained + 20))
     mask = torch.ones_like(ids)

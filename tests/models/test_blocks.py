@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from clearhead import ClearheadConfig, ClearheadForCausalLM, ops, preset
 from clearhead.models import ClearheadModel, plan
 from clearhead.nn import Block, initialise
-from clearhead.nn.protocols import QueryGroup
+from clearhead.nn.protocols import PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.optim import decay_groups
 
@@ -23,7 +23,7 @@ def _attention(config: ClearheadConfig, index: int = 1) -> nn.Module:
     return block.self_attn
 
 
-def _attend(module, q, k, v, *, visibility, lambdas, rows, **options):
+def _attend(module, q, k, v, *, visibility, lambdas, **options):
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 
@@ -49,7 +49,7 @@ def test_the_sub_block_starts_as_the_identity(keys, direction):
     segments = torch.arange(23).expand(2, -1) // 9
     for masks in ({}, {"key_mask": mask}, {"segments": segments}):
         visibility = Visibility(direction == "causal", **masks)
-        got = attention(x, query_groups=(QueryGroup(),), attend=_attend, visibility=visibility)
+        got = attention(x, tables=PositionTables(), attend=_attend, visibility=visibility)
         assert (got - x).abs().max() < 2e-6
 
 

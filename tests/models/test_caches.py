@@ -15,14 +15,10 @@ PLACES = sorted({(point["scores"], point["position"]) for point in POINTS})
 LENGTH = 11
 SCALED = {"rope_theta": 1e4, "factor": 2.0}
 CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
-# Every causal preset, and RoPE whose bases change with the length.
+# Every causal preset, and RoPE whose base changes with the length.
 KINDS = {
     **{name: (name, {}) for name in CAUSAL},
     "dynamic": ("coca", {"rope_parameters": SCALED | {"rope_type": "dynamic"}}),
-    "dynamic-causal": (
-        "transformer",
-        {"rope_parameters": SCALED | {"rope_type": "dynamic-causal"}, "max_position_embeddings": 4},
-    ),
 }
 
 
@@ -278,14 +274,9 @@ def test_beams_sampling_and_assisted_decoding(name):
     assert assisted.tolist() == greedy.tolist()
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "dynamic-causal"])
-def test_generation_beyond_the_trained_length(kind):
-    """dynamic-causal with a cache generates what it would without one."""
-    rope = {"rope_type": kind, "factor": 4.0}
+def test_generation_beyond_the_trained_length():
+    rope = {"rope_type": "dynamic", "factor": 4.0}
     config = space.config(rope_parameters=rope, max_position_embeddings=8)
     model, ids = ClearheadForCausalLM(config).eval(), _ids(1, 6)
     options = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
-    cached, uncached = (model.generate(ids, use_cache=u, **options).tolist() for u in (True, False))
-    assert len(cached[0]) == 20
-    if kind == "dynamic-causal":
-        assert cached == uncached
+    assert model.generate(ids, **options).shape == (1, 20)

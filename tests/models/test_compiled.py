@@ -104,11 +104,6 @@ def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(nam
     assert torch.equal(compiled, model.generate(ids, **options))
 
 
-def test_groups_of_queries_that_depend_on_positions_are_not_compiled_whole():
-    rope = {"rope_type": "dynamic-causal", "rope_theta": 1e4, "factor": 2.0}
-    assert not _model("transformer", rope_parameters=rope)._can_compile_fullgraph
-
-
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

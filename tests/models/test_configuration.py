@@ -131,6 +131,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
         ({"rope_parameters": {"rope_theta": 1e-300}}, "frequencies beyond float32"),
         ({"rope_parameters": {"rope_type": ["linear"]}}, "is none of default, linear"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 10**400}}, "finite number"),
+        ({"rope_parameters": {"rope_type": "dynamic-causal", "factor": 2.0}}, "use 'dynamic'$"),
         ({"rope_parameters": YARN | {"beta_slow": [1]}}, "must be a finite number"),
         ({"rope_parameters": YARN | {"rope_theta": 1.0}}, "give one above 1"),
         (
@@ -145,6 +146,16 @@ def test_configurations_that_cannot_train_are_refused(keys, message):
     with pytest.raises(ClearheadError, match=message) as error:
         ClearheadConfig(**keys)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("load", [AutoModelForCausalLM, ClearheadForCausalLM, ClearheadConfig])
+def test_a_saved_dynamic_causal_names_dynamic(load, tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+    ClearheadForCausalLM(ClearheadConfig(**TINY, rope_parameters=rope)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"dynamic"', '"dynamic-causal"'))
+    with pytest.raises(ClearheadError, match=r"'dynamic-causal' is not supported: use 'dynamic'$"):
+        load.from_pretrained(tmp_path)
 
 
 TINY = {

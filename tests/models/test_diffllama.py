@@ -56,10 +56,6 @@ def test_to_diffllama_folds_the_gain_of_the_norm(groups):
     [
         ({"lambda_init": 0.8}, "only lambda_init=None can be exported"),
         ({"head_norm": "none"}, "no head_norm='none'"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic-causal", "factor": 2.0}},
-            "no rope_type='dynamic-causal'",
-        ),
         ({"normalizer": "softmax1"}, "only normalizer='softmax'"),
         ({"order": "parallel"}, "only order='sequential'"),
         ({"mlp_skip": "none"}, "only mlp_skip='identity'"),

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from clearhead import ClearheadError, ClearheadForCausalLM, ops, preset
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import ClearheadModel, plan
 
 from . import space
@@ -15,7 +15,6 @@ NAMES = [
     *("transformer", "gpt2", "differential", "differential-v2"),
     *("coca", "coca-strict", "coca-slack", "softmax1", "sink"),
 ]
-DYNAMIC_CAUSAL = {"rope_type": "dynamic-causal", "factor": 4.0}
 
 
 def _model(name: str, **overrides: object) -> ClearheadModel:
@@ -57,26 +56,6 @@ def test_without_a_position_a_text_is_a_bag_of_tokens():
     model, ids = _model("transformer", position="none"), _ids(length=9)
     order = torch.randperm(9)
     assert torch.allclose(_run(model, ids[:, order]), _run(model, ids)[:, order], atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ["transformer", "coca"])
-def test_dynamic_causal_takes_its_base_from_the_reach_in_powers_of_two(name):
-    """Of 11 and of 16 tokens from the length 16, each row its own; within 8 there is none."""
-    shape = {"max_position_embeddings": 8}
-    model = _model(name, rope_parameters=DYNAMIC_CAUSAL, **shape)
-    weights = model.state_dict()
-    long, short = _ids(1, 11), _ids(1, 8)
-    base = float(ops.dynamic_theta(1e4, 4.0, 8, torch.tensor(16), 8))
-    for ids, theta in ((short, 1e4), (long, base)):
-        fixed = _model(name, rope_parameters={"rope_type": "default", "rope_theta": theta}, **shape)
-        fixed.load_state_dict(weights)
-        assert torch.allclose(_run(model, ids), _run(fixed, ids), atol=2e-5)
-    rows = torch.cat([long, torch.cat([_ids(1, 3), short], 1)])
-    mask = torch.ones(2, 11, dtype=torch.long)
-    mask[1, :3] = 0
-    got = _run(model, rows, attention_mask=mask)
-    assert torch.allclose(got[1, 3:], _run(model, short)[0], atol=2e-5)
-    assert torch.allclose(got[0], _run(model, long)[0], atol=2e-5)
 
 
 def test_documents_see_only_themselves():

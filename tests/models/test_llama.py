@@ -125,7 +125,6 @@ def test_every_other_preset_is_refused(name):
         ({"mlp_skip": "none"}, "only mlp_skip='identity'"),
         ({"embedding_norm": "rmsnorm"}, "only embedding_norm='none'"),
         ({"first_values": "reparametrised"}, "only values='linear'"),
-        ({"rope_parameters": {"rope_type": "dynamic-causal", "factor": 2.0}}, "as 'dynamic'"),
     ],
 )
 def test_what_llama_does_not_have_is_refused(change, said):

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from clearhead import ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM, ops, preset
 from clearhead.models import PRESETS as ALL
-from clearhead.nn.protocols import QueryGroup
+from clearhead.nn.protocols import PositionTables
 
 from . import space
 from .space import WHOLE as SHAPE
@@ -284,11 +284,11 @@ def test_differential_v2_by_hand():
     lam = torch.sigmoid(x @ attention.maps.lambda_proj.weight.T)
     o = o.transpose(1, 2)
     want = attention.o_proj((o[:, :, 0::2] - lam[..., None] * o[:, :, 1::2]).flatten(2))
-    context = {"query_groups": (QueryGroup(),), "attend": _implementation}
+    context = {"tables": PositionTables(), "attend": _implementation}
     assert torch.allclose(attention(x, **context), want, atol=1e-5)
 
 
-def _implementation(module, q, k, v, *, visibility, lambdas, rows, **options):
+def _implementation(module, q, k, v, *, visibility, lambdas, **options):
     return ops.attend(q, k, v, **visibility._asdict(), **options)
 
 

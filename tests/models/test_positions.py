@@ -52,13 +52,13 @@ def test_a_scaled_model_is_the_scaled_llama(kind):
 def test_scaling_shares_weights_and_leaves_the_model_as_it_was(name, tmp_path):
     model, ids = _model(name), _ids()
     before = model(ids).logits
-    for kind in (*SCALINGS, "dynamic-causal", "ntk"):
+    for kind in (*SCALINGS, "ntk"):
         scaled = with_rope_scaling(model, kind, **SCALINGS.get(kind, {"factor": 4}))
         assert scaled.model.embed_tokens.weight is model.model.embed_tokens.weight
         assert scaled.lm_head.weight is scaled.model.embed_tokens.weight
         long = scaled(ids).logits
         assert (long - before)[:, -1].abs().max() > 1e-3, kind
-        if kind in ("dynamic", "dynamic-causal"):  # and nothing within the trained length
+        if kind == "dynamic":  # and nothing within the trained length
             short = ids[:, :16]
             assert torch.allclose(scaled(short).logits, model(short).logits, atol=1e-5)
         scaled.save_pretrained(tmp_path / kind)
@@ -69,36 +69,6 @@ def test_scaling_shares_weights_and_leaves_the_model_as_it_was(name, tmp_path):
         with_rope_scaling(_model("alibi"), "linear", factor=2)
     with pytest.raises(ClearheadError, match="ntk takes factor"):
         with_rope_scaling(model, "ntk")
-
-
-@pytest.mark.parametrize("name", ["transformer", "coca", "coca-slack", "differential-v2"])
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_dynamic_causal_decoding_is_the_full_forward_at_any_depth(name, chunk):
-    model = with_rope_scaling(_model(name, num_hidden_layers=3), "dynamic-causal", factor=4)
-    ids = _ids(length=70)  # buckets of 16, 32, 64 and 128 tokens
-    with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
-    assert torch.allclose(_by_steps(model, ids, chunk), whole, atol=2e-4)
-
-
-def test_dynamic_causal_gives_no_attentions_of_several_bases():
-    model = with_rope_scaling(_model(), "dynamic-causal", factor=4)
-    model.set_attn_implementation("eager")
-    assert len(model(_ids(length=16), output_attentions=True).attentions) == 2
-    with pytest.raises(ClearheadError, match="has 2 here"):
-        model(_ids(length=17), output_attentions=True)
-
-
-def test_dynamic_causal_with_padding_on_the_left():
-    """Rows cross into the next base at different columns."""
-    model = with_rope_scaling(_model(), "dynamic-causal", factor=4)
-    ids, padding = _ids(1, 37), _ids(1, 9)
-    rows = torch.cat([torch.cat([padding, ids], 1), _ids(1, 46)])
-    mask = torch.ones(2, 46, dtype=torch.long)
-    mask[0, :9] = 0
-    with torch.no_grad():
-        got = model(rows, attention_mask=mask).logits[0, 9:]
-        assert torch.allclose(got, model(ids).logits[0], atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["transformer", "coca", "coca-slack"])
@@ -171,19 +141,6 @@ def test_sinusoidal_is_the_papers_formula():
         angle = at[0] / 10_000 ** (column // 2 * 2 / 32)
         want = angle.cos() if column % 2 else angle.sin()
         assert torch.allclose(got[0, :, column], want, atol=1e-4)
-
-
-def test_dynamic_causal_over_padded_texts_under_vmap_is_refused():
-    model = _model(
-        rope_parameters={"rope_type": "dynamic-causal", "rope_theta": 1e4, "factor": 4.0}
-    )
-    ids, mask = _ids(), torch.ones(2, 40, dtype=torch.int64)
-
-    def logits(ids: Tensor, mask: Tensor) -> Tensor:
-        return model(ids[None], attention_mask=mask[None]).logits
-
-    with pytest.raises(ClearheadError, match="which vmap hides"):
-        torch.func.vmap(logits)(ids, mask)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

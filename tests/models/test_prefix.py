@@ -45,14 +45,9 @@ def _apart(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-DYNAMIC = {"rope_theta": 1e4, "factor": 2.0}
 MODELS = {
     "rope": {},
     "a key for all": {"num_key_value_heads": 1},
-    "dynamic-causal": {
-        "rope_parameters": {"rope_type": "dynamic-causal", **DYNAMIC},
-        "max_position_embeddings": 8,
-    },
     "alibi": {"position": "alibi"},
     "xpos": {"position": "xpos"},
     "learned": {"position": "learned"},
@@ -62,6 +57,15 @@ MODELS = {
     "norms of queries and keys": {"qk_norm": "rmsnorm"},
     "own values": {"values": "reparametrised", "head_dim": 4, "epilogue": "xsa"},
 }
+
+
+@torch.no_grad()
+def test_a_dynamic_base_counts_the_prefix():
+    """In one layer: those above have the prefix as it was read without the text."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    plain, made = _both(rope_parameters=rope, max_position_embeddings=8, num_hidden_layers=1)
+    ids = _ids()
+    assert _apart(made(ids, use_cache=False).logits, _after(plain, ids)) < 1e-12
 
 
 @pytest.mark.parametrize("keys", MODELS.values(), ids=MODELS)

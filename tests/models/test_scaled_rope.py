@@ -73,7 +73,7 @@ def test_clearhead_models_too():
     [
         (_llama, "yran", 2, "did you mean yarn"),
         (_llama, "linear", 1, "factor is 1: a rope scaling takes one above 1"),
-        (_llama, "dynamic-causal", 2, "dynamic-causal is clearhead's own"),
+        (_llama, "dynamic-causal", 2, "did you mean dynamic"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2)), "ntk", 2, "has none"),
         (
             lambda: _llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1}),

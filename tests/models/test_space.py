@@ -19,7 +19,7 @@ FACTOR = {"factor": 2.0}
 ROPES = [
     None,
     {"rope_type": "default", "rope_theta": 100.0},
-    *({"rope_type": kind, **FACTOR} for kind in ("linear", "dynamic", "dynamic-causal", "yarn")),
+    *({"rope_type": kind, **FACTOR} for kind in ("linear", "dynamic", "yarn")),
     {"rope_type": "llama3", **FACTOR, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 ]
 OPTIONS = {

@@ -23,10 +23,6 @@ POINTS = {
     "alibi": {"position": "alibi"},
     "forget": {"position": "forget", "normalizer": "sink"},
     "xpos": {"position": "xpos"},
-    "dynamic-causal": {
-        "rope_parameters": {"rope_type": "dynamic-causal", "factor": 4.0},
-        "max_position_embeddings": 8,
-    },
     "sas": {"shaping": "shaped", "query_range": 0.3, "normalizer": "softmax1"},
     "sas with alibi": {"shaping": "shaped", "query_range": 0.3, "position": "alibi"},
     "no position in full layers": {"layer_overrides": [{}, {}, {}, {"position": "none"}]},

@@ -94,18 +94,17 @@ class SinkRate:
         self._counts: dict[tuple[str, int], Any] = defaultdict(int)  # [above each, pairs]
 
     def observe(self, call: AttentionCall, tile: AttentionTile) -> None:
-        if call.before == tile.start == 0:  # other texts; later calls may have more of these
+        if tile.start == 0:  # other texts
             self._count(call.layer)
+            self._queries[call.layer] = call.q.shape[2]
         mass = self._mass.setdefault(call.layer, {})
         for part in tile.maps:
             mass[part.name] = mass.get(part.name, 0) + part.weights[..., 0].sum(-1)
-        rows = tile.maps[0].weights.shape[2]
-        self._queries[call.layer] = self._queries.get(call.layer, 0) + rows
 
     def _count(self, layer: int) -> None:
-        queries = self._queries.pop(layer, 0)
         for name, mass_BH in self._mass.pop(layer, {}).items():
-            above = [int((mass_BH / queries > limit).sum()) for limit in SINK_THRESHOLDS]
+            mean = mass_BH / self._queries[layer]
+            above = [int((mean > limit).sum()) for limit in SINK_THRESHOLDS]
             self._counts[name, layer] += torch.tensor([*above, mass_BH.numel()])
 
     def measures(self) -> list[dict[str, Any]]:

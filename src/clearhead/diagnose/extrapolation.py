@@ -41,12 +41,10 @@ class Extrapolation:
         self.length = length
 
     def observe(self, call: AttentionCall) -> None:
-        """Add one layer of the text, or some of its queries."""
+        """Add one layer of the text."""
         if call.layer not in self.shown:
             return
-        first, stop = call.before, call.before + call.q.shape[2]
-        peaks = self.peaks.setdefault(call.layer, torch.zeros(self.length))
-        peaks[first:stop] = torch.cat([_peaks(tile) for tile in call.scores(TILE)]).cpu()
+        self.peaks[call.layer] = torch.cat([_peaks(tile) for tile in call.scores(TILE)]).cpu()
         self._last(call, "beyond", self.length)
         self._last(call, "trained", self.trained)
 
@@ -55,13 +53,12 @@ class Extrapolation:
         of the text."""
         near = self.near.setdefault((call.layer, name), torch.zeros(2, dtype=torch.float64))
         keys = self.keys.setdefault(call.layer, torch.zeros(2, self.length))
-        for tile in call.scores(TILE, first=max(0, stop - LAST - call.before)):
-            start = call.before + tile.start
-            rows, width = min(tile.scores.shape[2], stop - start), tile.scores.shape[-1]
+        for tile in call.scores(TILE, first=max(0, stop - LAST)):
+            rows, width = min(tile.scores.shape[2], stop - tile.start), tile.scores.shape[-1]
             if rows <= 0:
                 break
             scores, visible = tile.scores[:, :, :rows], tile.visible[:, :, :rows]
-            position = torch.arange(start, start + rows, device=scores.device)[:, None]
+            position = torch.arange(tile.start, tile.start + rows, device=scores.device)[:, None]
             distance = (position - torch.arange(width, device=scores.device)).abs()
             logits = scores.masked_fill(~visible, -torch.inf)
             weights, _ = normalised(logits, call.null_logit(tile.start, rows))

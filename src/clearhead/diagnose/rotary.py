@@ -77,11 +77,9 @@ def _ours(module: Attention, keys: int) -> Rotary | str:
     device = next(module.parameters()).device
     frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, device)
     if layer.position == "rope":
-        # Of the dynamic kinds the last query's, whose base is that of all queries in its call.
         places = torch.arange(keys, device=device)[None]
         position: Any = REGISTRY.find("position", "rope").build(layer, 1)
-        (group,) = position.query_groups(places[:, -1:], places)
-        frequency = group.keys.frequency.flatten()
+        frequency = position.tables(places[:, -1:], places).keys.frequency.flatten()
     fading = xpos_zeta(frequency).double().log() / FADING if layer.position == "xpos" else None
     pairs = layer.head_dim // 2
     return Rotary(

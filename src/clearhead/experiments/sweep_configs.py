@@ -50,8 +50,8 @@ class EvaluateSettings(SweepConfig):
     tokens: Length = 65_536
     """Tokens of text read at each length, approximately."""
     rope_scaling: tuple[Scaling, ...] = ("none",)
-    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, dynamic-causal, yarn. Each
-    task is measured under each."""
+    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn. Each task is
+    measured under each."""
     factors: tuple[Number, ...] = ()
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"

@@ -11,14 +11,14 @@ from clearhead.ops.attention import attend_visible
 
 
 def stock_attention(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, rows: Any, **options: Any
+    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
 ) -> Tensor:
     """`ops.attend`, called as a layer does."""
     return attend_visible(q, k, v, **options)
 
 
 def _eager(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, rows: Any, **options: Any
+    module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, lambdas: Any, **options: Any
 ) -> Tensor:
     options |= options.pop("visibility")._asdict()
     return oracles.attend(q, k, v, **options).to(v.dtype)
@@ -34,10 +34,10 @@ def through_interface(function: Callable[..., Any]) -> Attend:
     """A function registered with transformers' AttentionInterface, called as transformers does.
 
     It gets ours beside the usual arguments: sink and prefix (see `ops.attend`), visibility, the
-    keys that each query sees (`ops.visibility`), lambdas, by which `module.maps.effective_weights`
-    combines the maps, and rows, bool [B, T] or None for all: the queries whose output is used. For
-    differential attention V1 it gets all first maps and then all second, with values of twice the
-    width; for V2 the two maps of a head in turn.
+    keys that each query sees (`ops.visibility`), and lambdas, by which
+    `module.maps.effective_weights` combines the maps. For differential attention V1 it gets all
+    first maps and then all second, with values of twice the width; for V2 the two maps of a head in
+    turn.
     """
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Tensor:

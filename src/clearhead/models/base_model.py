@@ -41,7 +41,7 @@ from clearhead.models.token_positions import (
 )
 from clearhead.nn import REGISTRY, Block
 from clearhead.nn.annealing import moves, note
-from clearhead.nn.protocols import Attend, Position, QueryGroup
+from clearhead.nn.protocols import Attend, Position, PositionTables
 from clearhead.ops import oracles
 from clearhead.ops.attention import at_zero_queries
 from clearhead.ops.rope import Rotation
@@ -206,13 +206,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
         wants_hidden = _wanted(output_hidden_states, self.config.output_hidden_states)
         attend = paged_attention(unknown | {"cache": cache}) if batched else self._attend(maps)
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
-        groups = self._query_groups(layers, positions, keys, past)
-        bases = max(map(len, groups))
-        if maps is not None and bases > 1:
-            raise ClearheadError(
-                "output_attentions is of one base for all queries, and dynamic-causal has "
-                f"{bases} here: give a text within max_position_embeddings"
-            )
+        tables = self._tables(layers, positions, keys, past)
         context = {
             "attend": attend,
             "cache": past_key_values,
@@ -221,10 +215,10 @@ class ClearheadModel(ClearheadPreTrainedModel):
             "visibility": Visibility(causal, None, key_mask, documents),
         }
         hidden: list[Tensor] = []
-        for layer, of_layer in zip(layers, groups, strict=True):
+        for layer, of_layer in zip(layers, tables, strict=True):
             if wants_hidden:  # else none is held until the end
                 hidden.append(x)
-            x = layer(x, query_groups=of_layer, **context)
+            x = layer(x, tables=of_layer, **context)
         x = self.norm(x)
         if self.moves:
             note(self, x)
@@ -245,24 +239,26 @@ class ClearheadModel(ClearheadPreTrainedModel):
             return False
         return isinstance(cache.get_seq_length(), Tensor)  # before its first token, 0
 
-    def _query_groups(
+    def _tables(
         self, layers: Any, positions_BT: Tensor, keys_BS: Tensor, past: int
-    ) -> list[tuple[QueryGroup, ...]]:
-        """Each layer's groups of queries; layers that tell order alike share theirs."""
-        made: dict[tuple[str, bool, int], tuple[QueryGroup, ...]] = {}
-        groups = []
+    ) -> list[PositionTables]:
+        """Each layer's tables; layers that tell order alike share theirs."""
+        shared: dict[tuple[str, bool, int], PositionTables] = {}
+        tables = []
         for layer, position in zip(layers, self._position_keys, strict=False):
             attention: Any = layer.self_attn
             places = attention.normalizer.places
             key = position, attention.cache_unrotated, places
-            if key not in made:
+            if key not in shared:
                 keys = keys_BS if attention.cache_unrotated else positions_BT
-                of = self._position_of(position).query_groups
-                made[key] = of(positions_BT, keys)
+                make = self._position_of(position).tables
+                shared[key] = make(positions_BT, keys)
                 if places:
-                    made[key] = _with_prefix(made[key], of, positions_BT, places, past)
-            groups.append(made[key])
-        return groups
+                    first = torch.arange(places, device=positions_BT.device)[None]
+                    prefix = _prefix_table(partial(make, positions_BT, first), past)
+                    shared[key] = shared[key]._replace(prefix=prefix)
+            tables.append(shared[key])
+        return tables
 
     def _position_of(self, key: str) -> Position:
         others: Any = self.other_positions
@@ -279,7 +275,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 )
 
             def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-                lambdas, _ = options.pop("lambdas"), options.pop("rows")
+                lambdas = options.pop("lambdas")
                 options |= options.pop("visibility")._asdict()
 
                 def alone() -> Tensor:
@@ -346,28 +342,17 @@ def _cached(cache: Cache | None) -> int:
     return int(length)
 
 
-def _with_prefix(
-    groups: tuple[QueryGroup, ...],
-    of: Callable[..., Any],
-    positions_BT: Tensor,
-    places: int,
-    past: int,
-) -> tuple[QueryGroup, ...]:
-    """The groups with the tables of a prefix's keys. After `past` keys they are made when the first
-    is wanted: a cache keeps these keys, so that a step of decoding wants none."""
+def _prefix_table(make: Callable[[], PositionTables], past: int) -> Callable[[], Any]:
+    """The table of a prefix's keys. After `past` keys it is made when it is first wanted: a cache
+    keeps these keys, so that a step of decoding wants none."""
+    known: list[Any] = []
 
-    def make() -> list[Any]:
-        first = torch.arange(places, device=positions_BT.device)[None]
-        return [group.keys for group in of(positions_BT, first)]
+    def table() -> Any:
+        if not known:
+            keys = make().keys
+            known.append(keys.table() if isinstance(keys, Rotation) else keys)
+        return known[0]
 
-    made = [] if past else make()
-    for keys in made:
-        if isinstance(keys, Rotation):
-            keys.table()  # here, for the first layer's graph to be that of all
-
-    def table(index: int) -> Any:
-        if not made:
-            made.extend(make())
-        return made[index]
-
-    return tuple(own._replace(prefix=partial(table, index)) for index, own in enumerate(groups))
+    if not past:
+        table()  # here, for the first layer's graph to be that of all
+    return table

@@ -87,8 +87,8 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
     4 × the width otherwise. `rope_parameters` is transformers' dict, with `rope_type` default,
-    linear, dynamic, yarn, llama3, or dynamic-causal (`clearhead.ops.rope`); the dynamic ones count
-    from `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
+    linear, dynamic, yarn or llama3 (`clearhead.ops.rope`); dynamic counts from
+    `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
     λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
     gain) or "none".
 

@@ -15,7 +15,6 @@ from clearhead import ops
 from clearhead.errors import ClearheadError
 from clearhead.nn.protocols import Attend
 from clearhead.nn.registry import REGISTRY
-from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
 _SHAPINGS = ("none", "skipinit", "annealed")
@@ -27,18 +26,7 @@ def paged_attention(batch: dict[str, Any]) -> Attend:
     queries = batch["cu_seq_lens_q"].tolist()
 
     def attend(
-        module: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        /,
-        *,
-        visibility: Visibility,
-        sink: Any,
-        prefix: tuple[Tensor, Tensor] | None,
-        scale: float,
-        lambdas: Any,
-        rows: Any,
+        module: Any, q: Tensor, k: Tensor, v: Tensor, /, *, sink: Any, **options: Any
     ) -> Tensor:
         own = dict(batch)  # the cache writes the layer's lengths into it
         k, v = batch["cache"].update(k, v, module.layer.index, own)
@@ -52,10 +40,10 @@ def paged_attention(batch: dict[str, Any]) -> Attend:
                 logits = sink[:, :, start:stop]
             o_BHTV[:, :, start:stop] = ops.attend(
                 *(q[:, :, start:stop], k[:, :, first:end], v[:, :, first:end]),
-                window=visibility.window,
+                window=options["visibility"].window,
                 sink=logits,
-                prefix=prefix,
-                scale=scale,
+                prefix=options["prefix"],
+                scale=options["scale"],
             )
         return o_BHTV
 
@@ -96,6 +84,6 @@ def _refusal(layer: LayerSpec, dtype: torch.dtype) -> str | None:
         return f"position={layer.position!r} makes keys wider than values"
     if layer.position == "xpos" and dtype == torch.float16:
         return "position='xpos' keeps float32 keys in float16: choose bfloat16"
-    if layer.position == "rope" and kind.startswith("dynamic"):
+    if layer.position == "rope" and kind == "dynamic":
         return f"rope_type={kind!r} turns cached keys again as a text grows"
     return None

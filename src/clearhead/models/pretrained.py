@@ -41,8 +41,6 @@ class ClearheadPreTrainedModel(PreTrainedModel):
         for key in unknown:  # of from_pretrained, where no configuration took it
             config.refuse(key)
         super().__init__(config)
-        if (config.rope_parameters or {}).get("rope_type") == "dynamic-causal":
-            self._can_compile_fullgraph = False  # its groups depend on the positions' values
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

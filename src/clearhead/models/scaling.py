@@ -12,7 +12,7 @@ from clearhead.models.configuration import ClearheadConfig
 from clearhead.ops import ntk_theta
 
 Model = TypeVar("Model", bound=PreTrainedModel)
-SCALINGS = ("linear", "ntk", "dynamic", "dynamic-causal", "yarn")
+SCALINGS = ("linear", "ntk", "dynamic", "yarn")
 """Scalings of rotary positions that take a factor and nothing else."""
 
 
@@ -99,10 +99,6 @@ def _scaled_of_transformers(model: Model, kind: str, factor: float) -> Model:
         )
     if rope.get("rope_type", "default") != "default":
         raise ClearheadError(_scaled_already(rope["rope_type"]))
-    if kind == "dynamic-causal":
-        raise ClearheadError(
-            f"dynamic-causal is clearhead's own, and {name} is of transformers: choose dynamic"
-        )
     changes: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "ntk":
         width = getattr(config, "head_dim", None)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clearhead import ops
 from clearhead.nn.bases import NoPosition, visible_keys
-from clearhead.nn.protocols import QueryGroup
+from clearhead.nn.protocols import PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -27,11 +27,11 @@ class Alibi(NoPosition):
     def longest(self) -> int:
         return LONGEST
 
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
         scale = self.layer.head_dim**-0.5
         slopes_H = ops.alibi_slopes(self.heads, queries_BT.device)
         q, k = ops.alibi_columns(queries_BT, keys_BS, slopes_H, scale)
-        return (QueryGroup(q, k, (keys_BS, ops.held_slopes(slopes_H, scale))),)
+        return PositionTables(q, k, (keys_BS, ops.held_slopes(slopes_H, scale)))
 
     @staticmethod
     def prepare(x_BHTD: Tensor, table: Any) -> Tensor:

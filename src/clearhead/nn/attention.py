@@ -16,7 +16,7 @@ from clearhead.nn.protocols import (
     Epilogue,
     Maps,
     Normalizer,
-    QueryGroup,
+    PositionTables,
     Scores,
     Shaping,
 )
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         *,
-        query_groups: tuple[QueryGroup, ...],
+        tables: PositionTables,
         attend: Attend,
         cache: Any = None,
         past: int = 0,
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         """[B, T, C] → [B, T, C].
 
         Args:
-            query_groups: what the position made for these positions.
+            tables: what the position made for these positions.
             attend: what computes the maps.
             cache: a transformers Cache of `past` tokens; S = past + T.
             visibility: of all S keys, whatever the layer's own window.
@@ -110,7 +110,7 @@ class Attention(nn.Module):
         # What is not projected has the stream's dtype, under autocast a wider one.
         v_BTC = own_BTC.to(k.dtype)
         if not self.cache_unrotated:
-            k = self.scores.keys(k, query_groups[0].keys)
+            k = self.scores.keys(k, tables.keys)
         if cache is None:
             v = _heads(v_BTC, self.value_heads)
         else:
@@ -121,27 +121,37 @@ class Attention(nn.Module):
         if visibility.window != self.window:
             visibility = visibility._replace(window=self.window)
         if self.decay is not None:
-            k, columns = self.decay.columns(k, q.shape[2], visibility)
-            query_groups = (columns,)
-        first = query_groups[0]
-        outputs = [
-            self._group(group, q, k, v, (cache, past), lambdas, attend, visibility)
-            for group in query_groups
-        ]
-        o_BHTD = outputs[0]
-        if len(query_groups) > 1:
-            o_BHTD = _together(query_groups, outputs, q.shape[2])
+            k, tables = self.decay.columns(k, q.shape[2], visibility)
+        prefix = self._prefix(tables, v, cache, past) if self.places else None
+        attend_maps = partial(attend, self, lambdas=lambdas)
+        if self.cache_unrotated:
+            whole = getattr(self.scores, "attend_unrotated", None)
+            lone = q.shape[2] == 1 and isinstance(tables.keys, Rotation)
+            if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
+                attend_maps = partial(whole, attend=attend_maps, rotation=tables.keys)
+            else:
+                k = self.scores.keys(k, _last(tables.keys, k.shape[2]))
+        if k.shape[1] != v.shape[1]:
+            k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
+        o_BHTD = self.maps(
+            *(self.scores.queries(q, tables.queries), k, v, lambdas),
+            attend=attend_maps,
+            sink=self.normalizer.sink(q),
+            prefix=prefix,
+            visibility=visibility,
+            scale=self.layer.head_dim**-0.5,
+        )
         o_BTC = o_BHTD.transpose(1, 2).flatten(2).to(dtype)
 
         def make() -> Tensor:
             # Side by side, the heads are one: their sums need no copy.
             values = v_BTC[:, None] if cache is None else v
-            mean, weight = self.attention_at_init(values, q.shape[2], first.at_init, visibility)
+            mean, weight = self.attention_at_init(values, q.shape[2], tables.at_init, visibility)
             mass = self.maps.row_sum(self.normalizer.row_sum(weight), lambdas)
             mean = mean.transpose(1, 2).reshape(*own_BTC.shape[:2], -1, self.width_of_head)
             return mean if mass is None else mean * (mass.transpose(1, 2) if mass.ndim else mass)
 
-        running = past == 0 and self._runs(first, visibility.settled(q.shape[2], k.shape[2]))
+        running = past == 0 and self._runs(tables, visibility.settled(q.shape[2], k.shape[2]))
         o_BTC = self.shaping(own_BTC, o_BTC, CentringTerm(make, running))
         if matrices is not None and torch.is_grad_enabled():
             product = self._product(matrices[-1], v).to(o_BTC.dtype)
@@ -181,53 +191,14 @@ class Attention(nn.Module):
         v_BHSD = v.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
         return self.maps.finish(matrix_BHTS @ v_BHSD).transpose(1, 2).flatten(2)
 
-    def _runs(self, group: QueryGroup, visibility: Visibility) -> bool:
+    def _runs(self, tables: PositionTables, visibility: Visibility) -> bool:
         """True where C·x is the values' running mean: no mask, no sink, no decay, one map."""
         plain = visibility.window is None and not visibility.masked
         whole = self.normalizer.resting() is None and len(self.maps.maps) == 1
-        return self.causal and plain and group.at_init is None and whole
-
-    def _group(
-        self,
-        group: QueryGroup,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cached: tuple[Any, int],
-        lambdas: Tensor | None,
-        attend: Attend,
-        visibility: Visibility,
-    ) -> Tensor:
-        """The heads' outputs for some of the queries, [B, heads, rows, width]."""
-        attend_maps = partial(attend, self, lambdas=lambdas, rows=group.rows)
-        prefix = self._prefix(group, v, *cached) if self.places else None
-        if self.cache_unrotated:
-            whole = getattr(self.scores, "attend_unrotated", None)
-            lone = q.shape[2] == 1 and group.stop is None and isinstance(group.keys, Rotation)
-            if lone and prefix is None and whole is not None and getattr(attend, "fuses", False):
-                attend_maps = partial(whole, attend=attend_maps, rotation=group.keys)
-            else:
-                k = self.scores.keys(k, _last(group.keys, k.shape[2]))
-        if k.shape[1] != v.shape[1]:
-            k = layouts.repeat(k, v.shape[1], self.maps.keys_together)
-        if group.stop is not None:  # causally, queries are the last of their keys
-            end = k.shape[2] - q.shape[2] + group.stop
-            q, k, v = q[:, :, group.start : group.stop], k[:, :, :end], v[:, :, :end]
-            visibility = visibility.of_keys(0, end)
-            if lambdas is not None and lambdas.ndim > 2:
-                lambdas = lambdas[:, :, group.start : group.stop]
-
-        return self.maps(
-            *(self.scores.queries(q, group.queries), k, v, lambdas),
-            attend=attend_maps,
-            sink=self.normalizer.sink(q),
-            prefix=prefix,
-            visibility=visibility,
-            scale=self.layer.head_dim**-0.5,
-        )
+        return self.causal and plain and tables.at_init is None and whole
 
     def _prefix(
-        self, group: QueryGroup, v_BGSD: Tensor, cache: Any, past: int
+        self, tables: PositionTables, v_BGSD: Tensor, cache: Any, past: int
     ) -> tuple[Tensor, Tensor]:
         """The prefix's keys with their positions, one for each value, and its values.
 
@@ -240,10 +211,10 @@ class Attention(nn.Module):
             prefix = getattr(cache, "prefixes", {}).get(self.layer.index)
         if prefix is None or prefix[0].dtype != v_BGSD.dtype:  # autocast came or went
             own: Any = self.normalizer.prefix()
-            table: Any = group.prefix
+            table: Any = tables.prefix
             key_GND, value_GND = (x.to(v_BGSD.dtype) for x in own)
             rows = batch if self.cache_unrotated else 1
-            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), _whole(table()))
+            key_BGND = self.scores.keys(key_GND.expand(rows, -1, -1, -1), table())
             key_BGND = layouts.repeat(key_BGND, v_BGSD.shape[1], self.maps.keys_together)
             prefix = key_BGND, value_GND[None]
             fixed = self.cache_unrotated or getattr(cache, "is_compileable", True)
@@ -289,26 +260,12 @@ class Attention(nn.Module):
 
 def _last(table: Any, keys: int) -> Any:
     """A table, or several, of the last keys: a cache has dropped those before."""
-    table = _whole(table)
+    if isinstance(table, Rotation):
+        table = table.table()
     if isinstance(table, tuple):
         return tuple(_last(part, keys) for part in table)
     return table if table is None else table[..., -keys:, :]
 
 
-def _whole(table: Any) -> Any:
-    return table.table() if isinstance(table, Rotation) else table
-
-
 def _heads(x_BTN: Tensor, heads: int) -> Tensor:
     return x_BTN.view(*x_BTN.shape[:-1], heads, -1).transpose(1, 2)
-
-
-def _together(groups: tuple[QueryGroup, ...], outputs: list[Tensor], queries: int) -> Tensor:
-    batch, heads, _, width = outputs[0].shape
-    whole = outputs[0].new_zeros(batch, heads, queries, width)
-    for group, output in zip(groups, outputs, strict=True):
-        place = whole[:, :, group.start : group.stop]
-        if group.rows is not None:
-            output = torch.where(group.rows[:, None, :, None], output, place)
-        whole = torch.cat([whole[:, :, : group.start], output, whole[:, :, group.stop :]], 2)
-    return whole

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
-from clearhead.nn.protocols import CentringTerm, Decay, QueryGroup
+from clearhead.nn.protocols import CentringTerm, Decay, PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -92,8 +92,8 @@ class NoPosition(nn.Module):
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         return x_BTC
 
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
-        return (QueryGroup(),)
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
+        return PositionTables()
 
     @staticmethod
     def decay(layer: LayerSpec, heads: int) -> Decay | None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.bases import NoPosition, visible_keys
-from clearhead.nn.protocols import QueryGroup
+from clearhead.nn.protocols import PositionTables
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import Declaration, LayerSpec
 
@@ -36,7 +36,7 @@ class ForgetGates(nn.Module):
 
     def columns(
         self, k_BGSN: Tensor, queries: int, visibility: Visibility
-    ) -> tuple[Tensor, QueryGroup]:
+    ) -> tuple[Tensor, PositionTables]:
         """Keys without their gates, and the columns that `Forget.prepare` joins to both."""
         k, log_gates = k_BGSN[..., : -self.sharing], k_BGSN[..., -self.sharing :]
         if visibility.key_mask is not None:  # of padding a gate may be any number
@@ -44,7 +44,7 @@ class ForgetGates(nn.Module):
         of_queries, of_keys = ops.forget_columns(
             log_gates[:, :: self.together], queries, self.scale, k.dtype
         )
-        return k, QueryGroup(of_queries, of_keys)
+        return k, PositionTables(of_queries, of_keys)
 
 
 class Forget(NoPosition):

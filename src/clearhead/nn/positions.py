@@ -1,6 +1,6 @@
 """Positions added to the input: learned, sinusoidal; and no position.
 
-`embed` adds to the input; `query_groups` makes, once for all layers, what queries and keys need at
+`embed` adds to the input; `tables` makes, once for all layers, what queries and keys need at
 these positions; `prepare` puts it into them, in every layer. A position that adds to the scores
 also says what they are with nothing else in them: `attention_at_init` and `position_only`.
 """

@@ -14,25 +14,20 @@ from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
 
-class QueryGroup(NamedTuple):
-    """Some of the queries, with what prepares them and the keys that they read.
+class PositionTables(NamedTuple):
+    """Tables that prepare a layer's queries and keys.
 
     Attributes:
         queries, keys: tables for the queries, and for the keys, whose last dimension but one is
             theirs.
         at_init: what `Position.attention_at_init` takes beside the values; None where scores have
             no position in them but what is put into queries and keys, which are 0 at W_Q = 0.
-        start, stop: these of the queries; None, to the end.
-        rows: bool [B, stop − start], which of them; None for all.
         prefix: makes the table for the keys of a prefix (`Normalizer.prefix`), if there is one.
     """
 
     queries: Any = None
     keys: Any = None
     at_init: Any = None
-    start: int = 0
-    stop: int | None = None
-    rows: Tensor | None = None
     prefix: Callable[[], Any] | None = None
 
 
@@ -57,7 +52,7 @@ class Decay(Protocol):
 
     def columns(
         self, k_BGSN: Tensor, queries: int, visibility: Visibility
-    ) -> tuple[Tensor, QueryGroup]:
+    ) -> tuple[Tensor, PositionTables]:
         """Projected keys, from cached ones; the tables of all keys and of the last `queries`."""
 
 
@@ -73,8 +68,8 @@ class Position(Protocol):
     def embed(self, x_BTC: Tensor, positions_BT: Tensor) -> Tensor:
         """Add what the input should know of its position."""
 
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
-        """Every query once; for positions of the queries, and of the keys that are prepared."""
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
+        """Tables for positions of the queries, and of the keys that are prepared."""
 
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
@@ -225,12 +220,10 @@ class Attend(Protocol):
         prefix: tuple[Tensor, Tensor] | None,
         scale: float,
         lambdas: Any,
-        rows: Tensor | None,
     ) -> Tensor:
         """[B, H, T, V].
 
         Args:
             module: the layer's attention.
             lambdas: by which `module.maps` combines the maps.
-            rows: bool [B, T], the queries whose output is used; None for all.
         """

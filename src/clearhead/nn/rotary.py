@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 
 from clearhead import ops
-from clearhead.errors import ClearheadError
 from clearhead.nn.bases import NoPosition
-from clearhead.nn.protocols import QueryGroup
+from clearhead.nn.protocols import PositionTables
 from clearhead.ops.rope import KINDS
 from clearhead.spec import Declaration, LayerSpec
 
 # Tokens from the centre, on either side, where float32 and bfloat16 hold factor times channel:
 # the largest factor is 7e34.
 FARTHEST = 32_768
-# The sequences are then 2^24 times as long as in training.
-BUCKETS = 24
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -27,75 +24,26 @@ class Rotary(NoPosition):
     that a layer is exact given its inputs and no earlier call changes a later one. Across layers
     cached decoding still differs from a full forward, as earlier tokens' hidden states were
     computed under earlier bases.
-
-    "dynamic-causal" takes it from the query's own position, rounded up to a power of two times the
-    trained length: what a token computes depends on nothing that comes later, so that cached
-    decoding is the full forward at any depth. Queries of each such base are a group of their own.
-    Of a whole text a query's reach is the row's length, and that is rounded up: "dynamic" in steps.
     """
 
     @staticmethod
     def cache_unrotated(layer: LayerSpec) -> bool:
-        return layer.rope_parameters["rope_type"] in ("dynamic", "dynamic-causal")
+        return layer.rope_parameters["rope_type"] == "dynamic"
 
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
-        kind = self.layer.rope_parameters["rope_type"]
-        if kind == "dynamic":
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
+        layer, theta = self.layer, None
+        rope, width = layer.rope_parameters, layer.head_dim
+        if rope["rope_type"] == "dynamic":
             length_B = torch.maximum(queries_BT.amax(1), keys_BS.amax(1)) + 1
-            return (self._group(queries_BT, keys_BS, self._theta(length_B)),)
-        if kind == "dynamic-causal":
-            lone = queries_BT.shape[1] == 1  # then a row has one base
-            if lone or self.layer.direction != "causal":
-                last_BS = queries_BT if lone else keys_BS
-                reach_B = self._lengths(last_BS)[self._bucket(last_BS.amax(1))]
-                return (self._group(queries_BT, keys_BS, self._theta(reach_B)),)
-            return tuple(self._by_bucket(queries_BT, keys_BS))
-        return (self._group(queries_BT, keys_BS),)
-
-    prepare = staticmethod(ops.rotate)
-
-    def _theta(self, length: Tensor) -> Tensor:
-        rope, width = self.layer.rope_parameters, self.layer.head_dim
-        trained = self.layer.max_position_embeddings
-        return ops.dynamic_theta(rope["rope_theta"], rope["factor"], width, length, trained)
-
-    def _group(
-        self, queries_BT: Tensor, keys_BS: Tensor, theta: Tensor | None = None
-    ) -> QueryGroup:
-        frequency, factor = ops.frequencies(
-            self.layer.rope_parameters, self.layer.head_dim, queries_BT.device, theta
-        )
+            start, trained = rope["rope_theta"], layer.max_position_embeddings
+            theta = ops.dynamic_theta(start, rope["factor"], width, length_B, trained)
+        frequency, factor = ops.frequencies(rope, width, queries_BT.device, theta)
         queries = ops.rotary_table(queries_BT, frequency, factor)
         if keys_BS is queries_BT:
-            return QueryGroup(queries, queries)
-        return QueryGroup(queries, ops.Rotation(keys_BS, frequency, factor))
+            return PositionTables(queries, queries)
+        return PositionTables(queries, ops.Rotation(keys_BS, frequency, factor))
 
-    def _lengths(self, positions: Tensor) -> Tensor:
-        """Powers of two times the trained length."""
-        powers = 2 ** torch.arange(BUCKETS, device=positions.device)
-        return self.layer.max_position_embeddings * powers
-
-    def _bucket(self, positions: Tensor) -> Tensor:
-        """The index of the first of them that has room for the position."""
-        return torch.bucketize(positions + 1, self._lengths(positions))
-
-    def _by_bucket(self, queries_BT: Tensor, keys_BS: Tensor) -> list[QueryGroup]:
-        lengths, bucket_BT = self._lengths(queries_BT), self._bucket(queries_BT)
-        groups = []
-        try:
-            buckets = bucket_BT.unique().tolist()
-        except RuntimeError as error:
-            reason = "dynamic-causal reads positions, which vmap hides where texts are padded"
-            raise ClearheadError(f"{reason}: choose rope_type='dynamic'") from error
-        for bucket in buckets:
-            rows = bucket_BT == bucket
-            columns = rows.any(0).nonzero()
-            start, stop = int(columns.min()), int(columns.max()) + 1
-            rows = rows[:, start:stop]
-            group = self._group(queries_BT[:, start:stop], keys_BS, self._theta(lengths[bucket]))
-            kept = None if bool(rows.all()) else rows
-            groups.append(group._replace(start=start, stop=stop, rows=kept))
-        return groups
+    prepare = staticmethod(ops.rotate)
 
 
 class XPos(Rotary):
@@ -114,12 +62,11 @@ class XPos(Rotary):
     def longest(self) -> int:
         return self.layer.max_position_embeddings // 2 + FARTHEST
 
-    def query_groups(self, queries_BT: Tensor, keys_BS: Tensor) -> tuple[QueryGroup, ...]:
+    def tables(self, queries_BT: Tensor, keys_BS: Tensor) -> PositionTables:
         layer = self.layer
         frequency, _ = ops.frequencies(layer.rope_parameters, layer.head_dim, queries_BT.device)
         centre = layer.max_position_embeddings // 2
-        queries, keys = ops.xpos_tables(queries_BT, keys_BS, frequency, centre)
-        return (QueryGroup(queries, keys),)
+        return PositionTables(*ops.xpos_tables(queries_BT, keys_BS, frequency, centre))
 
 
 def _refuses(layer: LayerSpec) -> str | None:
@@ -127,6 +74,8 @@ def _refuses(layer: LayerSpec) -> str | None:
     if layer.head_dim % 2:
         return f"rotation turns pairs of channels, and head_dim={layer.head_dim} is odd"
     kind = rope["rope_type"]
+    if kind == "dynamic-causal":
+        return "rope_type='dynamic-causal' is not supported: use 'dynamic'"
     if not isinstance(kind, str) or kind not in KINDS:
         return f"rope_type={kind!r} is none of {', '.join(KINDS)} (ntk: with_rope_scaling)"
     needed, optional = KINDS[kind]
@@ -150,7 +99,7 @@ def _refuses(layer: LayerSpec) -> str | None:
         return f"partial_rotary_factor={rope['partial_rotary_factor']} is more than all: give 1"
     if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
         return "low_freq_factor must be above 0 and below high_freq_factor"
-    if kind.startswith("dynamic") and layer.head_dim == 2:
+    if kind == "dynamic" and layer.head_dim == 2:
         return f"rope_type={kind!r} needs two waves to stretch: choose head_dim above 2"
     try:
         frequency, attention_factor = ops.frequencies(rope, layer.head_dim, torch.device("cpu"))

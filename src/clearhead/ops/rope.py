@@ -1,7 +1,6 @@
 """Rotary positions, and xPos, as pure functions of positions and lengths: no buffers, no state.
 
-The kinds of scaling and their keys are those of transformers' `rope_parameters`; "dynamic-causal"
-is this house's own.
+The kinds of scaling and their keys are those of transformers' `rope_parameters`.
 """
 
 import math
@@ -20,7 +19,6 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
-    "dynamic-causal": (("factor",), ()),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
@@ -119,7 +117,7 @@ def frequencies(
 
     Args:
         rope: rope_type, rope_theta and the keys of `KINDS`.
-        theta: a base that replaces rope_theta, float32 [...]; for the dynamic kinds.
+        theta: a base that replaces rope_theta, float32 [...]; for the kind dynamic.
     """
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     if theta is not None:

@@ -62,12 +62,12 @@ class Visibility(NamedTuple):
             return 0
         return max(0, keys - queries - self.window + 1)
 
-    def of_keys(self, first: int, end: int | None = None) -> "Visibility":
-        """The same for the keys `first` to `end` alone; the same masks where these are all."""
-        if first == 0 and end is None:
+    def of_keys(self, first: int) -> "Visibility":
+        """The same for the keys from `first` on; the same masks where these are all."""
+        if first == 0:
             return self
         masks = (self.key_mask, self.segments)
-        key_mask, segments = (m if m is None else m[:, first:end] for m in masks)
+        key_mask, segments = (m if m is None else m[:, first:] for m in masks)
         return self._replace(key_mask=key_mask, segments=segments)
 
     def spans(self, queries: int, keys: int, rows: int) -> Iterator[Span]:

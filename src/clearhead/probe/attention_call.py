@@ -66,8 +66,6 @@ class AttentionCall:
         mask: [B or 1, H or 1, T, S]: bool, True where visible, or added to the scores.
         bias: added to the scores, [B or 1, H, T, S].
         softcap: scores are c · tanh(score / c).
-        rows: bool [B, T], False for queries whose output is not used: they see no key here. (In a
-            padded batch under dynamic-causal, a call has columns that are another base's in a row.)
         lambdas: what clearhead's own attention combines its maps by; [..., T or 1, 1] or a
             scalar.
     """
@@ -84,7 +82,6 @@ class AttentionCall:
     bias: Tensor | None = None
     softcap: float | None = None
     lambdas: Tensor | None = None
-    rows: Tensor | None = None
 
     @property
     def causal(self) -> bool:
@@ -93,8 +90,7 @@ class AttentionCall:
 
     @property
     def before(self) -> int:
-        """The position of the first query: under dynamic-causal a call has the queries of one base,
-        the last of its keys."""
+        """The position of the first query, cached keys before it."""
         return self.k.shape[2] - self.q.shape[2] if self.causal else 0
 
     @property
@@ -140,8 +136,6 @@ class AttentionCall:
         hidden = self.visibility.hidden(Span(start, stop, 0, end), *sizes, device)
         if hidden is not None:
             visible = visible & ~hidden
-        if self.rows is not None:
-            visible = visible & self.rows[:, None, start:stop, None]
         if self.mask is not None:
             visible = visible & shown(self.mask[:, :, start:stop, :end])
         return visible

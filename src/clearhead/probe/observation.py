@@ -215,8 +215,7 @@ def attention_call(
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
     }
     if isinstance(module, Attention):
-        names = ("visibility", "sink", "lambdas", "rows")
-        own = {name: options[name] for name in names}
+        own = {name: options[name] for name in ("visibility", "sink", "lambdas")}
         if (prefix := options["prefix"]) is not None:
             null = as_null(query, prefix, own["sink"], common["scale"])
             own["sink"], own["sink_value"] = null

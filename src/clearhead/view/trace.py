@@ -75,7 +75,8 @@ class AttentionTrace:
             self._add(call, part)
             self._keep(call.layer, part, rows)
         if tile.lambdas is not None:
-            self._note_lambdas(call.layer, tile.lambdas, call.before)
+            own = tile.lambdas.detach().float().cpu()
+            self.lambdas[call.layer] = own[0, :, :, 0] if own.ndim > 2 else own.flatten()[0]
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records: each statistic of each head that has it."""
@@ -129,14 +130,6 @@ class AttentionTrace:
     def weights_of_map(self) -> int:
         """The weights that are packed of one map."""
         return self.length * (self.length + 1) // 2 if self.causal else self.length**2
-
-    def _note_lambdas(self, layer: int, lambdas: Tensor, before: int) -> None:
-        if lambdas.ndim < 3:
-            self.lambdas[layer] = lambdas.detach().float().reshape(-1)[0].cpu()
-            return
-        own_HT = lambdas[0, :, :, 0].detach().float().cpu()
-        whole = self.lambdas.setdefault(layer, torch.zeros(len(own_HT), self.length))
-        whole[:, before : before + own_HT.shape[1]] = own_HT
 
 
 class HiddenTrace:

@@ -136,8 +136,6 @@ def copied(config: Any, target: str | None = None) -> dict[str, Any]:
     found = {key: deepcopy(getattr(config, key, None)) for key in _SAME} | window_begin(config)
     rope = rotation(config)
     found["rope_parameters"] = rope or None
-    if target and rope.get("rope_type") == "dynamic-causal":
-        raise ClearheadError(f"{target} has no rope_type='dynamic-causal': export it as 'dynamic'")
     if target and config.hidden_size % config.num_attention_heads:
         raise ClearheadError(
             f"{target} has no hidden_size={config.hidden_size} with {config.num_attention_heads} "

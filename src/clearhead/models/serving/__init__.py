@@ -49,7 +49,6 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 _SINGLE = "rmsnorm-single"
-_DYNAMIC = ("dynamic", "dynamic-causal")
 
 
 def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
@@ -80,10 +79,9 @@ def served(model: ClearheadForCausalLM) -> ClearheadServingForCausalLM:
 
 def turns_anew(ours: ClearheadConfig) -> str | None:
     """The reason why no server decodes as a model with a dynamic base does; None for the others."""
-    kind = (ours.rope_parameters or {}).get("rope_type", "default")
-    return (
-        f"rope_type={kind!r} turns cached keys again as a text grows" if kind in _DYNAMIC else None
-    )
+    if (ours.rope_parameters or {}).get("rope_type") == "dynamic":
+        return "rope_type='dynamic' turns cached keys again as a text grows"
+    return None
 
 
 def _refusal(ours: ClearheadConfig) -> str | None:
