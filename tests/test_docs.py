@@ -15,8 +15,8 @@ from clearhead.experiments.configs import masked_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "results/README.md"])
-# Words of a pattern for the reader to fill in, not of a command.
-PATTERN = ("[", "…")
+# Words of a pattern for the reader to fill in, not of a command; or of a package of theirs.
+PATTERN = ("[", "…", "--import quieter")
 
 
 def _blocks(text):
@@ -90,3 +90,13 @@ def test_a_program_of_the_how_to_runs_as_it_stands(number, tmp_path):
 
 def test_the_how_to_has_programs():
     assert len(HOW_TO) == 5
+
+
+def test_a_command_knows_the_mechanism_of_the_how_to(tmp_path):
+    (program,) = (one for one in HOW_TO if "register_preset" in one)
+    (tmp_path / "quieter.py").write_text(program)
+    words = ["plan", "quieter", "--set", "hidden_size=48", "--import", "quieter"]
+    done = subprocess.run(
+        [sys.executable, "-m", "clearhead", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("quieter, hidden_size=48"), done.stderr

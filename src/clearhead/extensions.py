@@ -3,9 +3,6 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from clearhead.errors import ClearheadError
 
@@ -51,17 +48,17 @@ def load() -> None:
     from importlib.metadata import entry_points  # quick help needs none
 
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        _import(name, partial(importlib.import_module, name))
+        _import(name)
     for point in entry_points(group=GROUP):
-        _import(point.value, point.load)
+        _import(point.module)
 
 
-def _import(name: str, read: Callable[[], Any]) -> None:
+def _import(name: str) -> None:
     # A package of the current folder is found, and afterwards nothing else that lies there.
     if added := "" not in sys.path:
         sys.path.append("")
     try:
-        read()
+        importlib.import_module(name)
     except ClearheadError:
         raise
     except Exception as error:  # of code that is not ours

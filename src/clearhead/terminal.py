@@ -14,17 +14,7 @@ if TYPE_CHECKING:
 # Control characters but tab and line feed; marks that reorder text; lone surrogates, which a file
 # name may hold and no stream encodes.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_ASCII = {
-    "→": "->",
-    "≤": "<=",
-    "≥": ">=",
-    "×": "x",
-    "·": ".",
-    "²": "^2",
-    "±": "+-",
-    "…": "...",
-    "�": "?",
-}
+_ASCII = dict(zip("→≤≥×·²±…�", ["->", "<=", ">=", "x", ".", "^2", "+-", "...", "?"], strict=True))
 _ASCII |= dict.fromkeys("–—−", "-") | dict.fromkeys("‘’′", "'") | dict.fromkeys("“”", '"')
 
 

@@ -198,7 +198,8 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
 
     with utf8_name(name) as place:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    tokenizer.name_or_path = str(name)
+    if place != name:
+        tokenizer.name_or_path = str(name)
     return tokenizer
 
 
@@ -272,20 +273,14 @@ def explained(name: str, what: str = "model") -> Iterator[None]:
         refuse_code(name, what, error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # a heading has no reason
-        if pointer := next(filter(_is_pointer, sorted(Path(name).glob("*.*"))), None):
+        files = (one for one in sorted(Path(name).glob("*.*")) if one.is_file())
+        small = (one for one in files if one.stat().st_size < 1024)
+        if pointer := next((one for one in small if _POINTER in one.read_bytes()), None):
             raise ClearheadError(
                 f"{pointer} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
                 "its folder, or download the model again"
             ) from error
         raise ClearheadError(f"cannot load a {what} from {name!r} ({reason}): {_GIVE}") from error
-
-
-def _is_pointer(path: Path) -> bool:
-    """True of a small text that stands for a file that Git LFS has not fetched."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
 
 
 def refuse_code(name: str, what: str, error: Exception, allow: str = "") -> None:
