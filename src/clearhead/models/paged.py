@@ -5,11 +5,14 @@ The cache has one shape for all layers: the key heads of the configuration, `hea
 keys fit it rotated, at twice the width that they have in our own cache.
 """
 
+import inspect
 from itertools import pairwise
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from clearhead import ops
 from clearhead.errors import ClearheadError
@@ -66,6 +69,11 @@ def require_pageable(config: Any, dtype: torch.dtype) -> None:
             raise ClearheadError(
                 f"continuous batching cannot hold this model: {reason}; use generate()"
             )
+    if "kwargs" not in inspect.signature(PagedAttentionCache.update).parameters:
+        raise ClearheadError(
+            f"continuous batching needs a transformers newer than {transformers.__version__}, or "
+            "the form of convert --for serving; use generate()"
+        )
 
 
 def _refusal(layer: LayerSpec, dtype: torch.dtype) -> str | None:
