@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache
@@ -115,6 +116,7 @@ def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(nam
 )
 @torch.no_grad()
 def test_a_model_is_exported_for_any_length(name, keys):
+    _skip_what_is_not_provable(name)
     model = _model(name, use_cache=False, **keys)
     length = Dim("length", min=2, max=LONGEST)
     program = export(model, (), {"input_ids": _ids()}, dynamic_shapes={"input_ids": {1: length}})
@@ -127,6 +129,7 @@ def test_a_model_is_exported_for_any_length(name, keys):
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_a_model_is_exported_for_any_padded_batch(name):
+    _skip_what_is_not_provable(name)
     model, sizes = _model(name, use_cache=False), {0: Dim("batch", min=2, max=16)}
     sizes[1] = Dim("length", min=2, max=LONGEST)
     inputs = {"input_ids": _ids(3), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
@@ -136,6 +139,11 @@ def test_a_model_is_exported_for_any_padded_batch(name):
     got = program.module()(input_ids=ids, attention_mask=mask).logits
     wanted = model(ids, attention_mask=mask).logits
     assert torch.allclose(got[mask == 1], wanted[mask == 1], atol=1e-4)
+
+
+def _skip_what_is_not_provable(name: str) -> None:
+    if name.startswith("differential") and Version(torch.__version__) < Version("2.12"):
+        pytest.skip("torch 2.11 cannot prove the strides of two maps for every length")
 
 
 class Step(nn.Module):
