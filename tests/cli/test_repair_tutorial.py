@@ -29,7 +29,9 @@ SAID = {
     "convert repaired served": r"GraniteSWAForCausalLM, with equal logits: served",
     "generate served": r"Once upon a time.+",
     "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model",
-    "quantize SmolLM2-135M few-bits": r"page: few-bits.html",
+    "quantize SmolLM2-135M few-bits --data.data": r"page: few-bits.html",
+    "quantize SmolLM2-135M few-bits --deploy": r"a new process loads the saved model",
+    "generate int8/few-bits": r"Once upon a time.+",
     "generate few-bits": r"Once upon a time.+",
 }
 

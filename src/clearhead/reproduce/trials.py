@@ -7,12 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.data.config import DataConfig
 from clearhead.experiments.configs import RECORDS, CompareConfig, FinetuneJob
 from clearhead.experiments.convert_config import ConvertConfig
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import (
     DIAGNOSIS_FILE,
     FRESH,
+    OWN,
     DiagnoseConfig,
     EvaluateSettings,
     PlanConfig,
@@ -215,6 +217,8 @@ class Trial:
         folder = self.output / "evaluations" / run
         for name, question in self.table.questions.items():
             on, asked = "", question
+            if isinstance(asked, SweepConfig) and asked.data.data == OWN:  # one text for all arms
+                asked = replace(asked, data=replace(asked.data, data=DataConfig.data))
             if isinstance(asked, FinetuneJob):
                 on, output = f" on {name}", folder / name
                 asked = replace(asked, model=model, seeds=(seed,), output=output)
