@@ -121,9 +121,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 Without a cache the documents of a row may be numbered, from 1.
             position_ids: int64 [B, T]; by default counted from the first token not padded. Where
                 they begin anew, a document begins.
-            past_key_values, cache: a transformers Cache, by its name before 5.24 or after. A lone
-                token after a StaticCache, its mask of all the room or None, reads nothing on the
-                host: a CUDA graph can hold the step.
+            past_key_values: a transformers Cache. A lone token after a StaticCache, its mask of
+                all the room or None, reads nothing on the host: a CUDA graph can hold the step.
+            cache: the same, by its name from transformers 5.24 on.
             document_ids: int [B, T]; a token sees only its own document (packing), in which
                 positions are counted. No cache then.
             output_attentions: needs attn_implementation="eager"; the matrices [B, heads, T, S] that
