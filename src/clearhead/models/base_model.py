@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -254,8 +253,7 @@ class ClearheadModel(ClearheadPreTrainedModel):
                 make = self._position_of(position).tables
                 shared[key] = make(positions_BT, keys)
                 if places:
-                    first = torch.arange(places, device=positions_BT.device)[None]
-                    prefix = _prefix_table(partial(make, positions_BT, first), past)
+                    prefix = _prefix_table(make, positions_BT, places, past)
                     shared[key] = shared[key]._replace(prefix=prefix)
             tables.append(shared[key])
         return tables
@@ -342,14 +340,16 @@ def _cached(cache: Cache | None) -> int:
     return int(length)
 
 
-def _prefix_table(make: Callable[[], PositionTables], past: int) -> Callable[[], Any]:
+def _prefix_table(
+    make: Callable[[Tensor, Tensor], PositionTables], positions_BT: Tensor, places: int, past: int
+) -> Callable[[], Any]:
     """The table of a prefix's keys. After `past` keys it is made when it is first wanted: a cache
     keeps these keys, so that a step of decoding wants none."""
     known: list[Any] = []
 
     def table() -> Any:
         if not known:
-            keys = make().keys
+            keys = make(positions_BT, torch.arange(places, device=positions_BT.device)[None]).keys
             known.append(keys.table() if isinstance(keys, Rotation) else keys)
         return known[0]
 
