@@ -28,11 +28,13 @@ fresh:
 	build/fresh/bin/python -m pip install --quiet --editable .
 	build/fresh/bin/python .ci/readme.py
 
-# An hour of generated attacks; another SEED makes others, and `make test` makes a few of each kind.
+# An hour of generated attacks, and every experiment in a few steps; another SEED makes other attacks, and
+# `make test` makes a few of each kind.
 CASES ?= 10000
 SEED ?= 0
 attack: $(VENV)/.installed
-	CLEARHEAD_ATTACK_CASES=$(CASES) CLEARHEAD_ATTACK_SEED=$(SEED) $(BIN)/python -m pytest tests/attack
+	CLEARHEAD_ATTACK_CASES=$(CASES) CLEARHEAD_ATTACK_SEED=$(SEED) CLEARHEAD_SMOKE=all \
+		$(BIN)/python -m pytest tests/attack tests/reproduce/test_smoke.py
 
 # The GPU's kernels without one: in Triton's interpreter, then through its compilers. Triton lies apart,
 # so that everything else meets what a CPU build of PyTorch has.

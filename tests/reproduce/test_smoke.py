@@ -1,4 +1,7 @@
-"""Every experiment of the book in a few steps: `clearhead reproduce all --scale smoke`."""
+"""Experiments of the book in a few steps: `clearhead reproduce … --scale smoke`.
+
+One whose models are trained, one that fine-tunes, one that starts from a model; all by `make attack`.
+"""
 
 import os
 import sys
@@ -11,6 +14,7 @@ from clearhead.records.loading import load
 from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import claims, judged
 
+ALL = os.environ.get("CLEARHEAD_SMOKE") == "all"
 JOBS = 400
 """Jobs of a few seconds each, at most. Two idle cores take three to six minutes, by machine: a
 bound in seconds would say more of the machine than of the experiments."""
@@ -22,13 +26,35 @@ LEFT_OUT = (
 )
 
 
-@pytest.mark.slow
-def test_all_experiments_run_whole_and_end_with_the_book(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def _run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", "all", "--scale", "smoke", "--output", str(tmp_path)])
-    assert stop.value.code == 0, capsys.readouterr().err
+
+    def run(name, folder):
+        with pytest.raises(SystemExit) as stop:
+            main(["reproduce", name, "--scale", "smoke", "--output", str(folder)])
+        assert stop.value.code == 0, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sink-text", "encoders", "retrofit"])
+def test_an_experiment_runs_whole_and_ends_with_its_page(name, _run, tmp_path, capsys):
+    _run(name, tmp_path / name)
+    studied = [claim for claim in claims() if claim.study == name]
+    for claim, outcomes, _ in judged({name: load(tmp_path / name / "records.jsonl")}):
+        if claim in studied and claim.name not in LEFT_OUT:
+            assert outcomes, claim.name
+    assert (tmp_path / name / "report.html").exists()
+    assert "claims: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="all of them take minutes: by `make attack`")
+def test_all_experiments_run_whole_and_end_with_the_book(_run, tmp_path, capsys):
+    _run("all", tmp_path)
     assert 0 < len([*tmp_path.glob("*/logs/**/*.done")]) <= JOBS
     records: dict[str, Path] = {one.parent.name: one for one in tmp_path.glob("*/records.jsonl")}
     studies = {claim.study for claim in claims()}
