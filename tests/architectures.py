@@ -35,7 +35,13 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3ForCausalLM", GROUPED),
     "Gemma2": (
         "Gemma2ForCausalLM",
-        GROUPED | {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 6},
+        # transformers 5.17 takes sdpa, which leaves the cap out; later versions take eager.
+        GROUPED
+        | {
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 6,
+            "attn_implementation": "eager",
+        },
     ),
     "Gemma3": ("Gemma3ForCausalLM", GROUPED | {"sliding_window": 5}),
     "Cohere": ("CohereForCausalLM", {"num_key_value_heads": 2}),  # neighbours are turned

@@ -56,7 +56,7 @@ def test_an_adapter_beside_its_model_is_merged(source, going_on, tmp_path, capsy
     with torch.no_grad():
         model.lm_head.modules_to_save["default"].weight.mul_(2)
     adapted.save_pretrained(source)
-    theirs, ids = AutoModelForCausalLM.from_pretrained(source).eval(), torch.arange(20)[None]
+    theirs, ids = adapted.eval(), torch.arange(20)[None]  # transformers 5.17 opens half of it
     for words in ((), ("--to", "gated")):
         made = tmp_path / f"made{len(words)}"
         assert call("convert", source, made, *words) == 0

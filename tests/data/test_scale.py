@@ -22,7 +22,11 @@ import json, sys, time
 from pathlib import Path
 from clearhead.data import Batches, DataConfig, prepare
 from clearhead.models.loading import load_tokenizer
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return [int(line.split()[1]) >> 10 for line in lines if "VmHWM" in line][0]
 data, cache = sys.argv[1:]
+imported = peak()  # PyTorch's build for GPUs takes twice as much as that for CPUs
 config = DataConfig(data=(data,), vocabulary=280, validation=0.2, cache=Path(cache))
 said = []
 began = time.perf_counter(), time.process_time()
@@ -31,9 +35,7 @@ taken = time.perf_counter() - began[0], time.process_time() - began[1]
 batches = Batches(corpus, sequence_length=2048, batch_size=8, seed=0, document_masks=True)
 for step in range(200):
     batches.batch(step)
-print(json.dumps([said, sum(map(len, corpus.split("train"))), *taken]))
-peak = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line]
-print(int(peak[0].split()[1]) >> 10)
+print(json.dumps([said, sum(map(len, corpus.split("train"))), *taken, imported, peak()]))
 """
 
 
@@ -62,15 +64,15 @@ def large(folder, configure):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's /proc")
-def test_a_hundred_gigabytes_are_opened_in_two_seconds_and_read_in_600_megabytes(large):
+def test_a_hundred_gigabytes_are_opened_in_two_seconds_and_read_in_200_megabytes(large):
     words = [sys.executable, "-c", OPEN, *large.data, str(large.cache)]
     ran = subprocess.run(words, capture_output=True, text=True, check=True)
-    (said, tokens, seconds, own), peak = map(json.loads, ran.stdout.splitlines())
+    said, tokens, seconds, own, imported, peak = json.loads(ran.stdout)
     print(f"opened {SIZE / 1e9:.0f} GB in {seconds:.2f} s ({own:.2f} s of CPU); peak {peak} MiB")
     assert "reusing the tokens" in said[-1]
     assert tokens == SIZE // 2
     assert own < 2
-    assert peak < 600
+    assert peak - imported < 200
 
 
 def test_windows_are_read_without_being_kept(tmp_path):

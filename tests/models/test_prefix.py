@@ -239,6 +239,8 @@ def test_a_cache_keeps_the_prefix_until_it_is_filled_anew():
     other = made(ids, use_cache=False).logits
     assert _apart(other, wanted) > 1e-3
     cache.reset()
+    if cache.get_seq_length():  # transformers 5.17 keeps the slots
+        cache = DynamicCache(config=made.config)
     steps = [made(part, past_key_values=cache).logits for part in ids.split([5, 1, 5], 1)]
     assert _apart(torch.cat(steps, 1), other) < 1e-12
 

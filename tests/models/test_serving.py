@@ -306,8 +306,10 @@ def test_the_page_on_serving_says_what_holds_for_every_preset():
         assert _numbers_cached(model) == (0.75 if size.startswith("¾") else 1) + gates
         try:
             require_pageable(model.config, model.dtype)
-        except ClearheadError:
+        except ClearheadError as error:
             expected = "works, in the form" if name in IN_THE_FORM else "refused: "
+            if "a transformers newer than" in str(error):  # the page is about later versions
+                expected = "works"
             assert batched.startswith(expected)
         else:
             assert batched == "works"

@@ -76,5 +76,6 @@ def test_compiled_operations_refuse_to_differentiate_twice():
     q = _numbers(1, 2, LENGTH, 4)
     out = torch.compile(lambda q: attend(q, 2 * q, 3 * q), backend="aot_eager", fullgraph=True)(q)
     (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
+    # torch 2.11 makes no graph of a compiled gradient, later versions refuse it by name.
+    with pytest.raises(RuntimeError, match="double backward|does not require grad"):
         gradient.sum().backward()

@@ -95,6 +95,8 @@ def pretrained(
             output_loading_info=True,
             **options,
         )
+    if getattr(model.config, "attn_logit_softcapping", None):  # which 5.17's sdpa leaves out
+        model.set_attn_implementation("eager")
     kind = type(model).__name__
     # Where the folder has an adapter, `found` tells of the adapter alone, and a table of the model.
     adapted = getattr(model, "_hf_peft_config_loaded", False)
