@@ -84,7 +84,7 @@ def maps_of(call: AttentionCall) -> LayerMaps:
 
 
 def _position_only(call: AttentionCall, tile: Tile) -> Tensor:
-    """The softmax maps [B, H, R, S] of queries and keys that hold nothing but position."""
+    """The softmax maps [B, H, R, S] of queries and keys that hold only their position."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
     q = attention.position_only(call.q[:batch, :, tile.start : tile.start + rows])
