@@ -1,4 +1,4 @@
-"""The attention maps of a layer, and the matrix that it makes of them."""
+"""The attention maps of a layer, and the matrix composed of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class LayerMaps:
     call: AttentionCall | None = None
 
     def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
-        """Anything with heads in dimension 1, for each map."""
+        """Split a tensor with heads in dimension 1 into one for each map."""
         return (heads_BH,) if self.by is None else self.by.split(heads_BH)
 
     def difference(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
