@@ -1,4 +1,4 @@
-"""Text to batches, in four steps of which each is a plain function of what came before.
+"""Text to batches in four steps, each a plain function of the one before.
 
 **Documents.** A source (`python-stdlib`, a file, a folder, `hf:name` …) is a list of documents in
 a fixed order: files by name, rows as they stand. A text file that is named by itself is cut at line

@@ -1,4 +1,4 @@
-"""The bigram-backcopy task: words that follow one another by chance, but for a few that copy.
+"""The bigram-backcopy task: random word sequences in which a few trigger words copy.
 
 After a trigger word comes the word before it; after any other, one of a few that may follow it
 (arXiv 2410.13835, section 2). A head that copies has nothing to do at all other words and, since
@@ -35,7 +35,7 @@ def text(
 
 
 def words_of(words: int) -> tuple[str, ...]:
-    """The words of such texts."""
+    """The vocabulary of these texts."""
     return (*KEYS, *VALUES)[:words]
 
 

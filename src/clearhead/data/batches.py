@@ -1,4 +1,4 @@
-"""Windows of tokens in an order that is a pure function of (seed, step): nothing is iterated.
+"""Windows of tokens in an order that is a pure function of (seed, step).
 
 Any step can be asked for at any time, in any process, at the cost of its own batch (and, on
 entering an epoch of a small pool, of its permutation); resuming a run needs only the number of the
@@ -136,7 +136,7 @@ class Batches:
         return max(len(stream) - 1, 0) // (self.sequence_length - 1)
 
     def _make_pools(self, split: str) -> tuple[list[range], list[int]]:
-        """The streams of each pool, and how many of a block's sequences come from it."""
+        """The streams of each pool, and its number of sequences in a block."""
         weights = [stream.weight for stream in self._streams if stream.weight is not None]
         if not weights:
             return [range(len(self._streams))], [BLOCK]
@@ -272,7 +272,7 @@ def windows(
 
 
 def _chosen(starts: np.ndarray | range, number: int, seed: int) -> Sequence[int] | np.ndarray:
-    """The first ones, or those that a seed draws, in their order."""
+    """The first windows, or those drawn by a seed, in order."""
     if not seed:
         return starts[:number]
     drawn = np.sort(permutation(f"windows {seed}", len(starts))[:number])

@@ -1,4 +1,4 @@
-"""Tokens at rest: memory-mapped streams, one a source and split."""
+"""Memory-mapped token streams, one for each source and split."""
 
 import copy
 import hashlib
@@ -77,7 +77,7 @@ class TokenStream:
 
 
 def fingerprint_of(*parts: Any) -> str:
-    """The hash of JSON values."""
+    """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

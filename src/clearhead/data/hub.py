@@ -37,7 +37,7 @@ def parse_hub(spec: str) -> tuple[str, str | None, str]:
 
 
 def local_folder(spec: str) -> Path | None:
-    """The folder that a spec names in place of a data set of the hub, if it does."""
+    """The local folder that replaces a data set of the hub, or None."""
     path = Path(parse_hub(spec)[0])
     return path if path.is_dir() else None
 
@@ -80,7 +80,7 @@ def texts(spec: str, revision: str | None, text_field: str) -> Iterator[str]:
 
 
 def rows(spec: str, revision: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where it stands and what it is, for every row, as they come from the hub.
+    """Yield (place, row) for every row of a data set, in order.
 
     A class is given by its name where the data set names its classes.
 

@@ -1,4 +1,4 @@
-"""The journal of a build, by which an interrupted one goes on.
+"""The journal from which an interrupted build resumes.
 
 Each line is a mark: how far in the text the files of the build reach, their sizes, and the SHA-256
 of what was added to each since the mark before. A build that goes on verifies them, and drops what
@@ -93,7 +93,7 @@ class Journal:
             file.write(_sealed({"key": self._key, "mark": mark, "files": added}))
 
     def _lines(self) -> list[dict[str, Any]]:
-        """The lines up to the first that is damaged."""
+        """The lines before the first damaged one."""
         lines = list[dict[str, Any]]()
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             for text in self._path.read_bytes().splitlines():

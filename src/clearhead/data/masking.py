@@ -1,4 +1,4 @@
-"""Hidden tokens to be predicted, as a pure function of (seed, batch): nothing is drawn in turn."""
+"""Deterministic masking for MLM: a pure function of (seed, batch index)."""
 
 import copy
 from typing import Any

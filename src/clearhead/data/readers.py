@@ -145,7 +145,7 @@ def _text(path: Path, size: int) -> Iterator[str]:
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield where it stands and what it is, for every line of a .jsonl or .jsonl.gz file.
+    """Yield (place, row) for every line of a .jsonl or .jsonl.gz file.
 
     Raises:
         ClearheadError: a file that cannot be read, or a line that is no JSON.
@@ -225,7 +225,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[str]:
 
 
 def _values(batch: Any, where: str) -> list[Any]:
-    """The rows of a batch; what writes a .parquet file need not look at the bytes of its texts."""
+    """The rows of a batch, refused where a text is not UTF-8 (.parquet writers do not check)."""
     try:
         return cast(list[Any], batch.to_pylist())
     except UnicodeDecodeError as error:
@@ -260,7 +260,7 @@ def _piece_size(path: Path) -> int:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system and gzip say of `path` into one line."""
+    """Turn errors of the operating system and of gzip for `path` into one line."""
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

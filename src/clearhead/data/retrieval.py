@@ -136,7 +136,7 @@ def facts(draws: SeededChoices, count: int, digits: int, *, evaluation: bool = F
 
 
 def sentence(draws: SeededChoices, *, evaluation: bool = False) -> str:
-    """A sentence that says nothing of any city: filler that needs no corpus."""
+    """A filler sentence about no city; it needs no corpus."""
     return drawn(
         lambda: (
             f"The {draws.choice(_WHAT)} {draws.choice(_WHO)} {draws.choice(_DID)} "
@@ -156,7 +156,7 @@ def pairs(draws: SeededChoices, count: int, *, evaluation: bool = False) -> list
 
 @cache
 def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
-    """The values that each key may have; a key without any is left out."""
+    """Allowed values by key; keys without any are left out."""
     allowed = {
         key: tuple(value for value in VALUES if held_out(f"{key} {value}") == evaluation)
         for key in KEYS
@@ -170,7 +170,7 @@ def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
 
 
 def drawn(draw: Callable[[], str], evaluation: bool) -> str:
-    """The first draw on the wanted side of what is held out."""
+    """Draw until `held_out` of the draw equals `evaluation`."""
     while held_out(found := draw()) != evaluation:
         pass
     return found

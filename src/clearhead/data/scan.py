@@ -94,7 +94,7 @@ def scan(
 
 
 def forget(sources: tuple[Source, ...], cache: Path) -> None:
-    """Have every source read again, whatever its files' times say."""
+    """Drop the cached scans, so that every source is read again."""
     for source in sources:
         _cached(source, cache).forget()
 

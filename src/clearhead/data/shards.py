@@ -35,7 +35,7 @@ _STARTS = np.dtype("<i8")
 
 
 class DamagedError(Exception):
-    """A published build that is not what was published; the message says how."""
+    """A published build whose files have changed; the message says how."""
 
 
 class ShardWriter:
@@ -258,7 +258,7 @@ def _remove(target: Path) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Delete what killed builds left: folders in which nothing was written for a day."""
+    """Delete folders of killed builds, in which nothing was written for a day."""
     for folder in [*root.glob(_BUILDING + "*"), *root.glob(_DAMAGED + "*")]:
         try:
             newest = max(path.stat().st_mtime for path in [folder, *folder.rglob("*")])

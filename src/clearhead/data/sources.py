@@ -1,4 +1,4 @@
-"""From the words a user gives, `SPEC` or `SPEC@WEIGHT`, to documents in a fixed order."""
+"""Sources of text, `SPEC` or `SPEC@WEIGHT`, as documents in a fixed order."""
 
 import difflib
 import hashlib

@@ -1,4 +1,4 @@
-"""Text in which something must be retrieved, made and never read: `synthetic:TASK:KEY=VALUE,…`.
+"""Generated retrieval texts: `synthetic:TASK:KEY=VALUE,…`.
 
 Tasks are in `clearhead.data.retrieval` and `backcopy`. A source is a pure function of its own
 words, so it has the same documents in every process; keys that evaluations ask for never occur in

@@ -1,4 +1,4 @@
-"""Tasks of classification: GLUE's nine, Banking-77, and any other by its fields."""
+"""Classification tasks: GLUE's nine, Banking-77, and others by their fields."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Tokens of a corpus: its text, document by document, through the tokenizer into shards."""
+"""Tokenisation of a corpus into shards, document by document."""
 
 import hashlib
 from collections import Counter, deque
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 class ChangedError(ClearheadError):
-    """Text that is not what the scan read, or not what a run began with."""
+    """Text that changed after it was scanned, or after a run began."""
 
 
 def _train(sources: tuple[Source, ...], found: CorpusScan, vocabulary: int, say: Progress) -> Any:

@@ -107,7 +107,7 @@ def checked(tokenizer: Any, *, closed: bool = True) -> Any:
 
 
 def trained_identity(vocabulary: int) -> str:
-    """What, beside the texts, determines a tokenizer that `train` makes."""
+    """The identity of a tokenizer trained by `train`, beside its texts."""
     return f"byte-level BPE {vocabulary} by tokenizers {importlib.metadata.version('tokenizers')}"
 
 

@@ -231,7 +231,7 @@ class DiagnosisTask:
         return found.records()
 
     def number(self, subject: Subject) -> int:
-        """The number of windows that the text holds, of those asked for."""
+        """The number of windows to measure: those requested, as far as the text has them."""
         return sum(1 for _ in self._texts(subject))
 
     def _texts(self, subject: Subject) -> Iterable[Tensor]:

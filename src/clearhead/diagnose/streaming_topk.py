@@ -67,7 +67,7 @@ class Histogram:
 
 
 def median_of(counts: Tensor) -> float:
-    """As `Histogram.median`, of counts that may be the sum of several."""
+    """`Histogram.median` of given counts, which may be sums of several histograms."""
     total = counts.cumsum(0)
     if not int(total[-1]):
         return float("nan")

@@ -1,4 +1,4 @@
-"""From a config to an optimizer: the one place that later optimizers join."""
+"""Optimizers built from a config; a new optimizer is added here."""
 
 from collections.abc import Callable
 from typing import Any

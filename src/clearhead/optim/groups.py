@@ -81,7 +81,7 @@ def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, 
 
 
 def undecayed(model: nn.Module) -> list[str]:
-    """The parameters that are `ADDED` and have a matrix's dimensions, "*" for their numbers."""
+    """Names of `ADDED` parameters with a matrix's dimensions; "*" replaces numbers."""
     named = ((plain_name(name), p) for name, p in model.named_parameters())
     found = {name for name, p in named if p.ndim >= 2 and matched(name, ADDED)}
     return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in found})

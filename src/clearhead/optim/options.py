@@ -25,7 +25,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Draw(NamedTuple):
-    """All that the rotation of a size is a function of."""
+    """The arguments that determine the rotation of a size."""
 
     kind: str
     seed: int

@@ -156,7 +156,7 @@ class Windows:
         return min(1.0, self.starts[step] / self.plan.starts[-1])
 
     def done(self, steps: int) -> float:
-        """The share of the schedule's steps that so many are."""
+        """`steps` as a share of the schedule's steps."""
         return min(1.0, steps / self.plan.steps)
 
 

@@ -14,7 +14,7 @@ Two constructions, both drawn on the CPU in float64 and applied in float32:
   orthogonal, hence so is the product, whatever n is.
 
 Either is drawn once a size. A parameter's own rotation is Q·S, S a diagonal of random signs hashed
-from the parameter's key: nothing but the key is kept, and parameters of a shape are still rotated
+from the parameter's key: only the key is kept, and parameters of a shape are still rotated
 by one product. S must come first: Adam commutes with signs, so those of S·Q would cancel.
 
 The signs are integers and equal on every machine. What went through a QR, Haar matrices and odd

@@ -26,7 +26,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuse placements that cannot be dealt out again.
+    """Refuse placements that cannot be redistributed.
 
     Raises:
         ClearheadError: for anything but whole copies and even shards.
@@ -67,7 +67,7 @@ def zeros(tensor: torch.Tensor, placements: Placements) -> torch.Tensor:
 def move(
     stack: torch.Tensor, like: torch.Tensor, source: Placements, target: Placements
 ) -> torch.Tensor:
-    """Deal out a stack [B, …] of local parts again; one collective for all B tensors."""
+    """Redistribute a stack [B, …] of local parts, in one collective for all B tensors."""
     if source == target:
         return stack
     assert isinstance(like, DTensor)

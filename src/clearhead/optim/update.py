@@ -36,7 +36,7 @@ class Member(NamedTuple):
 def buckets(
     lists: Sequence[list[Any]], axes: Sequence[tuple[Axis, ...]]
 ) -> Iterator[tuple[str, tuple[tuple[int, Draw], ...], list[Member]]]:
-    """Sort members into what can be stepped together: (device, axes and rotations, members).
+    """Group members that can be stepped together: (device, axes and rotations, members).
 
     Args:
         lists: a list for each field of `Member`, but for the last the places in the group.
@@ -156,7 +156,7 @@ def _elementwise(
 
 
 def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Look at every gradient before anything is changed.
+    """Check every gradient before anything is changed.
 
     Raises:
         ClearheadError: naming the first that is sparse or not finite.

@@ -1,4 +1,4 @@
-"""One layer's attention as the probes see it: its queries and keys, and tiles of its scores.
+"""One layer's attention: queries, keys, and tiles of scores.
 
 Shape suffixes as in `clearhead.ops`; R is the rows of a tile.
 """

@@ -1,4 +1,4 @@
-"""The attention maps of a layer, and the matrix that it makes of them."""
+"""The attention maps of a layer, and the matrix composed of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class LayerMaps:
     call: AttentionCall | None = None
 
     def split(self, heads_BH: Tensor) -> Sequence[Tensor]:
-        """Anything with heads in dimension 1, for each map."""
+        """Split a tensor with heads in dimension 1 into one for each map."""
         return (heads_BH,) if self.by is None else self.by.split(heads_BH)
 
     def difference(self, weights_BHRS: Tensor, start: int) -> Tensor | None:
@@ -84,7 +84,7 @@ def maps_of(call: AttentionCall) -> LayerMaps:
 
 
 def _position_only(call: AttentionCall, tile: Tile) -> Tensor:
-    """The softmax maps [B, H, R, S] of queries and keys that hold nothing but position."""
+    """The softmax maps [B, H, R, S] of queries and keys that hold only their position."""
     batch, heads, rows, keys = tile.weights.shape
     attention: Any = call.module
     q = attention.position_only(call.q[:batch, :, tile.start : tile.start + rows])

@@ -1,11 +1,11 @@
-"""The interface of every statistic: it observes, and then says its measures."""
+"""The interface of a statistic: `observe`, then `measures`."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 
 class Statistic(Protocol):
-    """Sums over all that it observed. It may have `curves()` beside `measures()`."""
+    """Sums over everything observed. It may have `curves()` beside `measures()`."""
 
     def measures(self) -> list[dict[str, Any]]:
         """Payloads of "measure" records; none where nothing was observed."""

@@ -1,4 +1,4 @@
-"""Attention weights a tile at a time, computed once for all the statistics that read them.
+"""Attention weights by tiles, computed once for all statistics.
 
 Shape suffixes as in `clearhead.probe.attention_call`; h is the heads of one map.
 """

@@ -1,4 +1,4 @@
-"""Models in few bits to keep: torchao's tensors, written as safetensors and loaded like any other.
+"""Models saved in few bits: torchao's tensors, written as safetensors and loaded like any other.
 
 transformers takes torchao's tensor subclasses apart into plain tensors and describes them in the
 file's header, so nothing is ever pickled; loading names the classes from a fixed list.
@@ -143,7 +143,7 @@ def deploy(
 
 
 def _round(model: Any) -> None:
-    """Put a model in bfloat16 as `from_pretrained` does: what is saved, and no rotary frequency."""
+    """Cast saved tensors to bfloat16 as `from_pretrained` does; rotary frequencies keep theirs."""
     saved = model.state_dict().keys()
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if name in saved and tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights and inputs, for as long as a context lasts."""
+"""Linear layers with quantised weights and inputs, inside a context."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ def refuse_quantised(model: Any) -> None:
 
 
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
-    """Matrices that no scheme touches, though they multiply activations: {name: numbers}.
+    """Matrices that multiply activations and that no scheme touches: {name: elements}.
 
     They are neither embeddings nor of the layers, such as experts in one three-dimensional tensor.
     """
@@ -190,7 +190,7 @@ def calibrate(
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Say in an error which tensor it was."""
+    """Add the tensor's name to an error."""
     try:
         yield
     except ClearheadError as error:

@@ -1,4 +1,4 @@
-"""Attention whose logits are written in few bits, in any model with an attention interface.
+"""Attention with quantised logits, in any model with an attention interface.
 
 A logit is what enters the softmax: scaled, capped and with a position's bias where the model has
 them, as in Figure 8 of arXiv 2410.05258. Keys that a query does not see have no logit, so they
@@ -55,7 +55,7 @@ def logits(model: Any, how: Logits) -> Iterator[set[str]]:
 
 
 def without_interface(model: Any) -> str:
-    """Why a model's logits are out of reach."""
+    """The message for a model whose attention logits cannot be quantised."""
     return (
         f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention "
         "logits cannot be quantised; the other schemes work"

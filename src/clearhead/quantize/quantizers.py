@@ -1,4 +1,4 @@
-"""Quantise and dequantise: what a tensor is worth after it was written in few bits.
+"""Quantise and dequantise tensors.
 
 Both round half to even, compute in float32 at least, and return the dtype that they were given.
 Numbers are divided by their group's range before they are multiplied by the number of levels, so
@@ -95,7 +95,7 @@ def ungrouped(x_OGI: Tensor, width: int) -> Tensor:
 
 
 def checked(bits: int) -> int:
-    """`bits`, if a quantiser can have so many."""
+    """Return `bits` if it is a supported number; else raise a ClearheadError."""
     if not FEWEST <= bits <= MOST:
         raise ClearheadError(f"{bits} bits: choose {FEWEST} to {MOST}")
     return bits

@@ -1,4 +1,4 @@
-"""The logit lens: a model's prediction of the next token, read off after each layer.
+"""The logit lens: a model's prediction of the next token after each layer.
 
 The model's own final norm and output head are applied to the hidden states of every layer
 (nostalgebraist, 2020). Whatever else a model does to its logits is not known in general; so the
@@ -46,7 +46,7 @@ class Lens:
         return self.head(normed if weight is None else normed.to(weight.dtype))
 
     def agrees(self, logits_TV: Tensor) -> bool:
-        """True if after the last layer it predicts what the model itself does."""
+        """True if its prediction after the last layer is the model's own."""
         found = self.shares[max(self.shares)].split(_ROWS)
         return all(
             bool(((_best(rows)[0].cpu() - shares).abs() < _CLOSE).all())

@@ -125,4 +125,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: a log line would show the secret."""
+        """Log nothing: a log line would show the secret."""

@@ -1,4 +1,4 @@
-"""One text through one model, as the page needs it."""
+"""Attention, hidden states and predictions of one model on one text, packed for the page."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class Observation:
 def observe_text(
     model: Any, tokenizer: Any, text: str, *, name: str, longest: int = LONGEST
 ) -> Observation:
-    """Run a model on a text and pack what it did.
+    """Run a model on a text and pack its statistics, maps and predictions.
 
     Args:
         model: a causal language model or an encoder of transformers.

@@ -1,4 +1,4 @@
-"""Attention maps and tables of numbers as short text that a browser unpacks.
+"""Attention maps and tables of numbers, compressed for a browser.
 
 A weight w is one of few levels on a √ scale, so that small weights keep their shape:
 w ≈ peak · sign(n) · (n / steps)², n the level less `centre`. The bytes of a map are its columns

@@ -1,4 +1,4 @@
-"""The viewer's page: one file that opens offline, asks nothing of the network, and runs no text."""
+"""The viewer's page: one HTML file that opens offline and escapes all text."""
 
 import base64
 import hashlib
@@ -45,7 +45,7 @@ def render(
 
 
 def payload(observations: Sequence[Observation]) -> dict[str, Any]:
-    """The answer of a live page's server: what the page holds of the models."""
+    """The answer of a live page's server: the models and packed maps, for JSON."""
     return {
         "models": [found.model for found in observations],
         "chunks": [found.chunks for found in observations],

@@ -160,7 +160,7 @@ class HiddenTrace:
             self.read(layer, x_BTC[0])
 
     def lost(self) -> str:
-        """The first place with a number that is not finite, in words; "" where all are."""
+        """Description of the first number that is not finite; "" if all are."""
         bad = [layer for layer in self.layers() if not self.norms[layer].isfinite().all()]
         names = [
             f"after layer {layer}" if layer >= 0 else "before the first layer" for layer in bad
@@ -172,5 +172,5 @@ class HiddenTrace:
         return sorted(self.norms)
 
     def measures(self) -> list[dict[str, Any]]:
-        """None: it is of tokens, and takes no mean."""
+        """Return nothing: the trace is by token, without means."""
         return []
