@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from clearhead.records.provenance import KEYS
 from clearhead.report import load
 
 from .conftest import call, cells_of, changed, lines_of, refusal, saved
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "migrate_records.py"
 
 
 @pytest.fixture
@@ -117,8 +121,8 @@ def test_seeds_are_drawn_anew_and_pooled(words, tmp_path, capsys):
     assert "seeds must be one or more" in refusal(capsys, *words, "--seeds", "1", "1")
 
 
-def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
-    """A cell in one line with its result is known, and its numbers are shown."""
+def test_a_sweep_whose_older_records_were_migrated_goes_on(words, tmp_path):
+    """tools/migrate_records.py gives a cell the key under which the sweep knows it."""
     words = changed(words, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "128")
     assert call(*words) == 0
     header, *_, cell = lines_of(tmp_path)
@@ -128,8 +132,10 @@ def test_a_sweep_of_the_form_before_goes_on(words, tmp_path):
     old |= {"options": cell["options"], "made": cell["made"]}
     text = "".join(json.dumps(line) + "\n" for line in (header, old))
     (tmp_path / "records.jsonl").write_text(text, "utf-8")
+    subprocess.run([sys.executable, SCRIPT, tmp_path / "records.jsonl"], check=True)
+    migrated = (tmp_path / "records.jsonl").read_bytes()
     assert call(*words) == 0
-    assert [line["kind"] for line in lines_of(tmp_path)] == ["run", "cell"]
+    assert (tmp_path / "records.jsonl").read_bytes() == migrated
     (run,) = load(tmp_path / "records.jsonl").runs
     assert run.value("accuracy", task="passkey", **at) == 0.25
 

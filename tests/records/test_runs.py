@@ -1,4 +1,4 @@
-"""Every form of record that was ever written, read into one model."""
+"""Records read into one model."""
 
 import json
 from collections import Counter
@@ -27,40 +27,33 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_every_committed_file_loads_whole(path: Path) -> None:
     lines = lines_of(path)
     records = load(path)
-    headers = [x for x in lines if x["kind"] in ("run", "diagnosis", "quantization")]
+    headers = [x for x in lines if x["kind"] == "run"]
     assert {run.id for run in records.runs} == {x["run"] for x in headers}
-    numbers = Counter[str]()
-    for line in lines:
-        if line["kind"] == "measure":
-            numbers[line["metric"]] += 1
-        elif line["kind"] == "scheme":
-            numbers["perplexity"] += 1
-            numbers["added_perplexity"] += line["delta"] is not None
-        elif line["kind"] == "cell":
-            numbers.update(line["headlines"])
+    numbers = Counter(line["metric"] for line in lines if line["kind"] == "measure")
     measures = [one for run in records.runs for one in run.measures.values()]
-    assert Counter(one.metric for one in measures) == numbers
+    drawn = [draw for one in measures for draw in one.draws.values() or [one]]
+    assert Counter(one.metric for one in drawn) == numbers
     kinds = Counter(line["kind"] for line in lines)
     assert sum(len(run.steps) for run in records.runs) == kinds["step"]
     assert sum(len(run.attention) for run in records.runs) == kinds["attention"]
-    kinds["curve"] += sum("positions" in x["result"] for x in lines if x["kind"] == "cell")
     for kind in ("cell", "curve", "advice"):
         assert sum(len(run.payload(kind)) for run in records.runs) == kinds[kind]
 
 
 def test_values_of_committed_files_stand_under_their_dimensions() -> None:
     passkey = load(RESULTS / "passkey.jsonl")
-    cell = next(
+    where = {"scaling": "none", "length": 512, "depth": 0.5}
+    line = next(
         x
         for x in lines_of(RESULTS / "passkey.jsonl")
-        if x["kind"] == "cell" and x["run"] == "coca/seed1" and x["task"] == "passkey"
-        if x["at"]["scaling"] == "none" and x["at"]["length"] == 512
+        if (x["run"], x.get("task"), x.get("metric")) == ("coca/seed1", "passkey", "accuracy")
+        if {name: x[name] for name in where} == where
     )
     (run,) = [run for run in passkey.of("coca") if run.seed == 1]
-    found = run.measure("accuracy", task="passkey", **cell["at"])
+    found = run.measure("accuracy", task="passkey", **where)
     assert found is not None
-    assert found.value == cell["result"]["accuracy"]
-    assert tuple(found.details["interval"]) == (cell["result"]["low"], cell["result"]["high"])
+    assert found.value == line["value"]
+    assert found.details["interval"] == line["interval"]
 
     bits = load(RESULTS / "quantization.jsonl")
     # The names of folders hold the seed, so that models can be compared over seeds.
@@ -103,10 +96,10 @@ def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default
 
 
 def test_a_model_quantised_again_replaces_its_results_and_a_resumed_run_keeps_its_own() -> None:
-    scheme = {"kind": "scheme", "run": "a-seed3", "scheme": None, "perplexity": 9.0}
-    other = {**scheme, "scheme": "w8", "perplexity": None, "reason": "no"}
-    header = {"kind": "quantization", "run": "a-seed3"}
-    (run,) = parse([header, scheme, other, header, scheme]).runs
+    full = {"kind": "measure", "run": "a-seed3", "metric": "perplexity", "value": 9.0}
+    other = {**full, "scheme": "w8", "value": None, "reason": "no"}
+    header = {"kind": "run", "study": "quantization", "run": "a-seed3", "weights": "w"}
+    (run,) = parse([header, full, other, {**header, "weights": "v"}, full]).runs
     assert (run.arm, run.seed, run.study) == ("a", 3, "quantization")
     assert len(run.measures) == 1
     assert parse([header, other]).reason("a", "perplexity", scheme="w8") == "no"
@@ -147,21 +140,6 @@ def test_what_schemes_add_is_never_taken_from_another_text() -> None:
     for other in ({"tokens": 128}, {"length": 16}, {"data": {"fingerprint": "y"}}):
         (run_,) = parse([header, full, coarse, {**header, **other}, full]).runs
         assert run_.measure("perplexity", scheme="w8") is None
-
-
-def test_documents_of_a_cell_are_measures_on_the_scale_of_the_loss() -> None:
-    documents = [
-        {"document": "x", "loss": 3.1, "perplexity": 22.2},
-        {"document": "y", "loss": 2.9, "perplexity": None},
-    ]
-    cell = {"kind": "cell", "run": "a", "task": "perplexity", "at": {"length": 8, "factor": None}}
-    result = {"perplexity": 20.0, "loss": 3.0, "documents": documents}
-    rest = {"headlines": ["perplexity"], "options": {}, "made": {}, "result": result}
-    (run,) = parse([{"kind": "run", "run": "a", "preset": "a", "seed": 0}, {**cell, **rest}]).runs
-    found = run.measure("perplexity", task="perplexity", length=8)
-    assert found is not None
-    assert found.details["items"] == pytest.approx([22.0, 18.0])
-    assert [one.value for one in run.select("document_perplexity")] == [22.2, None]
 
 
 def test_a_cell_under_other_settings_takes_all_that_was_measured_in_its_place() -> None:
@@ -242,12 +220,9 @@ def test_another_model_evaluated_under_the_same_name_replaces_the_first_ones_res
 
 def test_two_diagnoses_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        (tmp_path / name).write_text('{"kind": "diagnosis", "run": "x"}\n')
+        (tmp_path / name).write_text('{"kind": "run", "study": "diagnosis", "run": "x"}\n')
     with pytest.raises(ClearheadError, match="a second diagnosis named 'x'"):
         load([tmp_path / "one", tmp_path / "two"])
-    (tmp_path / "one").write_text('{"kind": "diagnosis", "run": "x"}\n' * 2)
-    with pytest.raises(ClearheadError, match=r"line 2: not a record: a second diagnosis"):
-        load(tmp_path / "one")
 
 
 @pytest.mark.parametrize("details", [{"interval": [1]}, {"interval": 3}, {"items": [[1]]}])

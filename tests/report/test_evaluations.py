@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 from clearhead.cli.publishing import publish
+from clearhead.records.cells import lines_of
 from clearhead.records.loading import parse
 from clearhead.report import append, load, page_of, render, write_page
 from clearhead.report.evaluation import best, scaling_name, setting, tables
@@ -21,10 +22,10 @@ from .conftest import own, payload, printed, shown
 HOSTILE = "<script>alert(1)</script>"
 
 
-def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> dict:
-    at = {"scaling": "none", "factor": None, **at}
-    line = {"kind": "cell", "run": run, "task": task, "at": at, "headlines": [headline]}
-    return {**line, "result": result, "options": {}, "made": {}}
+def _cell(run: str, task: str, at: dict, result: dict, headline: str) -> list[dict]:
+    dimensions = {"scaling": "none", **{name: x for name, x in at.items() if x is not None}}
+    line = {"kind": "measure", "run": run, "task": task, **dimensions}
+    return [line | one for one in lines_of([headline], result) if "aside" not in one]
 
 
 @pytest.fixture
@@ -41,12 +42,12 @@ def path(tmp_path: Path) -> Path:
             for depth in (0.0, 1.0):
                 result = {"accuracy": 0.2 + 0.4 * depth + shift, "low": 0.1, "high": 0.9}
                 at = {"length": length, "depth": depth}
-                lines.append(_cell(run, "passkey", at, {**result, "trials": 5}, "accuracy"))
+                lines.extend(_cell(run, "passkey", at, {**result, "trials": 5}, "accuracy"))
             positions = [{"to": n, "cumulative": 5 - shift - n / 99} for n in (1, 2, length - 1)]
             result = {"perplexity": 30.0 + length, "positions": positions}
             for scaling, factor in (("none", None), ("ntk", 2.0)):
                 at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
-                lines.append(_cell(run, "perplexity", at, result, "perplexity"))
+                lines.extend(_cell(run, "perplexity", at, result, "perplexity"))
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return path
@@ -93,7 +94,7 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
         for length in (128, longest):
             at = {"length": length, "longest": longest}
             result = {"perplexity": value, "documents": []}
-            lines.append(_cell("a", "perplexity", at, result, "perplexity"))
+            lines.extend(_cell("a", "perplexity", at, result, "perplexity"))
     records = parse(lines)
     (pivot,) = tables(records, "a")
     texts = [[entry.text for entry in row[0]] for row in pivot.cells]
@@ -114,8 +115,8 @@ def test_the_best_model_of_a_setting_is_bold(tmp_path):
             ("passkey", "accuracy", accuracy),
             ("allocation", "answer_share", accuracy),
         ):
-            line = _cell(name, task, {"length": 128}, {metric: value}, metric)
-            lines += [line] if (name, task) != ("a", "passkey") else []
+            cell = _cell(name, task, {"length": 128}, {metric: value}, metric)
+            lines += cell if (name, task) != ("a", "passkey") else []
     page = page_of(parse(lines))
     pivots = [block for block in page.blocks() if isinstance(block, Pivot)]
     bold = {p.title: [entry.best for row in p.cells for (entry,) in row] for p in pivots}
@@ -152,7 +153,7 @@ def _retrieval(
             if items:
                 result["accuracy_by_item"] = named[:10]
             at = {"length": 128, "depth": 0.5}
-            lines.append(_cell(run, "passkey", at, result, "accuracy"))
+            lines.extend(_cell(run, "passkey", at, result, "accuracy"))
     path = tmp_path / f"{items}.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return path
@@ -217,9 +218,11 @@ def test_one_model_from_elsewhere(tmp_path):
             ]
             at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
             result = {"perplexity": 30.0, "documents": documents}
-            line = _cell("llama", "perplexity", at, result, "perplexity")
+            lines += _cell("llama", "perplexity", at, result, "perplexity")
             made = {"dtype": "bfloat16", "seed": 7, "batch_tokens": 8192, "device": "cpu"}
-            lines.append({**line, "made": {**made, "versions": {"torch": "2.99"}}})
+            closing = {"kind": "cell", "run": "llama", "cell": f"{len(lines)}-7", "lines": 0}
+            closing |= {"task": "perplexity", "at": at, "options": {}}
+            lines.append({**closing, "made": {**made, "versions": {"torch": "2.99"}}})
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     write_page(page_of(load(path)), tmp_path / "page.html")
@@ -259,7 +262,7 @@ def test_tables_of_one_model_keep_depths_apart_and_show_intervals(path):
 def test_a_number_that_was_not_found_is_named_and_one_not_asked_for_a_dash(path):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     one = [line for line in lines if line["run"] == "a0"]
-    del one[1]["result"]["accuracy"]
+    one[1]["value"] = None
     passkey, _ = tables(parse(one), "a0")
     assert [[entry.text for entry in cell] for cell in passkey.cells[0]] == [
         ["none"],
@@ -303,7 +306,7 @@ def _given(losses: dict[str, list[float]], **header: object) -> list[dict]:
             {"kind": "run", "run": name, "preset": name, "seed": 0, "evaluation": {}, **header}
         )
         at = {"length": 64, "longest": 64}
-        lines.append(_cell(name, "perplexity", at, result, "perplexity"))
+        lines.extend(_cell(name, "perplexity", at, result, "perplexity"))
     return lines
 
 

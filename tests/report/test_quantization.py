@@ -30,8 +30,10 @@ HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b>"
 def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> list[dict[str, Any]]:
     """A model whose perplexity rises by a quarter with each bit below 8."""
     header = {
-        "kind": "quantization",
+        "kind": "run",
+        "study": "quantization",
         "run": name,
+        "weights": str(full),
         "path": f"runs/{name}",
         "class": "Llama",
         "dtype": "float32",
@@ -54,21 +56,22 @@ def lines(name: str, full: float, *, questions: int = 0, broken: str = "") -> li
         reason = None
         if broken and each is not None and each.startswith("logits"):
             value, reason = None, broken
-        found.append(
-            {
-                "kind": "scheme",
-                "run": name,
-                "scheme": each,
-                "family": made and made.family,
-                "bits": made and made.bits,
-                "perplexity": value,
-                "delta": None if value is None or made is None else value - full,
-                "accuracy": 0.5 if questions else None,
-                "accuracy_normalised": 0.25 if questions else None,
-                "reason": reason,
-                "unused": ["experts.3"] if broken and each == "w8a8-token" else [],
-            }
-        )
+        details = {
+            **({} if made is None else {"scheme": each, "family": made.family, "bits": made.bits}),
+            "unused": ["experts.3"] if broken and each == "w8a8-token" else [],
+        }
+        numbers = {
+            "perplexity": value,
+            "added_perplexity": None if value is None or made is None else value - full,
+            "accuracy": 0.5 if questions else None,
+            "accuracy_normalised": 0.25 if questions else None,
+        }
+        found += [
+            {"kind": "measure", "run": name, "metric": metric, "value": number, **details}
+            | ({} if reason is None else {"reason": reason})
+            for metric, number in numbers.items()
+            if number is not None or metric == "perplexity"
+        ]
     return found
 
 
@@ -96,10 +99,10 @@ def test_the_fewest_bits_that_are_enough():
     assert {cell[0].text for (cell,) in pivot.cells} == {"8"}
     found = lines("one", 10.0)
     for line in found:  # 3 bits by chance as good as none: 4 are not, so 8 are needed
-        if line.get("scheme") == "w3-channel":
-            line["perplexity"] = 10.0
-        if line.get("scheme") == "w8-group":
-            line["perplexity"] = 11.0
+        if line.get("metric") == "perplexity" and line.get("scheme") == "w3-channel":
+            line["value"] = 10.0
+        if line.get("metric") == "perplexity" and line.get("scheme") == "w8-group":
+            line["value"] = 11.0
     assert _fewest(found, "w-channel") == 8
     assert _fewest(found, "w-group") is None
 
@@ -107,9 +110,9 @@ def test_the_fewest_bits_that_are_enough():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"kind": "scheme", "run": "x"}', "no line of kind"),
-        ('{"kind": "quantization"}', "line 1: not a record: lacks 'run'"),
-        ('{"kind": "quantization", "run": "x"}', "x has no result in full precision"),
+        ('{"kind": "step", "run": "x", "step": 1}', "no line of kind"),
+        ('{"kind": "run", "study": "quantization"}', "line 1: not a record: lacks 'run'"),
+        ('{"kind": "run", "study": "quantization", "run": "x"}', "x has no result in full prec"),
     ],
 )
 def test_files_of_something_else(tmp_path, text, message):
@@ -144,9 +147,8 @@ def test_the_console_has_every_number_and_every_reason():
     plain = parse(lines("two", 10.0))
     assert remarks_on(plain.runs[0]) == []
     assert "accuracy" not in printed(page_of(plain))
-    boolq = lines("three", 10.0, questions=8)
-    for line in boolq[1:]:
-        line["accuracy_normalised"] = None  # as of BoolQ
+    asked = lines("three", 10.0, questions=8)
+    boolq = [line for line in asked if line.get("metric") != "accuracy_normalised"]
     text = printed(page_of(parse(boolq)), 160)
     assert re.search(r"full precision\s*│\s*10\.00\s*│\s*–\s*│\s*50\.0\s%\s*│\n", text)
     assert "by length" not in text
@@ -164,7 +166,7 @@ def test_families_stand_in_one_order_whoever_has_them():
     first, second = lines("one", 10.0), lines("two", 9.0)
     for line in first:
         if line.get("family") == "w-channel":
-            line.update(perplexity=None, delta=None, reason="none")
+            line.update(value=None, reason="none")
     assert list(families(parse(first + second))) == list(families(parse(second)))
     assert "w-channel" not in families(parse(first))
 

@@ -145,8 +145,7 @@ class _Kept:
         if self._current is None:
             runs = load(self._path).runs if self._path.exists() else ()
             before = [run for run in runs if run.id == self._header["run"]]
-            cells = [one for run in before for one in run.cells]
-            self._current = {str(one.get("cell", _key_of_old(one))) for one in cells}
+            self._current = {str(one["cell"]) for run in before for one in run.cells}
             if _settings(self._header) not in [_settings(run.header) for run in before]:
                 append(self._path, self._due.pop())
         if key not in self._current:
@@ -245,12 +244,6 @@ def _key(task: str, at: Line, options: Line, made: Line, seed: int) -> str:
     return f"{hashlib.sha256(told.encode()).hexdigest()[:16]}-{seed}"
 
 
-def _key_of_old(line: Line) -> str:
-    """The key of a cell that was written with its result in one line."""
-    made = line["made"]
-    return _key(line["task"], line["at"], line["options"], made, made.get("seed", 0))
-
-
 def _known(records: Path | None, run: str, study: str) -> dict[str, list[Line]]:
     """The lines of this run's whole cells in the file, by their keys."""
     if records is None or not records.exists():
@@ -265,9 +258,7 @@ def _known(records: Path | None, run: str, study: str) -> dict[str, list[Line]]:
     for line in jsonl.read(records):
         if line["run"] != run or (line["kind"] != "cell" and "cell" not in line):
             continue
-        if "result" in line:
-            found[_key_of_old(line)] = [line]
-        elif line["kind"] == "cell":
+        if line["kind"] == "cell":
             lines = whole(unclosed.pop(str(line["cell"]), []), line)
             if lines is not None:
                 found[str(line["cell"])] = [*lines, line]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from clearhead.errors import NOT_FINITE
 from clearhead.records import intervals
@@ -12,6 +12,7 @@ from clearhead.records.runs import Line, Measure
 
 _PARTS = ("low", "high", "documents", "positions", "reason")
 _ERRORS = ("interval", "stderr", "items")
+T = TypeVar("T")
 OfItems = Callable[[Sequence[float], float | None], intervals.Interval | None]
 FEWEST = 5  # texts whose losses tell the spread of a perplexity
 _BY_ITEM, _STDERR = "_by_item", "_stderr"
@@ -61,7 +62,7 @@ def of_items(metric: str, value: float, items: Sequence[float], **details: Any) 
     return {"metric": metric, "value": value, **error, "items": list(items), **details}
 
 
-def whole(lines: list[Line], closing: Line) -> list[Line] | None:
+def whole(lines: list[T], closing: Line) -> list[T] | None:
     """The lines of a cell; None where some are lost.
 
     Args:

@@ -2,23 +2,22 @@
 
 A file holds, a JSON object a line, `run` headers and under each name `measure` lines, besides the
 payloads that are no single number: `step` (the training curve), `attention` (one map), `curve` (x
-and y), `channel` (an outlier), `note` (what could not be measured) and `advice`. Lines of a sweep
-name their "cell", and count once the line of kind `cell` that closes it is there: those of an
-earlier measurement of the same cell count no more. Lines of before are converted here: the headers
-`diagnosis` and `quantization`, `scheme`, one result of a quantisation, and cells with a "result".
+and y), `channel` (an outlier), `note` (a part that could not be measured) and `advice`. Lines of a
+sweep name their "cell", and count once the line of kind `cell` that closes it is there: the latest
+cell of a place counts, under each draw. Older forms are refused; tools/migrate_records.py in the
+repository converts them.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import jsonl
-from clearhead.records.cells import lines_of, pooled, setting_of, whole
+from clearhead.records.cells import pooled, setting_of, whole
 from clearhead.records.runs import (
     COMPARISON,
     DIAGNOSIS,
@@ -35,9 +34,10 @@ from clearhead.records.shapes import check_line
 PAYLOADS = ("curve", "channel", "note", "advice")
 KINDS = ("run", "step", "measure", "attention", "cell", *PAYLOADS)
 STUDIES = (COMPARISON, DIAGNOSIS, QUANTIZATION)
-_OLD = (DIAGNOSIS, QUANTIZATION, "scheme")
-_HEADERS = ("run", DIAGNOSIS, QUANTIZATION)
-# Of a model in a header: what says nothing on its settings.
+_OLDER = (DIAGNOSIS, QUANTIZATION, "scheme")
+# Keys of a measure's line that are no details.
+_IDENTITY = (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
+# Keys of a header's model that are no settings of it.
 _OF_ONE_MODEL = ("from", "_name_or_path", "architectures", "dtype", "transformers_version")
 # A folder of `clearhead compare` is named by its arm and seed.
 _SEED = re.compile(r"(?P<arm>.+)[-/]seed(?P<seed>\d+)")
@@ -67,7 +67,7 @@ def append(path: Path, *records: Line) -> None:
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
-    """Read records from one or more files, of any study and of any version.
+    """Read records from one or more files, of any study.
 
     A last line without its end, as an interrupted run leaves it, is skipped. Of two lines about
     the same step, measure or map the later counts, and so of two runs of one arm, seed, label.
@@ -78,12 +78,12 @@ def load(paths: Path | Iterable[Path]) -> Records:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
             of one name.
     """
-    files = []
+    runs: list[Run] = []
     for path in [paths] if isinstance(paths, Path) else paths:
         reader = _Reader()
         jsonl.each([path], reader.add)
-        files.append(reader.runs.values())
-    return _records(run for runs in files for run in runs)
+        runs += reader.runs()
+    return _records(runs)
 
 
 def parse(lines: Iterable[Line]) -> Records:
@@ -91,13 +91,13 @@ def parse(lines: Iterable[Line]) -> Records:
     reader = _Reader()
     for line in lines:
         reader.add(line)
-    return _records(reader.runs.values())
+    return _records(reader.runs())
 
 
-def _records(found: Iterable[Run]) -> Records:
+def _records(loaded: list[Run]) -> Records:
     runs: dict[tuple[str, str, int], Run] = {}
     sizes: dict[tuple[str, str], str] = {}
-    for run in _told_apart(_joined(list(found))):
+    for run in _told_apart(_joined(loaded)):
         place = run.label, run.arm, run.seed
         if run.study == DIAGNOSIS and place in runs:
             raise ClearheadError(
@@ -120,49 +120,44 @@ def _records(found: Iterable[Run]) -> Records:
 
 
 def _joined(runs: list[Run]) -> list[Run]:
-    """The runs, each with what evaluations in other files measured of it."""
-    found = [run for run in runs if not _is_evaluated(run)]
+    """The runs, each with the measures of its evaluations in other files."""
+    joined = [run for run in runs if not _is_evaluated(run)]
     for run in filter(_is_evaluated, runs):
-        own = [place for place, one in enumerate(found) if _is_training_of(one, run)]
-        if len(own) == 1:
-            found[own[0]] = _with_measures_of(run, found[own[0]])
+        trained = [
+            place
+            for place, one in enumerate(joined)
+            if one.study == COMPARISON and not _is_evaluated(one)
+            if (one.id, one.seed) == (run.id, run.seed)
+            if one.header.get("train") == run.header.get("train")
+        ]
+        if len(trained) == 1:
+            one = joined[trained[0]]
+            payloads = {
+                kind: [*one.payloads.get(kind, []), *run.payloads.get(kind, [])]
+                for kind in {*one.payloads, *run.payloads}
+            }
+            joined[trained[0]] = replace(
+                one, measures={**one.measures, **run.measures}, payloads=payloads
+            )
         else:
-            found.append(run)
-    return found
-
-
-def _is_training_of(run: Run, evaluated: Run) -> bool:
-    return (
-        run.study == COMPARISON
-        and not _is_evaluated(run)
-        and (run.id, run.seed) == (evaluated.id, evaluated.seed)
-        and run.header.get("train") == evaluated.header.get("train")
-    )
-
-
-def _with_measures_of(evaluated: Run, run: Run) -> Run:
-    kinds = {*run.payloads, *evaluated.payloads}
-    payloads = {
-        kind: [*run.payloads.get(kind, []), *evaluated.payloads.get(kind, [])] for kind in kinds
-    }
-    return replace(run, measures={**run.measures, **evaluated.measures}, payloads=payloads)
+            joined.append(run)
+    return joined
 
 
 def _told_apart(runs: list[Run]) -> list[Run]:
     """Evaluated runs of a preset, whose headers name no arm: one arm where they differ in their
     seeds alone, else each by its own name."""
-    alike: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        if _is_evaluated(run):
-            alike.setdefault((run.label, run.arm), []).append(run)
-    several = {
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in filter(_is_evaluated, runs):
+        groups.setdefault((run.label, run.arm), []).append(run)
+    mixed = {
         place
-        for place, ones in alike.items()
-        if len({*map(_settings, ones)}) > 1
-        or len({run.seed for run in ones}) < len({run.id for run in ones})
+        for place, group in groups.items()
+        if len({*map(_settings, group)}) > 1
+        or len({run.seed for run in group}) < len({run.id for run in group})
     }
     return [
-        replace(run, arm=run.id) if _is_evaluated(run) and (run.label, run.arm) in several else run
+        replace(run, arm=run.id) if _is_evaluated(run) and (run.label, run.arm) in mixed else run
         for run in runs
     ]
 
@@ -178,105 +173,110 @@ def _settings(run: Run) -> str:
     return json.dumps([kept, {**train, "seed": None}], sort_keys=True)
 
 
+Entry = tuple[Line, Measure | None]
+
+
+@dataclass
+class _Lines:
+    """Lines under one run's name.
+
+    Attributes:
+        entries: what counts, in order: loose lines one by one, and those of a cell's place by cell.
+        unclosed: lines of cells whose closing line is still to come.
+    """
+
+    header: Line
+    entries: dict[str | int, dict[str, list[Entry]]] = field(default_factory=dict)
+    unclosed: dict[str, list[Entry]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, line: Line) -> None:
+        entry = line, _measure(line) if line["kind"] == "measure" else None
+        cell = str(line.get("cell", ""))
+        if line["kind"] == "cell":
+            lines = whole(self.unclosed.pop(cell, []), line)
+            if lines is None:
+                return
+            place = json.dumps([line["task"], line["at"]], sort_keys=True)
+            setting = setting_of(line)
+            if any(setting_of({"cell": one}) != setting for one in self.entries.get(place, ())):
+                del self.entries[place]  # of other settings
+            self.entries.setdefault(place, {})[cell] = [*lines, entry]
+        elif cell:
+            self.unclosed.setdefault(cell, []).append(entry)
+        else:
+            self.count += 1
+            self.entries[self.count] = {"": [entry]}
+
+    def run(self, name: str) -> Run:
+        """The run, with all that counts."""
+        run = _run(name, self.header)
+        for cells in self.entries.values():
+            for entries in cells.values():
+                for line, measure in entries:
+                    _take(run, line, measure)
+        return run
+
+
 class _Reader:
     """Lines of one file to runs."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
-        self._open: dict[tuple[str, str], list[Line]] = {}  # lines of cells not closed yet
-        self._settings: dict[tuple[str, str], str] = {}  # those that count, by run and place
+        self._lines: dict[str, _Lines] = {}
 
     def add(self, line: Line) -> None:
         """Add a line."""
-        kind = choose("kind", str(line["kind"]), (*KINDS, *_OLD))
+        kind = str(line["kind"])
+        if kind in _OLDER or (kind == "cell" and "result" in line):
+            raise ValueError(
+                "its form is an older clearhead's: tools/migrate_records.py of the repository "
+                "converts the file"
+            )
+        choose("kind", kind, KINDS)
         check_line(line)
         name = str(line["run"])
-        if kind in _HEADERS:
-            self.runs[name] = _run(name, line, self.runs.get(name))
-            return
-        if name not in self.runs:
+        known = self._lines.get(name)
+        if kind == "run":
+            _run(name, line)
+            if known is not None and _goes_on(line, known.header):
+                known.header = line
+            else:
+                self._lines[name] = _Lines(line)
+        elif known is None:
             raise ValueError(f'no line of kind "run" for {name!r} comes before it')
-        run = self.runs[name]
-        if kind == "cell":
-            self._close(run, line)
-        elif "cell" in line:
-            self._open.setdefault((name, str(line["cell"])), []).append(line)
         else:
-            _take(run, line)
+            known.add(line)
 
-    def _close(self, run: Run, line: Line) -> None:
-        if "result" in line:
-            lines = list(_of_old_cell(line))
-        else:
-            cell, setting = str(line["cell"]), setting_of(line)
-            found = whole(self._open.pop((run.id, cell), []), line)
-            if found is None:
-                return
-            lines = found
-            place = run.id, json.dumps([line["task"], line["at"]], sort_keys=True)
-            before = self._settings.get(place)
-            if before is not None:
-                for payloads in run.payloads.values():
-                    payloads[:] = [x for x in payloads if not _replaced(x, cell, setting, before)]
-                for key, measure in [*run.measures.items()]:
-                    if setting != before and setting_of(measure.details) == before:
-                        del run.measures[key]
-            self._settings[place] = setting
-        for one in lines:
-            _take(run, one)
-        run.payloads.setdefault("cell", []).append(line)
+    def runs(self) -> list[Run]:
+        """The runs, in the order of their first lines."""
+        return [lines.run(name) for name, lines in self._lines.items()]
 
 
-def _replaced(line: Line, cell: str, setting: str, before: str) -> bool:
-    """True of a line of the same cell, or of its place under other settings."""
-    return line.get("cell") == cell or (setting != before and setting_of(line) == before)
-
-
-def _take(run: Run, line: Line) -> None:
+def _take(run: Run, line: Line, measure: Measure | None) -> None:
     kind = line["kind"]
-    for one in _MEASURES.get(kind, lambda _: ())(line):
+    if measure is not None:
         if DRAW in line:
-            one = pooled(one, line[DRAW], run.measures.get(one.key))
-        run.measures[one.key] = one
-    if kind == "step":
+            measure = pooled(measure, line[DRAW], run.measures.get(measure.key))
+        run.measures[measure.key] = measure
+    elif kind == "step":
         # After a resume the steps since the last checkpoint are recorded again.
         while run.steps and run.steps[-1]["step"] >= line["step"]:
             run.steps.pop()
         run.steps.append(line)
     elif kind == "attention":
-        key = (int(line["layer"]), int(line["head"]), str(line["map"]))
-        size = len(line["text"])
-        if len(line["weights"]) != size or any(len(row) != size for row in line["weights"]):
-            raise ValueError(f"the weights are not {size} × {size}, one for each pair of tokens")
-        run.attention[key] = line
-    elif kind in PAYLOADS:
-        if kind == "curve" and len(line["x"]) != len(line["y"]):
-            raise ValueError(f"{len(line['x'])} x and {len(line['y'])} y")
+        run.attention[int(line["layer"]), int(line["head"]), str(line["map"])] = line
+    else:
         run.payloads.setdefault(kind, []).append(line)
 
 
-def _run(name: str, header: Line, old: Run | None) -> Run:
-    kind = header["kind"]
-    study = choose(
-        "study", str(header.get("study", COMPARISON)) if kind == "run" else kind, STUDIES
-    )
-    arm, seed = name, 0
-    if study != COMPARISON and (named := _SEED.fullmatch(name)) is not None:
-        arm, seed = named["arm"], int(named["seed"])
+def _run(name: str, header: Line) -> Run:
+    study = choose("study", str(header.get("study", COMPARISON)), STUDIES)
     if study == COMPARISON:
         arm, seed = str(header.get("arm", header["preset"])), int(header["seed"])
-    weights = header.get("weights")
-    same = old is not None and weights is not None and weights == old.header.get("weights")
-    if study == QUANTIZATION and old is not None:  # what schemes add is a difference on one text
-        same = same and _text(header) == _text(old.header)
-    if study == DIAGNOSIS and old is not None and weights is None:
-        raise ValueError(f"a second diagnosis named {name!r}")
-    # A resumed run states its header again; what it had measured stays. Another model that is
-    # measured under the same name replaces the first one's results, and so does another text of
-    # a quantisation.
-    if study == COMPARISON:
-        same = old is None or not _is_of_another(header, old.header)
-    kept = old if same else None
+    elif (named := _SEED.fullmatch(name)) is not None:
+        arm, seed = named["arm"], int(named["seed"])
+    else:
+        arm, seed = name, 0
     return Run(
         id=name,
         arm=arm,
@@ -285,37 +285,35 @@ def _run(name: str, header: Line, old: Run | None) -> Run:
         seed=seed,
         study=study,
         header=header,
-        steps=kept.steps if kept else [],
-        measures=kept.measures if kept else {},
-        attention=kept.attention if kept else {},
-        payloads=kept.payloads if kept else {},
     )
 
 
-def _text(header: Line) -> list[Any]:
+def _goes_on(header: Line, old: Line) -> bool:
+    """True of the header of a resumed run, whose measures stay. Another model that is measured
+    under the same name replaces the first one's results, and so does another text of a
+    quantisation, for what schemes add is a difference on one text."""
+    weights = header.get("weights"), old.get("weights")
+    if header.get("study", COMPARISON) == COMPARISON:
+        # A rope scaling changes the weights, which are those of a model's first variant.
+        sources = [(one.get("model") or {}).get("from") for one in (header, old)]
+        evaluated = all("evaluation" in one for one in (header, old))
+        named = None not in (*weights, *sources)
+        return not (evaluated and named and len({*weights}) == len({*sources}) == 2)
+    if header["study"] == QUANTIZATION and _text(header) != _text(old):
+        return False
+    return weights[0] is not None and weights[0] == weights[1]
+
+
+def _text(header: Line) -> Line:
     """The text on which a header's schemes were measured."""
     read = (header.get("data") or {}).get("fingerprint")
-    return [read, header.get("length"), header.get("tokens")]
+    return {"read": read, "length": header.get("length"), "tokens": header.get("tokens")}
 
 
-def _is_of_another(header: Line, old: Line) -> bool:
-    """True of an evaluation of other weights from another place. A rope scaling changes `weights`,
-    which are those of a model's first variant."""
-    if "evaluation" not in header or "evaluation" not in old:
-        return False
-    weights = [one.get("weights") for one in (header, old)]
-    sources = [(one.get("model") or {}).get("from") for one in (header, old)]
-    return None not in (*weights, *sources) and len({*weights}) == len({*sources}) == 2
-
-
-def _measures_of_line(line: Line) -> Iterator[Measure]:
+def _measure(line: Line) -> Measure:
     value = _number(line["value"])
     dimensions = {name: line[name] for name in DIMENSIONS if line.get(name) is not None}
-    details = {
-        name: item
-        for name, item in line.items()
-        if name not in (*DIMENSIONS, DRAW, "kind", "run", "metric", "value")
-    }
+    details = {name: item for name, item in line.items() if name not in _IDENTITY}
     for name in ("interval", "items"):
         if details.get(name) is not None:
             details[name] = [_number(one) for one in details[name]]
@@ -323,41 +321,7 @@ def _measures_of_line(line: Line) -> Iterator[Measure]:
                 del details[name]
     if details.get("interval") is not None and len(details["interval"]) != 2:
         raise ValueError(f"an interval has two ends, found {len(details['interval'])}")
-    yield Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
-
-
-def _measures_of_scheme(line: Line) -> Iterator[Measure]:
-    """The measures of one scheme of a quantisation; without a scheme, of full precision."""
-    scheme = line["scheme"]
-    dimensions = {} if scheme is None else {"scheme": str(scheme)}
-    details = {name: line.get(name) for name in ("family", "bits", "reason")}
-    details["unused"] = tuple(line.get("unused", ()))
-    for metric, name in (
-        ("perplexity", "perplexity"),
-        ("added_perplexity", "delta"),
-        ("accuracy", "accuracy"),
-        ("accuracy_normalised", "accuracy_normalised"),
-    ):
-        value = _number(line["perplexity"] if name == "perplexity" else line.get(name))
-        if value is not None or name == "perplexity":
-            yield Measure(metric=metric, value=value, dimensions=dimensions, details=details)
-
-
-def _of_old_cell(line: Line) -> Iterator[Line]:
-    """The lines of a cell as it was written when it held its "result"."""
-    if not isinstance(line["result"], dict) or not isinstance(line["headlines"], list | tuple):
-        raise ValueError("a cell's result is an object, its headlines a list")
-    where = {"kind": "measure", "run": line["run"], "task": line["task"], **line["at"]}
-    headlines = list(map(str, line["headlines"]))
-    for one in lines_of(headlines, {**dict.fromkeys(headlines), **line["result"]}):
-        if "aside" not in one:
-            yield {**where, **one}
-
-
-_MEASURES: dict[str, Callable[[Line], Iterable[Measure]]] = {
-    "measure": _measures_of_line,
-    "scheme": _measures_of_scheme,
-}
+    return Measure(metric=str(line["metric"]), value=value, dimensions=dimensions, details=details)
 
 
 def _number(value: object) -> float | None:

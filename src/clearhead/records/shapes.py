@@ -57,13 +57,18 @@ _MADE: Shape = {
 }
 # Kind of line → (what it has, and what it may have besides).
 _SHAPES: dict[str, tuple[Shape, Shape]] = {
-    **_each(({}, _HEADER), "run diagnosis quantization"),
+    "run": ({}, _HEADER),
     "measure": ({}, {**_DIMENSIONS, **_DETAILS}),
-    "scheme": ({}, _DETAILS),
     "step": ({}, _STEP),
     "cell": (
-        {"task": str, "at": _DIMENSIONS, "options": dict[str, Any], "made": _MADE},
-        {"headlines": tuple[str, ...], "lines": Natural},
+        {
+            **_each(str, "cell task"),
+            "at": _DIMENSIONS,
+            "lines": Natural,
+            "options": dict[str, Any],
+            "made": _MADE,
+        },
+        {},
     ),
     "curve": (
         {"curve": str, "x": tuple[Number | str, ...], "y": tuple[Number | None, ...]},
@@ -97,6 +102,13 @@ def check_line(line: dict[str, Any]) -> None:
 
     Raises:
         ClearheadError: naming the key, what was found and what it should be.
+        ValueError: a curve or a map whose sides do not fit.
     """
     needed, others = _SHAPES[line["kind"]]
     check_keys(line, {**needed, **others}, needed)
+    if line["kind"] == "curve" and len(line["x"]) != len(line["y"]):
+        raise ValueError(f"{len(line['x'])} x and {len(line['y'])} y")
+    if line["kind"] == "attention":
+        size = len(line["text"])
+        if {len(line["weights"]), *map(len, line["weights"])} - {size}:
+            raise ValueError(f"the weights are not {size} × {size}, one for each pair of tokens")

@@ -1,0 +1,147 @@
+"""Seed summaries and differences of every committed record, frozen as sums over keyed weights.
+
+A sum weighs each number by a hash of its key, so that no two errors cancel. Where other numbers are
+meant, `python tests/report/test_frozen_numbers.py` writes frozen/numbers.json again.
+"""
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.records.loading import load
+from clearhead.records.runs import Measure, Records, Run
+from clearhead.report.pivots import at, difference_of, found, summary
+
+ROOT = Path(__file__).parents[2]
+FROZEN = Path(__file__).with_name("frozen") / "numbers.json"
+OTHERS = ("bench", "gpu", "learning-rates")  # of other formats
+FILES = [path for path in sorted((ROOT / "results").glob("*.jsonl")) if path.stem not in OTHERS]
+WORDS = ("family", "bits", "reason", "aside")
+TOLERANCE = 1e-9  # of the sum of magnitudes
+
+
+class Sums:
+    """Weighted sums of numbers and their magnitudes, and how many numbers there are and are not."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, list[float]] = defaultdict(list)
+        self.missing: dict[str, int] = defaultdict(int)
+
+    def add(self, name: str, key: tuple[object, ...], *values: float | None) -> None:
+        for place, value in enumerate(values):
+            if value is None or not math.isfinite(value):
+                self.missing[name] += 1
+            else:
+                self.numbers[name].append(weight_of(*key, place) * value)
+
+    def frozen(self) -> dict[str, list[float]]:
+        """[finite numbers, others, weighted sum] by name."""
+        names = sorted({*self.numbers, *self.missing})
+        return {
+            name: [len(self.numbers[name]), self.missing[name], math.fsum(self.numbers[name])]
+            for name in names
+        }
+
+    def magnitude(self, name: str) -> float:
+        return math.fsum(map(abs, self.numbers[name]))
+
+
+def weight_of(*key: object) -> float:
+    told = json.dumps(key, sort_keys=True, default=str)
+    return 0.5 + int(hashlib.sha256(told.encode()).hexdigest()[:12], 16) / 16**12
+
+
+def identity(records: Records) -> str:
+    """A hash of all that is no number: what the runs are, and words of measures."""
+    told = [
+        [run.id, run.arm, run.preset, run.label, run.seed, run.study, len(run.measures)]
+        + [len(run.steps), len(run.attention), run.diverged, run.at_edge, run.precision]
+        + [len(run.payload(kind)) for kind in ("curve", "channel", "note", "advice")]
+        + [[one.details.get(name) for name in WORDS] for one in run.measures.values()]
+        for run in records.runs
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def sums_of(records: Records) -> dict[str, Sums]:
+    """By metric; the losses of training under "step"."""
+    by_metric: dict[str, Sums] = defaultdict(Sums)
+    for run in records.runs:
+        for step in run.steps:
+            key = run.label, run.id, step["step"]
+            by_metric["step"].add("loss", key, step["loss"], step.get("tokens"))
+        for one in run.measures.values():
+            key = run.label, run.id, one.metric, one.dimensions
+            items, error = one.details.get("items") or (), one.details.get("stderr")
+            own = *_ends(one.details.get("interval")), error, math.fsum(items) if items else None
+            by_metric[one.metric].add("measures", key, one.value, *own)
+    for label in records.labels():
+        chosen = records.labelled(label)
+        reference = chosen.arms()[0]
+        for arm in chosen.arms():
+            for one in _measures(chosen.of(arm)):
+                key = label, arm, one.metric, one.dimensions
+                sums, read = by_metric[one.metric], at(one.metric, **one.dimensions)
+                over = summary(chosen, arm, one.metric, **one.dimensions)
+                if over is not None:
+                    sums.add("means", key, over.mean, *_ends(over.interval), over.n)
+                if arm == reference:
+                    continue
+                sides = found(chosen, arm, read), found(chosen, reference, read)
+                for name, relative in (("differences", False), ("ratios", True)):
+                    other = difference_of(*sides, relative=relative, given=chosen.given)
+                    if other is not None:
+                        sums.add(name, key, other.mean, *_ends(other.interval))
+                        sums.add("p", (*key, name), other.p)
+    return by_metric
+
+
+def _ends(interval: Sequence[float] | None) -> Sequence[float | None]:
+    return (None, None) if interval is None else interval
+
+
+def _measures(runs: Iterable[Run]) -> list[Measure]:
+    """One for each key."""
+    return [*{key: one for run in runs for key, one in run.measures.items()}.values()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_numbers_of_a_committed_record_hold(path: Path) -> None:
+    frozen = json.loads(FROZEN.read_text())[path.stem]
+    records = load(path)
+    assert identity(records) == frozen.pop("runs")
+    sums = sums_of(records)
+    assert {*sums} == {*frozen}
+    for metric, expected in frozen.items():
+        now = sums[metric].frozen()
+        assert {*now} == {*expected}, metric
+        for name, (finite, missing, total) in expected.items():
+            assert now[name][:2] == [finite, missing], (metric, name)
+            within = TOLERANCE * sums[metric].magnitude(name)
+            assert now[name][2] == pytest.approx(total, rel=0, abs=within), (metric, name)
+
+
+def _freeze() -> None:
+    lines = []
+    for path in FILES:
+        records = load(path)
+        numbers: dict[str, Any] = {"runs": identity(records)}
+        for metric, sums in sorted(sums_of(records).items()):
+            numbers[metric] = {
+                name: [finite, missing, float(f"{total:.13g}")]
+                for name, (finite, missing, total) in sums.frozen().items()
+            }
+        line = json.dumps(numbers, separators=(",", ":"))
+        lines.append(f"{json.dumps(path.stem)}: {line}")
+    FROZEN.parent.mkdir(exist_ok=True)
+    FROZEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    _freeze()
