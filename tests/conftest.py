@@ -63,12 +63,15 @@ def chromium() -> str:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A judge on loopback, which no proxy stands before; and no pause between tries."""
-    from clearhead.eval import judges
+    """A judge on loopback, without a proxy before it, offline mode, or pauses between tries."""
+    from huggingface_hub import constants
+
+    from clearhead.eval import judge as judges
 
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
-    monkeypatch.setattr(judges, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(judges, "PAUSE", 0.0)
     server = sys.modules["tests_judge_server"].JudgeServer()
     yield server
     server.close()

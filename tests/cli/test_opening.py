@@ -136,20 +136,6 @@ def test_code_runs_where_it_is_allowed_and_never_unasked(
     assert (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_a_judge_runs_code_where_it_is_allowed_for_it(kind, folders, verbs, tmp_path, capsys):
-    words = [*verbs["eval"], "--tasks", "hallucination", "--hallucination.judge.model"]
-    documents = tmp_path / "documents.jsonl"
-    documents.write_text('{"document": "key value", "summary": "key"}\n')
-    words[words.index("16")] = "256"
-    words += [folders[kind], "--hallucination.files", str(documents), "--trust-remote-code"]
-    assert _call(words, folders["plain"]) == 2
-    assert "not run unasked" in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "marker").exists()
-    _call([*words, "--hallucination.judge.trust-remote-code"], folders["plain"])
-    assert (tmp_path / "marker").exists()
-
-
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, settings, tmp_path, capsys):
     place = settings.index("--data.vocabulary")  # a tokenizer that is given has its own

@@ -55,32 +55,13 @@ class Reader:
         new_tokens: int = 0,
         advanced: Callable[[int], None] | None = None,
     ) -> list[Answer]:
-        """Answers to the prompts, in their order; `advanced` is called with the size of each batch.
-
-        Args and Raises: as `each`.
-        """
-        found: dict[int, Answer] = {}
-        for answered in self.each(prompts, answers, new_tokens=new_tokens):
-            found.update(answered)
-            if advanced is not None:
-                advanced(len(answered))
-        return [found[index] for index in range(len(prompts))]
-
-    def each(
-        self,
-        prompts: Sequence[Prompt],
-        answers: Sequence[tuple[int, ...]],
-        *,
-        new_tokens: int = 0,
-        enough: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Iterator[dict[int, Answer]]:
-        """Answers by the prompt's number, a batch at a time.
+        """Answers to the prompts, in their order.
 
         Args:
             prompts: those that share a context, or a long start, best stand together.
             answers: the right one of each, scored; may be empty.
             new_tokens: how many tokens greedy decoding writes; 0 leaves it out.
-            enough: called after each new token; True ends the answer.
+            advanced: called with the size of each batch.
 
         Raises:
             ClearheadError: a prompt and its answer longer than the model's positions.
@@ -88,12 +69,16 @@ class Reader:
         room = [max(new_tokens, len(answer)) for answer in answers]
         longest = max(len(p.ids) + r for p, r in zip(prompts, room, strict=True))
         check_length(self.model, longest)
+        found: dict[int, Answer] = {}
         for group in self._groups(prompts, room):
             with evaluating(self.model):
                 answered = self._batch(
-                    [prompts[i] for i in group], [answers[i] for i in group], new_tokens, enough
+                    [prompts[i] for i in group], [answers[i] for i in group], new_tokens
                 )
-            yield dict(zip(group, answered, strict=True))
+            found.update(zip(group, answered, strict=True))
+            if advanced is not None:
+                advanced(len(group))
+        return [found[index] for index in range(len(prompts))]
 
     def weigh(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[float]:
         """log p of each answer after one prompt, summed over its tokens, in nats.
@@ -142,15 +127,11 @@ class Reader:
             yield group
 
     def _batch(
-        self,
-        prompts: list[Prompt],
-        answers: list[tuple[int, ...]],
-        new_tokens: int,
-        enough: Callable[[Sequence[int]], bool] | None,
+        self, prompts: list[Prompt], answers: list[tuple[int, ...]], new_tokens: int
     ) -> list[Answer]:
         state = self.prefill.read(prompts)
         losses, rights = self._forced(state, answers, keep=new_tokens > 0)
-        written = self._greedy(state, new_tokens, enough)
+        written = self._greedy(state, new_tokens)
         return [
             Answer(written=tokens, loss=loss, right=right)
             for tokens, loss, right in zip(written, losses, rights, strict=True)
@@ -195,9 +176,7 @@ class Reader:
             [tuple(row[: len(a)]) for row, a in zip(right_BT, answers, strict=True)],
         )
 
-    def _greedy(
-        self, state: State, new_tokens: int, enough: Callable[[Sequence[int]], bool] | None
-    ) -> list[tuple[int, ...]]:
+    def _greedy(self, state: State, new_tokens: int) -> list[tuple[int, ...]]:
         written: list[list[int]] = [[] for _ in state.mask]
         open_ = [True] * len(written)
         for place in range(new_tokens):
@@ -206,7 +185,6 @@ class Reader:
                 open_[row] = open_[row] and token not in self._ends
                 if open_[row]:
                     written[row].append(token)
-                    open_[row] = enough is None or not enough(written[row])
             if not any(open_):
                 break
             if place + 1 < new_tokens:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clearhead.data.config import SHARE
-from clearhead.eval.judge_config import JudgeConfig
+from clearhead.eval.judge import JudgeConfig
 from clearhead.metavars import Field, File, Folder, Grid, Number, Order, TaskName
 
 # Marks an option that only lists cells: cells name its values, so more may be added later.
@@ -54,15 +54,19 @@ class HallucinationOptions:
     """Answers and summaries that hold to their documents, by a judge or by their words."""
 
     files: tuple[File, ...] = field(default=(), metadata=LISTED)
-    """.jsonl(.gz) or hf:NAME, a cell each at each length; the rows' fields tell what is asked."""
+    """.jsonl(.gz) files or hf:NAME[:CONFIG][#SPLIT], a cell each at each length."""
+    text_field: Field = "document"
+    """Field of a row that holds the document."""
+    label_field: Field = "summary"
+    """Field of a row that holds a person's summary, or the right answers."""
+    pair_field: Field = ""
+    """Field of a row that holds a question on the document; a summary is asked for without it."""
     samples: int = 100
-    """Questions or summaries of each file, drawn; all of a file that has fewer."""
+    """Rows of each file, drawn; all of a file that has fewer."""
     answer_tokens: int = 32
     """Tokens of an answer, at most."""
     summary_tokens: int = 128
     """Tokens of a summary, at most."""
-    chat: bool = False
-    """Ask in the tokenizer's chat template; else in plain text, where a line ends an answer."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     """The model that judges texts; none unless it is named."""
 

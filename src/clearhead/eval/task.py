@@ -21,13 +21,7 @@ from clearhead.records.runs import Line
 
 @dataclass(frozen=True, kw_only=True)
 class Subject(task.Subject):
-    """A causal language model under evaluation, with a fast tokenizer, and its text.
-
-    Attributes:
-        kept: a file for texts and verdicts, each written as it is made; None keeps nothing.
-    """
-
-    kept: Path | None = None
+    """A causal language model under evaluation, with a fast tokenizer, and its text."""
 
     @cached_property
     def reader(self) -> Reader:

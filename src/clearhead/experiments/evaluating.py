@@ -73,7 +73,6 @@ def _portion(
         tokens=config.tokens,
         batch_tokens=config.batch_tokens,
         seed=config.seeds[0],
-        kept=config.records and config.records.with_name(f"{config.records.name}.texts"),
     )
     subjects = []
     for kind, factor in variants:

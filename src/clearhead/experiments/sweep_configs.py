@@ -64,7 +64,7 @@ class EvaluateSettings(SweepConfig):
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
     """File to which each result is appended as it is done; the same command goes on where it
-    stopped. Texts that the model writes are kept beside it, in FILE.texts."""
+    stopped."""
     page: Path | None = None
     """File for the page of all models given here."""
 
