@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from clearhead.records.loading import load
-from clearhead.reproduce.claims import Judgement, Outcome, judged, threshold_over
+from clearhead.reproduce.claims import judged, threshold_over
+from clearhead.reproduce.contrasts import Judgement, Outcome
 
 from .test_committed_book import RECORDS
 
