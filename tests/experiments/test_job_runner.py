@@ -19,9 +19,10 @@ from clearhead.experiments.job_runner import Stopped
 from clearhead.experiments.jobs import Job
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
-from clearhead.reproduce.claims import Contrast
+from clearhead.reproduce.claims import evidence
 from clearhead.reproduce.stages import collect
 from clearhead.reproduce.trials import Table
+from clearhead.reproduce.verbs import lower, number
 
 
 class Script(Job):
@@ -278,17 +279,10 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
         assert not run.select("kurtosis", layer=3)
         assert run.value("perplexity", scheme="w8a8-coarse") == 30.0
     assert records.of("dense")[0].sequence_length == 8  # the training's header says more
-    added = Contrast(
-        arm=("dense",),
-        than=("as it is",),
-        metric="added_perplexity",
-        claimed="lower",
-        words="",
-        at={"scheme": "w8a8-coarse"},
-    )
+    added = lower("", number("added_perplexity", scheme="w8a8-coarse"), "dense", "as it is")
     (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
     assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
-    (outcome,) = added.judge("a", records)
+    (outcome,) = added.outcomes(evidence({"a": records}))
     assert outcome.arm.mean == 10.0
     assert outcome.difference.mean == 0.0
 

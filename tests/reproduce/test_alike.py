@@ -7,11 +7,10 @@ import pytest
 
 from clearhead.records.loading import parse
 from clearhead.records.runs import Records
-from clearhead.reproduce.claims import Contrast
+from clearhead.reproduce.claims import evidence
+from clearhead.reproduce.verbs import higher, number
 
-CONTRAST = Contrast(
-    arm=("differential",), than=("transformer",), metric="m", at={}, claimed="higher", words=""
-)
+CONTRAST = higher("", number("m"), "differential", "transformer")
 
 
 def _parsed(found: Mapping[tuple[str, int], Mapping[int, float]], **line: Any) -> Records:
@@ -34,14 +33,14 @@ def test_a_length_that_some_seeds_lack_counts_in_none() -> None:
             ("differential", 1): {64: 0.4, 256: 0.8},
         }
     )
-    (outcome,) = CONTRAST.judge("", records)
+    (outcome,) = CONTRAST.outcomes(evidence({"": records}))
     assert outcome.than.mean == pytest.approx(0.15)
     assert outcome.arm.mean == pytest.approx(0.35)
 
 
 def test_without_a_length_that_all_share_there_is_no_comparison() -> None:
     runs = {("transformer", 0): {64: 0.1}, ("differential", 0): {128: 0.3}}
-    assert not [*CONTRAST.judge("", _parsed(runs))]
+    assert not [*CONTRAST.outcomes(evidence({"": _parsed(runs)}))]
 
 
 def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms() -> None:
@@ -52,14 +51,7 @@ def test_a_main_effect_leaves_out_a_seed_that_lacks_one_of_its_arms() -> None:
         for other, value in (("rope", 0.2), ("alibi", 0.6))
     }
     del runs["differential · rope", 1]
-    contrast = Contrast(
-        arm=("differential*",),
-        than=("transformer*",),
-        metric="m",
-        at={},
-        claimed="higher",
-        words="",
-    )
-    (outcome,) = contrast.judge("", _parsed(runs))
+    contrast = higher("", number("m"), "differential*", "transformer*")
+    (outcome,) = contrast.outcomes(evidence({"": _parsed(runs)}))
     assert (outcome.arm.n, outcome.arm.mean) == (1, pytest.approx(0.4))
     assert (outcome.than.n, outcome.than.mean) == (2, pytest.approx(0.4))

@@ -9,7 +9,8 @@ import pytest
 from clearhead.records.loading import load
 from clearhead.report.page import Tag, render
 from clearhead.reproduce import book
-from clearhead.reproduce.claims import Contrast, claims
+from clearhead.reproduce.claims import claims, evidence
+from clearhead.reproduce.contrasts import Contrast
 from clearhead.reproduce.cost import Cost
 
 from ..report.conftest import own
@@ -90,7 +91,7 @@ def _forms(contrast: Contrast) -> set[bool]:
     return {
         (run.header.get("train") or {}).get("rotation_share", "size") == "size"
         for records in map(load, zip(RECORDS))
-        if any(contrast.judge("", records))
+        if any(contrast.outcomes(evidence({"": records})))
         for run in records.runs
-        if run.arm in contrast.arm
+        if run.arm in contrast.ours.arm
     }

@@ -10,7 +10,9 @@ from clearhead.records.loading import load
 from clearhead.report import page_of
 from clearhead.report.pivots import arm_headings
 from clearhead.reproduce import EXPERIMENTS, book, stages
-from clearhead.reproduce.claims import Contrast, Judgement, claims, judged, threshold_over
+from clearhead.reproduce.claims import claims, evidence, judged, threshold_over
+from clearhead.reproduce.contrasts import Contrast, Gate, Judgement
+from clearhead.reproduce.verbs import LOSS, higher, lower, number, ratio, reaches
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,16 +35,12 @@ def _records(folder: Path, losses: dict[str, list[float]], label: str = "6 layer
 
 
 def _contrast(claimed: str, margin: float = 0.0, arm: str = "sas") -> Contrast:
-    return Contrast(
-        arm=(arm,),
-        than=("transformer",),
-        metric="loss",
-        claimed=claimed,
-        words="",
-        at={},
-        times=1,
-        margin=margin,
-    )
+    sides = {"ours": LOSS.of(arm), "theirs": LOSS.of("transformer")}
+    return Contrast(**sides, claimed=claimed, words="", margin=margin)
+
+
+def _reached(arm: str, least: float) -> tuple[Gate]:
+    return (reaches(LOSS, arm, least),)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_a_contrast_is_judged_by_its_interval_and_margin(
     claimed, margin, values, verdict, tmp_path
 ):
     records = _records(tmp_path, {"transformer": [2.5, 2.51, 2.49], "sas": values})
-    (outcome,) = _contrast(claimed, margin).judge("a", records)
+    (outcome,) = _contrast(claimed, margin).outcomes(evidence({"a": records}))
     assert outcome.arm.mean == pytest.approx(sum(values) / len(values))
     assert outcome.judgement(threshold=0.05) is verdict
     # Among many comparisons: within a margin, too.
@@ -85,9 +83,10 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_pa
     """Whatever the threshold: there is no chance in it."""
     counted = replace(_contrast(claimed, margin), counted=True, relative=True)
     records = _records(tmp_path, {"transformer": [2.0], "sas": [value]})
-    (outcome,) = counted.judge("a", records)
+    (outcome,) = counted.outcomes(evidence({"a": records}))
     assert outcome.judgement(threshold=-1.0) is verdict
-    (healthy,) = replace(counted, needs=2.1).judge("a", records)
+    healthy = replace(counted, gates=_reached("transformer", 2.1))
+    (healthy,) = healthy.outcomes(evidence({"a": records}))
     assert healthy.judgement(0.05) is Judgement.UNDECIDED  # no number of its own to repair
 
 
@@ -98,17 +97,26 @@ def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_o
     (tmp_path / "b").mkdir()
     arms = {"transformer": [2.5, 2.51, 2.49], "sas · a": near}
     again = _records(tmp_path / "b", arms, label="24 layers")
-    first, weak = ([*_contrast("lower", arm=arm).judge("a", records)] for arm in ("sas", "sas-p"))
-    twice = [*_contrast("higher", arm="sas · a").judge("b", again)]
+    first, weak = (
+        [*_contrast("lower", arm=arm).outcomes(evidence({"a": records}))]
+        for arm in ("sas", "sas-p")
+    )
+    twice = [*_contrast("higher", arm="sas · a").outcomes(evidence({"b": again}))]
     assert twice[0].difference.p == pytest.approx(0.03, abs=0.001)
     assert threshold_over([first]) == threshold_over([first, twice]) == twice[0].difference.p
     # Counted twice it would stand below 2/3 of 5 %.
     assert threshold_over([first, twice, weak]) == threshold_over([first, weak]) < 0
     # Against a margin it is another test.
-    within = [*_contrast("not higher", margin=0.5).judge("a", records)]
+    within = [*_contrast("not higher", margin=0.5).outcomes(evidence({"a": records}))]
     assert threshold_over([first, within, weak]) == first[0].difference.p
-    gated = [*replace(_contrast("lower", arm="sas-p"), needs=9.0).judge("a", records)]
-    counted = [*replace(_contrast("lower", arm="sas-p"), counted=True).judge("a", records)]
+    gated = [
+        *replace(_contrast("lower", arm="sas-p"), gates=_reached("transformer", 9.0)).outcomes(
+            evidence({"a": records})
+        )
+    ]
+    counted = [
+        *replace(_contrast("lower", arm="sas-p"), counted=True).outcomes(evidence({"a": records}))
+    ]
     assert threshold_over([first, gated, counted]) == first[0].difference.p
 
 
@@ -116,7 +124,7 @@ def test_seeds_that_all_agree_hold_no_claim(tmp_path):
     """Not even the claim that there is no difference; the page says why."""
     records = _records(tmp_path, {"transformer": [0.5] * 3, "sas": [0.5] * 3, "sas-p": [0.4] * 3})
     for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
-        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).judge("a", records)
+        (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
         assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
     assert any("| undecided: all seeds alike |" in line for line in book.markdown({"r": records}))
 
@@ -124,7 +132,9 @@ def test_seeds_that_all_agree_hold_no_claim(tmp_path):
 def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(tmp_path):
     records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [1.0, 1.01]})
     for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNDECIDED)):
-        (outcome,) = replace(_contrast("lower"), learnt=learnt).judge("a", records)
+        (outcome,) = replace(_contrast("lower"), gates=_reached("sas", learnt)).outcomes(
+            evidence({"a": records})
+        )
         assert outcome.judgement(threshold=0.05) is verdict
 
 
@@ -210,14 +220,13 @@ def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
         "transformer": {"margin": [0.2, 0.21, 0.19], "accuracy": [0.3, 0.31, 0.32]},
         "differential": {"margin": [0.0, 0.01, 0.0], "accuracy": [0.1, 0.1, 0.1]},
     }
-    contrast = Contrast(
-        arm=("differential",), than=("transformer",), metric="margin", at={}, claimed="lower",
-        words="", learnt=0.15, learnt_of="accuracy",
-    )  # fmt: skip
-    (outcome,) = contrast.judge("a", _measured(tmp_path, answers, "guesses"))
+    sides = "differential", "transformer"
+    learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
+    contrast = lower("", number("margin"), *sides, *learnt)
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "guesses")}))
     assert outcome.judgement(threshold=0.05) is Judgement.UNDECIDED
     answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
-    (outcome,) = contrast.judge("a", _measured(tmp_path, answers, "answers"))
+    (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "answers")}))
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
 
 
@@ -229,21 +238,24 @@ def test_a_number_that_a_task_measured_aside_is_not_joined_with_the_final_one(tm
         for run in records.runs:
             file.write(json.dumps({**aside, "run": run.header["run"], "value": 9.0}) + "\n")
     records = load([tmp_path / "records.jsonl"])
-    (outcome,) = _contrast("higher").judge("a", records)
+    (outcome,) = _contrast("higher").outcomes(evidence({"a": records}))
     assert outcome.arm.mean == pytest.approx(3.05)
-    (alone,) = replace(_contrast("higher"), at={"task": "hits"}).judge("a", records)
+    hits = replace(LOSS, at={"task": "hits"})
+    (alone,) = higher("", hits, "sas", "transformer").outcomes(evidence({"a": records}))
     assert alone.arm.mean == 9.0
 
 
 def test_a_pattern_of_arms_is_a_main_effect(tmp_path):
     losses = {"sas a": [2.0, 2.2], "sas b": [3.0, 3.2], "transformer": [2.0, 2.0]}
-    (outcome,) = _contrast("higher", arm="sas *").judge("a", _records(tmp_path, losses))
+    (outcome,) = _contrast("higher", arm="sas *").outcomes(
+        evidence({"a": _records(tmp_path, losses)})
+    )
     assert outcome.arm.mean == pytest.approx(2.6)
     assert outcome.arm.n == 2  # seeds, not arms
 
 
 def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
-    """`minus` is the distance to the number elsewhere within a seed, whichever is the higher;
+    """A swing is the distance to the number elsewhere within a seed, whichever is the higher;
     `relative` divides by the baseline."""
     lines = []
     for arm, slope in {"transformer": -10.0, "coca": 1.0}.items():
@@ -256,15 +268,15 @@ def test_a_contrast_of_differences_and_one_in_shares(tmp_path):
                 lines.append({"kind": "measure", "run": name, **given})
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    whole = {"arm": ("coca",), "than": ("transformer",), "metric": "perplexity", "words": ""}
-    fall = Contrast(**whole, claimed="lower", at={"factor": 2.0}, minus={"factor": 8.0})
-    (outcome,) = fall.judge("a", load([path]))
+    two, eight = (number("perplexity", factor=factor) for factor in (2.0, 8.0))
+    sides = (two.of(one, swing=eight.at) for one in ("coca", "transformer"))
+    fall = lower("", two, *sides)
+    (outcome,) = fall.outcomes(evidence({"a": load([path])}))
     assert outcome.arm.mean == pytest.approx(6 - 0.06)
     assert outcome.than.mean == pytest.approx(60 - 0.6)
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
-    (outcome,) = Contrast(
-        **whole, claimed="not lower", at={"factor": 8.0}, than_at={"factor": 2.0}, relative=True
-    ).judge("a", load([path]))
+    share = ratio("", eight, "coca", two.of("transformer"))
+    (outcome,) = share.outcomes(evidence({"a": load([path])}))
     assert outcome.than.mean == pytest.approx(1)
     assert outcome.arm.mean == pytest.approx((92 + 1.08) / (120 + 0.8))
 
@@ -280,7 +292,7 @@ def test_claims_name_experiments_and_arms_that_exist(scale):
         # By its words a comparison is known to have a record.
         assert len({one.words for one in claim.contrasts}) == len(claim.contrasts), claim.name
         for one in claim.contrasts:
-            for side in (one.arm, one.than):
+            for side in (one.ours.arm, one.theirs.arm):
                 assert any(_has(name, known[claim.study]) for name in side), (claim.name, side)
 
 
@@ -350,7 +362,7 @@ def test_a_lead_is_compared_across_labels(tmp_path):
             (tmp_path / name).mkdir(exist_ok=True)
             _records(tmp_path / name, losses, label=name)
         records = load([tmp_path / name / "records.jsonl" for name in ("narrow, 64", "wide, 192")])
-        (outcome,) = claim.outcomes({"r": records})
+        (outcome,) = claim.outcomes(evidence({"r": records}))
         assert outcome.arm.mean == pytest.approx(0.1 if lead > 0.1 else -0.4)
         assert outcome.than.mean == pytest.approx(lead)
         assert outcome.judgement(threshold=0.05) is verdict
@@ -381,6 +393,6 @@ def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_pat
     assert header["model"]["num_hidden_layers"] == 24
     assert header["train"] == {"tokens": 0}
     (claim,) = (one for one in claims() if one.name == "sas/propagation")
-    (outcome,) = claim.contrasts[0].judge("", records)
+    (outcome,) = claim.contrasts[0].outcomes(evidence({"": records}))
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
     assert outcome.than.mean == pytest.approx(0.92)

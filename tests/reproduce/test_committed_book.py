@@ -5,7 +5,8 @@ from pathlib import Path
 from clearhead.records.loading import load
 from clearhead.report.page import Fold, Statement
 from clearhead.reproduce import book
-from clearhead.reproduce.claims import Judgement, judged
+from clearhead.reproduce.claims import judged
+from clearhead.reproduce.contrasts import Judgement
 
 from ..cli.conftest import call
 

@@ -31,12 +31,12 @@ def _records(
             name = f"{arm}/seed{seed}"
             head = {"kind": "run", "run": name, "arm": arm, "preset": arm, "seed": seed}
             lines.append({**head, "label": experiment, "train": {"sequence_length": 8}})
-            for one in MEASURES:
+            for words, one in MEASURES.items():
                 value = 3 + 0.001 * seed
                 for repair, moved in effects.items():
                     if fnmatchcase(arm, REPAIRS.get(repair, (repair,))[0]):
-                        value += moved.get(f"{one.words} later" if seed > 2 else one.words, 0)
-                        value += moved.get(one.words, 0) if seed > 2 else 0
+                        value += moved.get(f"{words} later" if seed > 2 else words, 0)
+                        value += moved.get(words, 0) if seed > 2 else 0
                 line = {"kind": "measure", "run": name, "metric": one.metric, **one.at}
                 if one.times:
                     line["length"] = int(8 * one.times)

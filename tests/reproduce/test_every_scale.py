@@ -13,7 +13,8 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.claims import Claim, Contrast, claims
+from clearhead.reproduce.claims import Claim, claims
+from clearhead.reproduce.contrasts import Contrast, Reading
 from clearhead.reproduce.requests import choose_studies, has_arms
 from clearhead.reproduce.trials import Trial
 
@@ -67,34 +68,30 @@ def _is_judged(claim: Claim, contrast: Contrast, scale: str) -> bool:
     """True if both sides have the number, and those that decide whether it counts."""
     arms = _measured(claim.study, scale)
 
-    def there(label: str, patterns: Sequence[str], one: Contrast) -> bool:
+    def there(label: str, patterns: Sequence[str], one: Reading) -> bool:
         return any(
             fnmatchcase(arm, pattern) and fnmatchcase(place, label) and _has(length, numbers, one)
             for pattern in patterns
             for place, arm, length, numbers in arms
         )
 
-    other = contrast.than_label or contrast.label
-    at_than = replace(contrast, at={**contrast.at, **contrast.than_at})
-    sides = [(contrast.label, contrast.arm, contrast), (other, contrast.than, at_than)]
-    sides += [(label, contrast.less, one) for label, _, one in sides if contrast.less]
-    sides += [(label, arm, replace(one, at={**one.at, **one.minus})) for label, arm, one in sides]
-    if contrast.needs > float("-inf"):
-        number = replace(contrast, metric=contrast.needs_of or contrast.metric)
-        sides.append((other, contrast.needs_in or contrast.than, number))
-    if contrast.learnt > float("-inf"):
-        within = None if contrast.times is None else 1.0
-        number = replace(contrast, metric=contrast.learnt_of or contrast.metric, times=within)
-        sides += [(contrast.label, contrast.arm, number), (other, contrast.than, number)]
+    readings = [contrast.ours, contrast.theirs, *(one.reading for one in contrast.gates)]
+    sides = [(one.label, one.arm, one) for one in readings]
+    sides += [(one.label, one.less, one) for one in readings if one.less]
+    sides += [
+        (one.label, one.arm, replace(one, at={**one.at, **one.swing}))
+        for one in readings
+        if one.swing
+    ]
     return all(there(*side) for side in sides)
 
 
-def _has(length: int, numbers: Sequence[Numbers], contrast: Contrast) -> bool:
-    asked = dict(contrast.at)
-    if contrast.times is not None:
-        asked["length"] = round(contrast.times * length)
+def _has(length: int, numbers: Sequence[Numbers], reading: Reading) -> bool:
+    asked = dict(reading.at)
+    if reading.times is not None:
+        asked["length"] = round(reading.times * length)
     return any(
-        metric == contrast.metric and asked.items() <= given.items() for metric, given in numbers
+        metric == reading.metric and asked.items() <= given.items() for metric, given in numbers
     )
 
 

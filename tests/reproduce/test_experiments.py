@@ -110,7 +110,7 @@ def test_deep_outliers_are_sought_with_the_gains_that_they_were_seen_with():
 def test_the_logits_of_table_5_are_asked_for():
     """Training measures hidden states alone."""
     (claim,) = (one for one in claims() if one.name == "diff/table5")
-    assert "logit_top_1" in {one.metric for one in claim.contrasts}
+    assert "logit_top_1" in {one.ours.metric for one in claim.contrasts}
     for scale in ("tiny", "small", "paper"):
         for trial in EXPERIMENTS[claim.study].trials(scale):
             questions = trial.table.questions.values()

@@ -8,7 +8,8 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.reproduce import EXPERIMENTS, stages
-from clearhead.reproduce.claims import Judgement, claims, judged
+from clearhead.reproduce.claims import claims, evidence, judged
+from clearhead.reproduce.contrasts import Judgement
 
 
 def _ratios(folder: Path, ends: dict[str, dict[str, float]]):
@@ -35,8 +36,8 @@ def test_without_the_other_label_there_is_nothing_to_compare_with(tmp_path):
     ends = {arm: {"all": 0.1, "first": 0.1} for arm in ("sas", "transformer")}
     (claim,) = (one for one in claims() if one.name == "sas/figure4")
     records = _ratios(tmp_path, ends)
-    assert len(claim.outcomes({"r": records})) == 2
-    assert claim.outcomes({"r": records.labelled("ratios")}) == []
+    assert len(claim.outcomes(evidence({"r": records}))) == 2
+    assert claim.outcomes(evidence({"r": records.labelled("ratios")})) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import Verdict
 from clearhead.report.verdicts import verdict_in_words
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.claims import Claim, Judgement, Outcome, counting, judged, threshold_over
+from clearhead.reproduce.claims import Claim, counting, judged, threshold_over
+from clearhead.reproduce.contrasts import Judgement, Outcome
 from clearhead.reproduce.cost import cost
 
 FAMILIES = {
@@ -226,7 +227,6 @@ def _context(claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement) -> s
     parts = [f"Published: {claim.published}" if claim.published else ""]
     if not outcomes:
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    parts.append(claim.why.removesuffix("."))
     if verdict is Judgement.UNDECIDED and (bill := _bill_of(claim)):
         parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
     return " ".join(f"{part}." for part in parts if part)
@@ -260,17 +260,8 @@ def _reason(one: Outcome) -> str:
     """Why a comparison can have no verdict, whatever the threshold."""
     if one.contrast.counted:
         return ""
-    contrast = one.contrast
-    if not one.applies and contrast.learnt > float("-inf"):
-        what = f"{contrast.learnt_of} " if contrast.learnt_of else ""
-        where = "" if contrast.times is None else " within the training length"
-        return f"not counted: both must reach {what}{contrast.learnt:g}{where}"
-    if not one.applies:
-        who = contrast.needs_in[0] if contrast.needs_in else "the model compared with"
-        what = f"{contrast.needs_of or 'that'} of {who}"
-        if not contrast.needs_of and not contrast.needs_in:
-            what = f"the {'lead' if contrast.less else 'number'} compared with"
-        return f"not counted: {what} is below {contrast.needs:g}"
+    if one.missing:
+        return f"not counted: {one.missing}"
     if one.difference.verdict is Verdict.ONE_SEED:
         return "one seed"
     if one.difference.alike:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records
 from clearhead.report.verdicts import threshold_of
-from clearhead.reproduce.claims import Contrast, Judgement, Outcome
+from clearhead.reproduce.claims import evidence
+from clearhead.reproduce.contrasts import Judgement, Outcome
+from clearhead.reproduce.verbs import lower, number
 
 CHOSEN_ON, CONFIRMED_ON = (0, 1, 2), (3, 4, 5)
 MARGIN = 0.01  # nats of loss at the training length
@@ -23,24 +25,18 @@ REPAIRS = {
     "epilogue=gate": ("*epilogue gate*", "*epilogue none*"),
     "train.optimizer=orthoadam": ("* orthoadam", "* adamw"),
 }
-_FIRST = Contrast(
-    arm=(), than=(), metric="loss", at={}, times=1, label="together", claimed="lower", words=LOSS
-)
-_ANYWHERE = replace(_FIRST, times=None)
 # All are better lower.
-MEASURES = (
-    _FIRST,
-    replace(_FIRST, times=4, words="loss at 4 × the length"),
-    replace(
-        _FIRST, metric="ar_hit_loss", times=4, words="loss of recalled tokens at 4 × the length"
-    ),
-    replace(_ANYWHERE, metric="kurtosis", words="kurtosis"),
-    replace(_ANYWHERE, metric="first_token_argmax_share", words="queries with a first-token sink"),
-    *(
-        replace(_ANYWHERE, metric="added_perplexity", at={"scheme": one}, words=f"cost of {one}")
+MEASURES = {
+    LOSS: number("loss", times=1),
+    "loss at 4 × the length": number("loss", times=4),
+    "loss of recalled tokens at 4 × the length": number("ar_hit_loss", times=4),
+    "kurtosis": number("kurtosis"),
+    "queries with a first-token sink": number("first_token_argmax_share"),
+    **{
+        f"cost of {one}": number("added_perplexity", scheme=one)
         for one in ("w8a8-coarse", "w4-channel")
-    ),
-)
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +128,6 @@ def _outcomes(
     records: Records, sides: tuple[str, str], seeds: Sequence[int], label: str = "together"
 ) -> Iterator[Outcome]:
     runs = Records(runs=tuple(run for run in records.runs if run.seed in seeds))
-    for one in MEASURES:
-        contrast = replace(one, arm=sides[:1], than=sides[1:], label=label)
-        yield from contrast.judge("", runs)
+    numbers = evidence({"": runs})
+    for words, one in MEASURES.items():
+        yield from lower(words, replace(one, label=label), *sides).outcomes(numbers)

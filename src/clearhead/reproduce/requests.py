@@ -70,7 +70,7 @@ def has_arms(claim: Claim, scale: str) -> bool:
     def named(patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(arm, one) for one in trained_arms(patterns) for arm in known)
 
-    return any(named(one.arm) and named(one.than) for one in claim.contrasts)
+    return any(named(one.ours.arm) and named(one.theirs.arm) for one in claim.contrasts)
 
 
 @cache

@@ -1,0 +1,127 @@
+"""Claims on softmax-1 and OrthoAdam: arXiv 2410.17174."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from clearhead.reproduce.claims import Claim
+from clearhead.reproduce.contrasts import Contrast, Patterns, Reading
+from clearhead.reproduce.verbs import LOSS, lower, no_worse, number, ratio, reaches
+
+BASE, ADAMW = "transformer", ("transformer", "transformer · adamw")
+ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotation_share size"
+FORMS = {"one rotation for each parameter": ORTHO, "one rotation for all axes of a size": SHARED}
+COARSE = number("added_perplexity", scheme="w8a8-coarse")
+_SINK = number("first_token_argmax_share", at="documents")
+_HEALTHY = "the number compared with"
+
+
+def _sink(
+    words: str, arm: str, label: str, verb: Callable[..., Contrast] = lower, **options: Any
+) -> Contrast:
+    """The first token's share, where the baseline has a sink."""
+    what = replace(_SINK, label=label)
+    return verb(words, what, arm, BASE, reaches(what, BASE, 0.3, _HEALTHY), **options)
+
+
+def _costs(
+    words: str, arm: Patterns, than: Patterns | Reading = BASE, what: Reading = COARSE
+) -> Contrast:
+    """The cost of 8 bits, where they cost the baseline something."""
+    base = than if isinstance(than, tuple) else BASE
+    gate = reaches(what, base, 0.5, "added perplexity of the baseline")
+    return lower(f"perplexity added by w8a8-coarse, {words}", what, arm, than, gate)
+
+
+def _fades(words: str, metric: str, arm: str, **bound: Any) -> Contrast:
+    """A weight late in a text, as a share of that early on."""
+    at: dict[str, Any] = {"map": "softmax"} if metric == "null_mass" else {}
+    late, early = (number(metric, label="backcopy", position=n, **at) for n in (256, 32))
+    words = f"{words} at positions 256 to 511, as a share of that at 32 to 63"
+    return ratio(words, late, arm, early.of(arm), **bound)
+
+
+def _kurtosis(
+    words: str,
+    arm: str,
+    verb: Callable[..., Contrast] = lower,
+    metric: str = "kurtosis",
+    **at: Any,
+) -> Contrast:
+    """Kurtosis, where the baseline has outliers."""
+    options: dict[str, Any] = {"by": 1} if verb is no_worse else {}
+    gate = reaches(number("kurtosis", **at), ADAMW, 4, "kurtosis of the model compared with")
+    return verb(words, number(metric, **at), arm, ADAMW, gate, **options)
+
+
+_DEEP: dict[str, Any] = {"label": "deep outliers"}
+_RIVALS = replace(COARSE, label="outliers")
+
+# fmt: off
+CLAIMS = (
+    Claim("softmax1/share", "Softmax-1 takes the attention from the first token.",
+        "the largest weight in 65 % of cases with softmax, in 3.3 % with softmax-1", "sink",
+        (_sink("queries that look most at the first token, on a text that grows a sink", "softmax1",
+            "backcopy"),)),
+    Claim("softmax1/text",
+        "Ours: where ordinary text grows a sink, softmax-1 takes the attention from it.",
+        "", "sink-text",
+        (_sink("queries that look most at the first token, on ordinary text", "softmax1",
+            "sink on text"),)),
+    Claim("softmax1/cause", "Positions do not make the sink: softmax does.",
+        "neither positions, biases nor norms", "elimination",
+        (_sink("queries that look most at the first token, without positions",
+            "transformer · position none", "elimination", no_worse, by=0.1, better="higher"),
+        _sink("queries that look most at the first token, with softmax-1",
+            "transformer · normalizer softmax1", "elimination"))),
+    Claim("softmax1/loss", "Softmax-1 costs no loss.",
+        "equal to the second digit", "outliers",
+        (no_worse("loss on text", LOSS, ("transformer · normalizer softmax1", "softmax1 · adamw",
+            "softmax1"), ADAMW, by=0.01),)),
+    Claim("softmax1/kurtosis", "OrthoAdam removes outlier activations.",
+        "kurtosis 1,657 under Adam, 3.1 under OrthoAdam", "outliers",
+        tuple(_kurtosis(f"kurtosis of the {which}, {form}", arm, tokens=tokens) for form,
+            arm in FORMS.items() for which, tokens in (("first token", "first"), ("other tokens",
+            "rest"))), also=("softmax1/table2",)),
+    Claim("softmax1/optimizers", "Adam's per-coordinate step makes outliers; SGD does not.",
+        "", "outliers",
+        tuple(_kurtosis(f"kurtosis under {name}", f"transformer · {name.lower()}")
+            for name in ("SGD", "Muon"))),
+    Claim("softmax1/deep",
+        "Ours: OrthoAdam removes the outliers that 24 layers of SAS-P grow, and what they cost at "
+        "8 bits.",
+        "", "outliers-deep",
+        (lower("kurtosis, one rotation for each parameter", number("kurtosis", **_DEEP),
+            "sas-p · orthoadam", "sas-p", reaches(number("kurtosis", **_DEEP), "sas-p", 10,
+            _HEALTHY)),
+        lower("perplexity added by w8a8-coarse", replace(COARSE, **_DEEP), "sas-p · orthoadam",
+            "sas-p", reaches(replace(COARSE, **_DEEP), "sas-p", 0.5, _HEALTHY)))),
+    Claim("softmax1/table3", "OrthoAdam makes 8 bits cheaper, with softmax-1 and alone.",
+        "coarse 8 bits add 23.6 to perplexity without them, 0.43 with them (GPT-2, 130M)",
+            "outliers",
+        (_costs("both repairs", "transformer · normalizer softmax1 · orthoadam"),
+        _costs("OrthoAdam alone", ORTHO),
+        _costs("OrthoAdam alone, one rotation for all axes of a size", (SHARED,
+            "transformer+orthoadam"), (BASE, "transformer+adamw")))),
+    Claim("softmax1/rivals",
+        "Ours: OrthoAdam makes few bits cheaper than rotation after training, Muon, a gate and QK "
+        "norm do.",
+        "", "outliers",
+        (_costs("OrthoAdam against AdamW rotated after training", ORTHO, replace(_RIVALS,
+            at={"scheme": "hadamard-w8a8-coarse"}).of(BASE), _RIVALS),
+        *(_costs(f"OrthoAdam against {name}", ORTHO, f"transformer · {arm}", _RIVALS) for name,
+            arm in (("Muon", "muon"), ("a gate", "epilogue gate"), ("normed queries and keys",
+            "qk_norm rmsnorm"))))),
+    Claim("softmax1/move", "Ours: outliers do not move to the rotated basis.",
+        "", "outliers",
+        tuple(_kurtosis(f"kurtosis in the optimizer's basis, {form}", arm, no_worse,
+            "kurtosis_rotated") for form, arm in FORMS.items())),
+    Claim("softmax1/fading",
+        "Ours: a fixed null key's weight fades as texts grow; a learned key's and a gate's do not.",
+        "", "sink",
+        (_fades("weight on softmax-1's null key", "null_mass", "softmax1", below=1),
+        _fades("weight on a learned logit", "null_mass", "sink", below=1),
+        _fades("weight on a learned key", "null_mass", "key-bias", at_least=0.9),
+        _fades("how far a gate is closed", "gate_closed", "gated", at_least=0.9))),
+)
+# fmt: on
