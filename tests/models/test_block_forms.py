@@ -93,7 +93,7 @@ def _form(form: str, **keys: object) -> ClearheadForCausalLM:
     model = stirred(ClearheadForCausalLM(make_config(name, **changes | keys)))
     for module in model.modules():
         if hasattr(module, "on_step_end"):
-            module.on_step_end(0.25, 3.0)
+            module.on_step_end(0.25)
     return model
 
 

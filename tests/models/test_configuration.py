@@ -120,11 +120,10 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
         ({"mlp_skip": "none", "mlp_gain": 0.0}, "write nothing at the start"),
         ({"mlp_skip_gain": 0.0, "mlp_gain": 0.0}, "write nothing at the start"),
         *(
-            ({"residual_scale": kind, "attention_gain": start}, "give a start above 0")
-            for kind in ("feedback", "scheduled")
+            ({"residual_scale": "scheduled", key: start}, f"{key}={start}: give a start above 0")
+            for key in ("attention_gain", "mlp_gain")
             for start in (0.0, -0.5)
         ),
-        ({"residual_scale": "feedback", "mlp_gain": -0.5}, "mlp_gain=-0.5: give a start above 0"),
         ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta=nan .* finite number"),
         ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta=inf .* finite number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": math.inf}}, "factor=inf"),

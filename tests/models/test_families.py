@@ -203,7 +203,7 @@ def test_softmax1_and_sinks_are_exported_to_granite_swa(name, changes):
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     for layer in ours.model.layers:  # as in the middle of a training run
-        layer.self_attn.normalizer.on_step_end(0.9, 3.0)
+        layer.self_attn.normalizer.on_step_end(0.9)
     theirs = converted(ours)
     assert type(theirs).__name__ == "GraniteSWAForCausalLM"
     theirs.set_attn_implementation("eager")

@@ -116,7 +116,7 @@ def _train(model: Any, ids: torch.Tensor) -> None:
     for step in range(5):
         for module in model.modules():  # what training moves beside the weights
             if step and hasattr(module, "on_step_end"):
-                module.on_step_end(step / 5, 3.0)
+                module.on_step_end(step / 5)
         logits = _logits(model, ids)[:, :-1].flatten(0, 1)
         torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
         for name, p in model.named_parameters():

@@ -165,8 +165,6 @@ class ClearheadForCausalLM(ClearheadPreTrainedModel, GenerationMixin):
             x, weight = read_by(self.lm_head, x)
             called = weight is None
             loss = self.loss(x, weight, labels, num_items_in_batch)
-            if self.model.moves:
-                self.note_loss(loss, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             kept = logits_to_keep

@@ -96,8 +96,6 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
         if labels is not None:
             total = self._summed_loss(logits_BN, labels)
             loss = total / (x_BTC.shape[0] if num_items_in_batch is None else num_items_in_batch)
-            if self.model.moves:
-                self.note_loss(loss, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits_BN,

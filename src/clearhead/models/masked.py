@@ -86,8 +86,6 @@ class ClearheadForMaskedLM(ClearheadPreTrainedModel):
             count = num_items_in_batch
             count = (target_N != IGNORED).sum() if count is None else count
             loss = summed_loss(x_ND, weight, target_N) / count
-            if self.model.moves:
-                self.note_loss(loss, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             logits = x if called else self.lm_head(x)

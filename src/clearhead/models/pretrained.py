@@ -3,13 +3,12 @@
 from dataclasses import fields
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.nn import initialise
-from clearhead.nn.annealing import note
 
 # The keyword of a key-value cache in calls and outputs: `cache` from transformers 5.24 on.
 CACHE = "past_key_values"
@@ -47,10 +46,6 @@ class ClearheadPreTrainedModel(PreTrainedModel):
         """As the configuration's."""
         if not cls.__module__.startswith("clearhead."):
             super().register_for_auto_class(auto_class)
-
-    def note_loss(self, loss: Tensor, num_items_in_batch: Tensor | int | None) -> None:
-        """Give a pass's loss to the parts that training moves."""
-        note(self.model, loss, loss=loss, mean=num_items_in_batch is None)
 
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.initializer_range)

@@ -1,14 +1,13 @@
 """Parts of a model that move with training beside its weights, in any training loop.
 
-Such a part has `on_step_end(done, loss)` and keeps its numbers in buffers. It moves at every step
+Such a part has `on_step_end(done)` and keeps its numbers in buffers. It moves at every step
 of a torch optimizer that follows a forward pass in training.
 """
 
-import math
 import warnings
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from clearhead.errors import ClearheadError
 
 _WAYS = "shaping='annealed', residual_scale='scheduled' or annealed_start=True"
-# Trunks in training since the last step; the sum of their losses, and how many are means.
-_passes = WeakKeyDictionary[nn.Module, Tensor | None]()
+_passes = WeakSet[nn.Module]()  # trunks in training since the last step
 
 
 def moves(trunk: nn.Module) -> bool:
@@ -30,14 +28,10 @@ def moves(trunk: nn.Module) -> bool:
     return True
 
 
-def note(trunk: nn.Module, x: Tensor, *, loss: Tensor | None = None, mean: bool = True) -> None:
-    """Note a forward pass, if x has a gradient; `loss` is a mean, or a share of a whole batch's."""
+def note(trunk: nn.Module, x: Tensor) -> None:
+    """Note a forward pass in training, if x has a gradient."""
     if trunk.training and x.requires_grad:
-        before = _passes.get(trunk)
-        if loss is not None:
-            share = torch.stack([loss.detach(), loss.new_full((), mean)])
-            before = share if before is None else before + share
-        _passes[trunk] = before
+        _passes.add(trunk)
 
 
 def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
@@ -62,26 +56,13 @@ def anneal(model: nn.Module, steps: int, *, first_step: int = 0) -> None:
     _begin(model, first_step, steps)
 
 
-def begin_run(model: nn.Module) -> None:
-    """Clear what parts keep of an earlier training alone."""
+def advance(model: nn.Module, done: float) -> None:
+    """Move the parts, which the optimizer's step then leaves alone; `done` is from 0 to 1."""
     module: Any
     for module in model.modules():
-        if hasattr(module, "on_run_begin"):
-            module.on_run_begin()
-
-
-def advance(model: nn.Module, done: float, loss: float) -> None:
-    """Move the parts, which the optimizer's step then leaves alone.
-
-    Args:
-        done: of the training, from 0 to 1.
-        loss: of the step.
-    """
-    module: Any
-    for module in model.modules():
-        _passes.pop(module, None)
+        _passes.discard(module)
         if hasattr(module, "on_step_end"):
-            module.on_step_end(done, loss)
+            module.on_step_end(done)
 
 
 def _parts(model: nn.Module) -> list[Any]:
@@ -93,8 +74,6 @@ def _begin(model: nn.Module, step: int, steps: int | None) -> None:
     for module in model.modules():
         if hasattr(module, "course"):
             module.course = None if steps is None else (step, steps)  # type: ignore[assignment]
-    if steps is not None and step == 0:
-        begin_run(model)
 
 
 @cache
@@ -122,8 +101,7 @@ def _after_step(*_: Any) -> None:
 
 def _move() -> None:
     """Move the parts of every model trained: once, however many optimizers share its weights."""
-    for trunk, losses in list(_passes.items()):
-        total, means = (math.nan, 0) if losses is None else losses.tolist()
+    for trunk in list(_passes):
         step, steps = trunk.course or (0, 0)  # type: ignore[misc]
         if trunk.course is None and any(map(_waits, _parts(trunk))):
             warnings.warn(
@@ -132,14 +110,14 @@ def _move() -> None:
                 stacklevel=5,
             )
         trunk.course = None if step + 1 == steps else (step + 1, steps)  # type: ignore[assignment]
-        advance(trunk, (step + 1) / steps if steps else 0.0, total / max(means, 1))
+        advance(trunk, (step + 1) / steps if steps else 0.0)
 
 
 def _waits(part: Any) -> bool:
     """True where a part depends on how much of the training is done, and has not arrived."""
     now, ends = [buffer.clone() for buffer in part.buffers()], []
     for done in (0.0, 1.0):
-        part.on_step_end(done, 0.0)
+        part.on_step_end(done)
         ends.append([buffer.clone() for buffer in part.buffers()])
         for buffer, value in zip(part.buffers(), now, strict=True):
             buffer.copy_(value)

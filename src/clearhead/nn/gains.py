@@ -1,25 +1,16 @@
 """Gains of the two branches: trained, or moved from step to step by the training run.
 
-`clearhead.nn.annealing` calls a module's `on_step_end(done, loss)` after every step, with the
-part of the run that is done, from 0 to 1, and that step's loss. What the module keeps of it is in
-buffers, which checkpoints hold. What is of one run alone, `on_run_begin()` clears; a resumed run
-does not begin.
+`clearhead.nn.annealing` calls a module's `on_step_end(done)` after every step, with the part of the
+run that is done, from 0 to 1. What the module keeps of it is in buffers, which checkpoints hold.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import ClearheadError
 from clearhead.nn.norms import identity
 from clearhead.spec import Declaration, LayerSpec
-
-# Feedback: what a step does to the gain, and how the loss's mean and spread are kept.
-SHRINK, GROW, DEVIATIONS, DECAY = 0.9, 1.001, 4.0, 0.99
-# The gain stays between these times its start.
-LEAST, MOST = 0.1, 10.0
 
 
 class Trainable(nn.Module):
@@ -56,49 +47,8 @@ class Scheduled(Trainable):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gain)
 
-    def on_step_end(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float) -> None:
         self.gain.clamp_(min=self.start * done)
-
-
-class Feedback(Trainable):
-    """x · β(t), β(t+1) = β(t) · 0.9 after a loss far above its running mean, else · 1.001.
-
-    Far is four deviations, mean and deviation running with decay 0.99: noise does not reach it. So
-    a branch that a norm would have held gives way where training is about to diverge.
-    """
-
-    loss: Tensor
-
-    def hold(self, gain: Tensor) -> None:
-        self.register_buffer("gain", gain)
-        self.register_buffer("loss", torch.empty(3))  # how many were seen, mean, variance
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.on_run_begin()
-
-    def on_run_begin(self) -> None:
-        """The losses of an earlier training, on another text perhaps, say nothing of this one."""
-        nn.init.zeros_(self.loss)
-
-    def on_step_end(self, done: float, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ClearheadError(
-                "residual_scale='feedback' follows the loss that the model computes, and this is "
-                f"{loss}: give it labels in each step (TRL's trainers compute the loss outside of "
-                "it), or choose residual_scale='trainable'"
-            )
-        seen, mean, variance = self.loss.tolist()
-        if seen == 0:
-            mean = loss
-        # The first steps say nothing of the spread.
-        far = seen * (1 - DECAY) > 1 and loss > mean + DEVIATIONS * variance**0.5
-        gain = self.gain.item() * (SHRINK if far else GROW)
-        self.gain.fill_(min(max(gain, LEAST * self.start), MOST * self.start))
-        off = loss - mean
-        mean += (1 - DECAY) * off
-        variance = DECAY * (variance + (1 - DECAY) * off**2)
-        self.loss.copy_(torch.tensor([seen + 1, mean, variance]))
 
 
 def gain(kind: Callable[[float], nn.Module], start: float | None) -> Callable[[Tensor], Tensor]:
@@ -149,13 +99,5 @@ DECLARATIONS = (
         "a reading of arXiv 2311.01906 for norm-free blocks",
         Scheduled,
         refuses=lambda layer: _silent(layer) or _refuses(layer),
-    ),
-    Declaration(
-        "residual_scale",
-        "feedback",
-        "they shrink where the loss leaps, and else grow slowly",
-        "a reading of arXiv 2311.01906 for norm-free blocks",
-        Feedback,
-        refuses=_refuses,
     ),
 )

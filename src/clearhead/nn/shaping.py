@@ -93,7 +93,7 @@ class Annealed(SkipInit):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.identity)
 
-    def on_step_end(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float) -> None:
         """After a step: `done` of the run, from 0 to 1."""
         self.identity.clamp_(max=1 - done)
 

@@ -43,7 +43,7 @@ class ExclusiveSelfAttention(nn.Module):
         if self.strength is not None:
             nn.init.zeros_(self.strength)
 
-    def on_step_end(self, done: float, loss: float) -> None:
+    def on_step_end(self, done: float) -> None:
         """After a step: `done` of the run, from 0 to 1."""
         if self.strength is not None:
             self.strength.clamp_(min=done)

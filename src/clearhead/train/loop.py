@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.annealing import advance, begin_run
+from clearhead.nn.annealing import advance
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
@@ -133,8 +133,6 @@ def _train(
         _seed(config.seed, joined, saved["step"] if saved else 0)
         if saved is not None and newest is not None:
             checkpoint.restore(newest, model, optimizer, joined)
-        else:
-            begin_run(model)
         progress = _Progress.resumed(saved)
         run = Run(
             name=name,
@@ -291,7 +289,7 @@ class _Loop:
             raise self.diverged(step + 1, f"the gradient's norm is {norm}")
         if config.clip:
             clip_grads_with_norm_(parameters, config.clip, total_norm)
-        advance(self.model, config.done(step + 1), loss)
+        advance(self.model, config.done(step + 1))
         self.optimizer.step()
         self.progress.loss = loss
         return norm
