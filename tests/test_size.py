@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_134
+LINES = 48_496
 LONGEST = 400
 
 

@@ -1,17 +1,12 @@
 """The training loop."""
 
-import math
-import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+<<<<<<< HEAD
 from clearhead.errors import ClearheadError
 from clearhead.nn.annealing import advance
 from clearhead.optim import build_optimizer, learning_rate
@@ -21,21 +16,20 @@ from clearhead.train import checkpoint, precision, run_dir, world
 from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
 from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
 from clearhead.train.compiling import compiled
+=======
+from clearhead.nn.annealing import advance
+from clearhead.optim import learning_rate
+from clearhead.train import world
+from clearhead.train.batches import BatchSource
+from clearhead.train.callbacks import Callback
+>>>>>>> h-loop
 from clearhead.train.config import TrainConfig
-from clearhead.train.interrupt import StopSignals
-from clearhead.train.memory import PeakMemory
-from clearhead.train.parallel import Spread, accumulate, local, recompute, spread, whole
-from clearhead.train.prefetch import MicroBatches, Prefetcher
-from clearhead.train.result import DivergedError, TrainResult
-from clearhead.train.saver import Saver
-from clearhead.train.trainable import choose_parameters
-from clearhead.train.world import World
+from clearhead.train.parallel import accumulate, whole
+from clearhead.train.result import TrainResult
+from clearhead.train.training_run import TrainingRun, opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# What run.json says of the process that began a run, and of those that went on with it.
-ORIGIN = (*provenance.KEYS, "processes")
 
 
 def train(
@@ -76,6 +70,7 @@ def train(
             a damaged checkpoint; for a full disk. Checkpoints written before stay.
         DivergedError: one of them, for a loss, a gradient or weights that are not finite.
     """
+<<<<<<< HEAD
     with world.joined(config.timeout, alone=config.parallel != "fsdp") as joined:
         return _train(
             model, batches, config, joined, Path(output), tokenizer, resume, callbacks, description
@@ -154,28 +149,26 @@ def _train(
             locks=locks,
             spread=model_spread,
             model=model,
+=======
+    with (
+        world.joined(config.timeout, alone=config.parallel != "fsdp") as processes,
+        opened(
+            model,
+            batches,
+            config,
+            processes,
+            output=Path(output),
+>>>>>>> h-loop
             tokenizer=tokenizer,
-            batches=batches,
-            config=config,
-            optimizer=optimizer,
-            identity=identity,
-            progress=progress,
-            callbacks=[MetricsFile(), *callbacks] if joined.first else [],
-        )
-        for callback in loop.callbacks:
-            stack.callback(callback.close)
-            callback.start(run)
-        stack.enter_context(compiled(model, config.compile))
-        stop = stack.enter_context(StopSignals())
-        with joined.watched(config.timeout) as alive, loop.saver:
-            result = loop.run_steps(stop, alive)
-        for callback in loop.callbacks:
-            callback.end(result)
-    if config.checkpointing == "blocks":
-        recompute(model, False)
-    return result
+            resume=resume,
+            callbacks=callbacks,
+            description=description or {},
+        ) as run,
+    ):
+        return steps(run)
 
 
+<<<<<<< HEAD
 def _seed(seed: int, joined: World, step: int = 0) -> None:
     """Seed PyTorch's generators, so that every process has a dropout of its own."""
     torch.manual_seed((seed + 1_000_003 * joined.rank + 7_919 * step) % 2**63)
@@ -391,3 +384,29 @@ class _Mark:
     step: int
     seconds: float
     waited: float
+=======
+def steps(run: TrainingRun) -> TrainResult:
+    """Do the steps that remain, or those until any process has a signal."""
+    model, optimizer, config = run.model, run.optimizer, run.config
+    model.train()
+    while run.step < config.steps:
+        with run.timed():
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(run.step, config)
+            micro_batches = run.micro_batches.take()
+            optimizer.zero_grad(set_to_none=True)
+            loss = accumulate(model, micro_batches, run.precision, run.objective, run.spread)
+            parameters = [p for p in model.parameters() if p.grad is not None]
+            norm = whole(get_total_norm([p.grad for p in parameters]))
+            run.loss, run.gradient_norm = run.finite(loss, norm)
+            if config.clip:
+                clip_grads_with_norm_(parameters, config.clip, norm)
+            advance(model, config.done(run.step + 1), run.loss)
+            optimizer.step()
+        run.step += 1
+        run.log_if_due()
+        run.save_if_due()
+        if run.must_stop():
+            break
+    return run.end()
+>>>>>>> h-loop

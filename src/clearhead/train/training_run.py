@@ -1,0 +1,343 @@
+"""A training run between its steps: what is trained, how far it has come, where it is kept."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.nn.annealing import begin_run
+from clearhead.optim import build_optimizer, learning_rate
+from clearhead.records import provenance
+from clearhead.records.lock import Lock, hold_folder
+from clearhead.train import checkpoint, precision, run_dir
+from clearhead.train.batches import BatchSource, check, keep_begin, objective_of
+from clearhead.train.callbacks import Callback, MetricsFile, Run, StepMetrics
+from clearhead.train.compiling import compiled
+from clearhead.train.config import TrainConfig
+from clearhead.train.interrupt import StopSignals
+from clearhead.train.memory import PeakMemory
+from clearhead.train.parallel import Spread, local, recompute, spread
+from clearhead.train.prefetch import MicroBatches, Prefetcher
+from clearhead.train.result import DivergedError, TrainResult
+from clearhead.train.saver import Saver
+from clearhead.train.trainable import choose_parameters
+from clearhead.train.world import World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# The provenance of the process that began a run, and of those that resumed it, in run.json.
+ORIGIN = (*provenance.KEYS, "processes")
+
+
+@dataclass
+class TrainingRun:
+    """A run as one process sees it. `step`, `seconds` and `loss` are what a checkpoint keeps."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    optimizer: torch.optim.Optimizer
+    config: TrainConfig
+    objective: str
+    spread: Spread
+    micro_batches: Prefetcher
+    report: Run
+    identity: dict[str, Any]
+    """Everything that a resumed run must share with this one."""
+    locks: Sequence[Lock]
+    callbacks: Sequence[Callback]
+    stop: StopSignals
+    alive: Callable[[], None]
+    """Says that this process has not hung; called with every step."""
+    step: int = 0
+    seconds: float = 0.0
+    loss: float = math.nan
+    gradient_norm: float = math.nan
+    stopped_by: signal.Signals | None = None
+    saver: Saver = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.world = self.spread.world
+        self.saver = Saver(self.world)
+        self.precision = precision.resolve(self.config.precision, self.model.device)
+        self.memory = PeakMemory(self.model.device)
+        self.saved_step = self.step
+        self.first_mark = self.last_mark = _Mark(self.step, self.seconds, 0.0)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the seconds of a step."""
+        self.alive()
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+
+    def finite(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
+        """The loss over all processes, from this one's part, and the gradient's norm, as numbers.
+
+        The one wait for the device in a step, before the update: no other number gets in.
+
+        Raises:
+            DivergedError: where one of them is not finite.
+        """
+        own, total_norm = torch.stack([loss, norm]).tolist()
+        losses = self.world.gather(own)
+        total = sum(losses)
+        if not math.isfinite(total):
+            ranks = [str(rank) for rank, part in enumerate(losses) if not math.isfinite(part)]
+            where = f" in process {', '.join(ranks)}" * (len(ranks) < len(losses))
+            raise self.diverged(self.step + 1, f"the loss is {total}{where}")
+        if not math.isfinite(total_norm):
+            raise self.diverged(self.step + 1, f"the gradient's norm is {total_norm}")
+        return total, total_norm
+
+    def log_if_due(self) -> None:
+        """Tell the callbacks about the step just done, every `log_every` steps and at the end."""
+        config = self.config
+        if self.step % config.log_every and self.step != config.steps:
+            return
+        first, last = self.first_mark, self.last_mark
+        pace = (self.seconds - first.seconds) / (self.step - first.step)
+        tokens = config.tokens_before(self.step) - config.tokens_before(last.step)
+        seconds = self.seconds - last.seconds
+        metrics = StepMetrics(
+            step=self.step,
+            tokens=config.tokens_before(self.step),
+            seconds=self.seconds,
+            loss=self.loss,
+            learning_rate=learning_rate(self.step - 1, config),
+            gradient_norm=self.gradient_norm,
+            tokens_per_second=tokens / seconds,
+            batch_stall=(self.micro_batches.waited - last.waited) / seconds,
+            seconds_left=(config.steps - self.step) * pace,
+        )
+        for callback in self.callbacks:
+            callback.step(metrics)
+        self.last_mark = _Mark(self.step, self.seconds, self.micro_batches.waited)
+
+    def save_if_due(self) -> None:
+        """Begin a checkpoint every `save_every` steps, and tell the callbacks of one published."""
+        self.tell_published()
+        steps, every = self.config.steps, self.config.save_every or self.config.steps
+        first = self.report.first_step
+        if self.step % every == 0:
+            self.save(last=self.step == steps)
+        elif self.step == first + 1 and (steps - 1) // every > first // every:
+            checkpoint.prepare(self.model, self.optimizer, self.saver)
+
+    def save(self, *, last: bool) -> None:
+        """Begin a checkpoint, unless this step has one; with the `last` no step goes on beside."""
+        if self.step == self.saved_step:
+            return
+        self.saver.finish()
+        self.tell_published()
+        parts = (local(parameter) for parameter in self.model.parameters())
+        # aminmax() takes an eleventh of isfinite()'s time, and propagates NaN.
+        ends = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
+        finite = all(bool(two.isfinite().all()) for two in ends)
+        if not all(self.world.gather(finite)):
+            raise self.diverged(self.step, "some weights are no longer finite")
+        self.world.by_first(self.check_locks)
+        checkpoint.save(
+            self.report.output,
+            saver=self.saver,
+            last=last,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            optimizer=self.optimizer,
+            record={
+                "step": self.step,
+                "seconds": self.seconds,
+                "loss": self.loss,
+                "seed": self.config.seed,
+                "processes": self.world.size,
+                **self.identity,
+            },
+            keep=self.config.keep,
+        )
+        self.saved_step = self.step
+
+    def must_stop(self) -> bool:
+        """True once any process has a signal."""
+        received = int(max(self.world.gather(self.stop.received or 0)))
+        self.stopped_by = signal.Signals(received) if received else None
+        return self.stopped_by is not None
+
+    def end(self) -> TrainResult:
+        """Save the last step, and the final model of a run that did all its steps."""
+        self.save(last=True)
+        self.saver.finish()
+        self.tell_published()
+        self.model.eval()
+        finished = self.step == self.config.steps
+        if finished:
+            self.world.by_first(self.check_locks)
+            newest = checkpoint.newest(self.report.output)
+            advice = f"the checkpoint {newest} is whole; make room and resume"
+            target = self.report.output / run_dir.FINAL
+            checkpoint.export(target, self.model, self.tokenizer, self.world, advice)
+        tokens = self.config.tokens_before(self.step)
+        result = TrainResult(
+            model=self.model,
+            steps=self.step,
+            tokens=tokens,
+            seconds=self.seconds,
+            tokens_per_second=tokens / self.seconds,
+            peak_memory_bytes=self.memory.bytes(),
+            final_loss=self.loss,
+            stop_signal=None if finished else self.stopped_by,
+        )
+        for callback in self.callbacks:
+            callback.end(result)
+        return result
+
+    def tell_published(self) -> None:
+        """Tell the callbacks about a checkpoint that is whole now."""
+        if path := self.saver.published():
+            for callback in self.callbacks:
+                callback.checkpoint(path)
+
+    def check_locks(self) -> None:
+        """Raise a ClearheadError where the run's folder is gone."""
+        for lock in self.locks:
+            lock.check()
+
+    def diverged(self, step: int, what: str) -> DivergedError:
+        """The error of a run that left the finite numbers at `step`, counted from 1."""
+        with suppress(ClearheadError):  # a full disk is not what stopped the run
+            self.saver.finish()
+        last = checkpoint.newest(self.report.output)
+        finite = "no step before it was finite"
+        if math.isfinite(self.loss):
+            finite = f"the last finite loss was {self.loss:.4f}"
+        kept = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
+        error = DivergedError(
+            f"stopped at step {step}: {what}; {finite}; {kept}; start another run with a lower "
+            f"learning_rate (it is {self.config.learning_rate:g}) or a longer warmup "
+            f"(it is {self.config.warmup:g})"
+        )
+        error.printed_elsewhere = not self.world.first
+        return error
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A step, the time it was reached, and how much of it was waiting for batches."""
+
+    step: int
+    seconds: float
+    waited: float
+
+
+@contextmanager
+def opened(
+    model: "PreTrainedModel",
+    batches: BatchSource,
+    config: TrainConfig,
+    processes: World,
+    *,
+    output: Path,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    resume: bool,
+    callbacks: Sequence[Callback],
+    description: Mapping[str, Any],
+) -> Iterator[TrainingRun]:
+    """Check what is asked for, hold the run's folder, and place model and optimizer at its step.
+
+    Raises:
+        ClearheadError: as `loop.train`.
+    """
+    config = replace(config, precision=precision.resolve(config.precision, model.device))
+    model.float()
+    with processes.alike():
+        choose_parameters(model, config)
+        check(batches, model, config)
+    keep_begin(batches, model)
+    name = str(description.get("run", output.resolve().name))
+    identity = run_dir.identity(model, batches, config)
+    record = {**run_dir.describe(model, name, description), "seed": config.seed, **identity}
+    record["processes"] = processes.size
+    processes.agree({"versions": record["versions"], **identity})
+    with processes.alike():
+        model_spread = spread(model, batches, config, processes)
+        optimizer = build_optimizer(model, config)  # refuses before anything is written
+    with ExitStack() as stack:
+        locks = list[Lock]()  # of the first process
+        restarted = processes.restarted()
+
+        def hold() -> tuple[dict[str, Any] | None, Path | None]:
+            """The record and folder of the checkpoint to go on from, in a folder that is held."""
+            locks.append(stack.enter_context(hold_folder(output)))
+            if resume or (restarted and run_dir.holds_run(output)):
+                origin = {key: record[key] for key in ORIGIN if key in record}
+                saved = run_dir.reopen(output, record, origin, config.steps)
+                return saved, None if saved is None else checkpoint.newest(output)
+            run_dir.begin(output, record)
+            return None, None
+
+        saved, newest = processes.by_first(hold)
+        if not all(processes.gather(run_dir.holds_run(output))):
+            raise processes.told(
+                ClearheadError(
+                    f"{output} is not the same folder for every process: choose one on a file "
+                    "system that all machines share"
+                )
+            )
+        first_step = saved["step"] if saved else 0
+        _seed(config.seed, processes, first_step)
+        if saved is not None and newest is not None:
+            checkpoint.restore(newest, model, optimizer, processes)
+        else:
+            begin_run(model)
+
+        def prepare(step: int) -> MicroBatches:
+            numbers = range(config.starts[step], config.starts[step + 1])
+            return model_spread.micro_batches(batches, numbers)
+
+        steps = range(first_step, config.steps)
+        micro_batches = stack.enter_context(Prefetcher(prepare, steps, model.device))
+        report = Run(
+            name=name,
+            output=output,
+            model=model,
+            steps=config.steps,
+            first_step=first_step,
+            record=record,
+        )
+        heard = [MetricsFile(), *callbacks] if processes.first else []
+        for callback in heard:
+            stack.callback(callback.close)
+            callback.start(report)
+        stack.enter_context(compiled(model, config.compile))
+        run = TrainingRun(
+            model=model,
+            tokenizer=tokenizer,
+            optimizer=optimizer,
+            config=config,
+            objective=objective_of(batches),
+            spread=model_spread,
+            micro_batches=micro_batches,
+            report=report,
+            identity=identity,
+            locks=locks,
+            callbacks=heard,
+            stop=stack.enter_context(StopSignals()),
+            alive=stack.enter_context(processes.watched(config.timeout)),
+            **({key: saved[key] for key in ("step", "seconds", "loss")} if saved else {}),
+        )
+        with run.saver:
+            yield run
+    if config.checkpointing == "blocks":
+        recompute(model, False)
+
+
+def _seed(seed: int, processes: World, step: int = 0) -> None:
+    """Seed PyTorch's generators, so that every process has a dropout of its own."""
+    torch.manual_seed((seed + 1_000_003 * processes.rank + 7_919 * step) % 2**63)
