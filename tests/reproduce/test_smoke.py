@@ -1,6 +1,7 @@
 """Experiments of the book in a few steps: `clearhead reproduce … --scale smoke`.
 
-One whose models are trained, one that fine-tunes, one that starts from a model; all by `make attack`.
+One whose models are trained, one that fine-tunes, one that starts from a model; and all of them by
+`make attack`.
 """
 
 import os
@@ -27,7 +28,7 @@ LEFT_OUT = (
 
 
 @pytest.fixture
-def _run(tmp_path, capsys, monkeypatch):
+def reproduced(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
@@ -41,8 +42,8 @@ def _run(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sink-text", "encoders", "retrofit"])
-def test_an_experiment_runs_whole_and_ends_with_its_page(name, _run, tmp_path, capsys):
-    _run(name, tmp_path / name)
+def test_an_experiment_runs_whole_and_ends_with_its_page(name, reproduced, tmp_path, capsys):
+    reproduced(name, tmp_path / name)
     studied = [claim for claim in claims() if claim.study == name]
     for claim, outcomes, _ in judged({name: load(tmp_path / name / "records.jsonl")}):
         if claim in studied and claim.name not in LEFT_OUT:
@@ -53,8 +54,8 @@ def test_an_experiment_runs_whole_and_ends_with_its_page(name, _run, tmp_path, c
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ALL, reason="all of them take minutes: by `make attack`")
-def test_all_experiments_run_whole_and_end_with_the_book(_run, tmp_path, capsys):
-    _run("all", tmp_path)
+def test_all_experiments_run_whole_and_end_with_the_book(reproduced, tmp_path, capsys):
+    reproduced("all", tmp_path)
     assert 0 < len([*tmp_path.glob("*/logs/**/*.done")]) <= JOBS
     records: dict[str, Path] = {one.parent.name: one for one in tmp_path.glob("*/records.jsonl")}
     studies = {claim.study for claim in claims()}

@@ -40,8 +40,8 @@ class Reading:
             the pattern, so that the main effects of a factorial are contrasts.
         times: length of the text in training lengths; None is any.
         label: pattern of the labels of the records to read.
-        swing: dimensions in whose place the number is read once more; how far the two lie apart is
-            then the number.
+        swing: dimensions at which the number is read once more; the number is then how far the two
+            lie apart.
         less: arm whose number is taken away within a seed; the number is then a lead.
     """
 

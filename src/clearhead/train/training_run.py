@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.nn.annealing import begin_run
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.records import provenance
 from clearhead.records.lock import Lock, hold_folder
@@ -294,8 +293,6 @@ def opened(
         _seed(config.seed, processes, first_step)
         if saved is not None and newest is not None:
             checkpoint.restore(newest, model, optimizer, processes)
-        else:
-            begin_run(model)
 
         def prepare(step: int) -> MicroBatches:
             numbers = range(config.starts[step], config.starts[step + 1])

@@ -30,9 +30,10 @@ def _added(
     than: str,
     scheme: str = "w8a8-coarse",
 ) -> Contrast:
-    """What a scheme adds to the perplexity."""
+    """Perplexity that a scheme adds."""
     what = number("added_perplexity", scheme=scheme)
     return verb(f"perplexity added by {scheme}, {words}", what, arm, than)
+
 
 # fmt: off
 CLAIMS = (
