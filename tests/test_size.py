@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_184
+LINES = 48_741
 LONGEST = 400
 
 
