@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_741
+LINES = 48_618
 LONGEST = 400
 
 

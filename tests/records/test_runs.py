@@ -79,6 +79,15 @@ def test_values_of_committed_files_stand_under_their_dimensions() -> None:
     }
 
 
+def test_a_frame_has_a_row_for_each_measure() -> None:
+    frame = load(RESULTS / "tiny-long.jsonl").frame()
+    chosen = frame[(frame.metric == "perplexity") & (frame.length == 256)]
+    assert {*frame.columns} >= {"label", "arm", "seed", "metric", "value", "length", "layer"}
+    table = chosen.pivot_table(index="seed", columns="arm", values="value")
+    assert table.loc[1, "transformer"] == pytest.approx(36.882)
+    assert table.shape == (3, 3)
+
+
 def test_a_dimension_that_is_absent_pools_and_validation_is_the_split_of_default() -> None:
     lines = [
         {"kind": "run", "run": "a", "preset": "a", "seed": 0},

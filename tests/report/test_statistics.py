@@ -185,7 +185,8 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance: float
             assert alone is not None
             assert both is not None
             assert both.p >= alone.p
-            assert both.interval[0] <= alone.interval[0] < alone.interval[1] <= both.interval[1]
+            (low, high), (wider_low, wider_high) = alone.interval, both.interval
+            assert wider_low - 1e-12 <= low < high <= wider_high + 1e-12
             # An interval without zero, and only one, has a p-value of at most 5 %.
             assert (both.p <= 0.05) == (both.interval[0] > 0 or both.interval[1] < 0)
 

@@ -212,7 +212,7 @@ def test_killed_at_any_change_of_a_file_the_run_goes_on(trainer, unbroken, tmp_p
 def test_a_run_in_use_is_refused_and_a_killed_ones_lock_is_not(trainer, unbroken, tmp_path):
     output = tmp_path / "run"
     assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
-    assert (output / ".lock").is_dir()
+    assert (output / ".lock").is_file()
     with hold_folder(output):
         status, log = trainer(output, resume=True)
     assert status == 2

@@ -55,39 +55,13 @@ def on_log_scale(interval: Interval, centre: float) -> Interval:
 
 def t_tails(t: float, degrees: float) -> float:
     """The probability that Student's t is further from 0 than `t`, on either side."""
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(degrees, -abs(t)))
 
 
 def t_quantile(degrees: float) -> float:
     """The 97.5 % quantile of Student's t, for 1 degree of freedom or more, whole or not."""
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, not {degrees}")
-    low, high = 1.9, 12.8  # of infinitely many degrees, and of one
-    while high - low > 1e-10:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tails(middle, degrees) > LEVEL else (low, middle)
-    return low
+    from scipy.special import stdtrit
 
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # where the fraction of the complement converges fast
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    numerator, denominator = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = denominator
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            denominator = 1 / (1 + term * denominator)
-            numerator = 1 + term / numerator
-            fraction *= denominator * numerator
-        if abs(denominator * numerator - 1) < 1e-14:
-            break
-    return front * fraction / a
+    return float(stdtrit(degrees, 1 - LEVEL / 2))

@@ -1,43 +1,46 @@
 """One process at a time in a run folder or a file of records.
 
-A lock is a folder with the owner's process number, its start time and its host, made elsewhere and
-renamed into place: nobody sees it half written, and renaming to a name that is taken fails. A
-killed owner leaves it behind; the next process on the same host removes it, once no process of that
-number and start time is alive.
+A lock is a file that names its owner and that the kernel frees when the owner dies (flock); a
+forked child never holds it. At its release the file is removed.
 """
 
 import contextlib
-import fcntl
-import json
 import os
-import secrets
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import remove_leftovers, require_regular
 
-_OWNER = "owner.json"
-_MACHINE = ("host", "machine")
-_ATTEMPTS = 20
+_PATIENCE = 0.2  # seconds, within which another process may be removing its lock
 
 
 class Lock:
     """A lock that this process holds."""
 
     def __init__(self, held: Path, place: Path) -> None:
-        self._held, self._place = held, place
-        self._owner = _acquire(held, place)
+        self._held, self._place, self._pid = held, place, os.getpid()
+        self._lock = FileLock(place, fallback_to_soft=False)
+        name = f"process {self._pid} on {socket.gethostname()} since "
+        try:
+            self._lock.acquire(timeout=_PATIENCE)
+        except Timeout:
+            owner = _read(place) or "another process"
+            owner += ": wait for it or stop it, or choose another place"
+            if owner.startswith(name):
+                owner = "this process already: choose another place"
+            raise ClearheadError(f"{held} is in use by {owner}") from None
+        place.write_text(name + datetime.now(UTC).isoformat(timespec="seconds"))
+        self._file = place.stat()
 
     def check(self) -> None:
         """Raise a ClearheadError where the lock is gone: what it guards was deleted or moved."""
-        if _read_owner(self._place) != self._owner:
+        if not self._is_there():
             raise ClearheadError(
                 f"{self._held} was deleted, moved or replaced while this process was writing to "
                 "it: put it back and give the same command again, or choose another place"
@@ -45,10 +48,16 @@ class Lock:
 
     def release(self) -> None:
         """Remove the lock, unless this is a forked child, or the lock is no longer there."""
-        if self._owner["pid"] == os.getpid() and _read_owner(self._place) == self._owner:
-            for leftover in self._place.parent.glob(f"{self._place.name}-*"):
-                shutil.rmtree(leftover, ignore_errors=True)  # of a process killed while locking
-            _remove(self._place)
+        if self._pid == os.getpid():
+            if self._is_there():
+                self._place.unlink()
+            self._lock.release()
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._place.stat(), self._file)
+        except OSError:
+            return False
 
 
 @contextmanager
@@ -102,133 +111,13 @@ def _hold(held: Path, place: Path) -> Iterator[Lock]:
         finally:
             lock.release()
     finally:
-        with contextlib.suppress(OSError):  # what was written into stays
+        with contextlib.suppress(OSError):  # folders that were written into stay
             for folder in made:
                 folder.rmdir()
 
 
-def _acquire(held: Path, place: Path) -> dict[str, Any]:
-    owner = {
-        "pid": os.getpid(),
-        "started": _start_time(os.getpid()),
-        **_host(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    other = None
-    with _alone(place.parent):
-        for _ in range(_ATTEMPTS):
-            unfinished = _beside(place)
-            try:
-                unfinished.mkdir()
-                (unfinished / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
-                unfinished.rename(place)
-                return owner
-            except OSError:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                if not place.is_dir():
-                    raise
-            other = _read_owner(place)
-            if other is None or not _is_dead(other):
-                break
-            _remove(place)
-    raise ClearheadError(f"{held} is in use by {_named(other, place)}")
-
-
-def _named(owner: dict[str, Any] | None, place: Path) -> str:
-    if owner is None:
-        return f"another process: wait for it; if there is none, delete {place}"
-    if owner.get("pid") == os.getpid() and not _elsewhere(owner):
-        return "this process already: choose another place"
-    told = f"process {owner.get('pid')!s} on {owner.get('host')!s} since {owner.get('since')!s}"
-    if _elsewhere(owner):
-        return f"{told}: wait for it, or, if it no longer runs, delete {place}"
-    return f"{told}: wait for it or stop it, or choose another place"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of this host at a time judge and replace a lock in `folder`.
-
-    The kernel frees this at a kill. Where a file system has no such locks, two processes that
-    remove the same dead owner's lock in the same instant may both go on.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
+def _read(place: Path) -> str:
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _read_owner(place: Path) -> dict[str, Any] | None:
-    try:
-        owner = json.loads((place / _OWNER).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else None
-
-
-def _remove(place: Path) -> None:
-    # Under another name first: a lock is never seen without its owner.
-    with contextlib.suppress(OSError):
-        gone = place.rename(_beside(place))
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-def _beside(place: Path) -> Path:
-    return place.with_name(f"{place.name}-{secrets.token_hex(4)}")
-
-
-def _is_dead(owner: dict[str, Any]) -> bool:
-    """True if the process is known to have ended; one that cannot be seen from here never is."""
-    here = _host()
-    same_machine = here["machine"] and all(owner.get(key) == here[key] for key in _MACHINE)
-    if same_machine and owner.get("boot") != here["boot"]:
-        return True  # the machine was started anew since
-    if _elsewhere(owner):
-        return False
-    started = _start_time(owner["pid"])
-    if started is not None:
-        return started != owner.get("started")
-    try:
-        os.kill(owner["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
-
-
-def _elsewhere(owner: dict[str, Any]) -> bool:
-    """True if the process runs where this one cannot see it."""
-    return any(owner.get(key) != value for key, value in _host().items())
-
-
-def _host() -> dict[str, str]:
-    """This host, its start, and the process numbers that are seen here: a container has its own."""
-    found = {"host": socket.gethostname(), "machine": "", "boot": "", "numbers": ""}
-    with contextlib.suppress(OSError):
-        found["machine"] = Path("/etc/machine-id").read_text().strip()
-    with contextlib.suppress(OSError):
-        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        found["numbers"] = os.readlink("/proc/self/ns/pid")
-    return found
-
-
-def _start_time(pid: int) -> str | None:
-    """When a process started, in the system's words; None where there is none to be seen."""
-    if Path("/proc/self/stat").exists():
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return None
-        # The second field, the command in brackets, may hold spaces and brackets itself.
-        state, *fields = stat.rpartition(")")[2].split()
-        return "ended" if state in "ZX" else fields[18]
-    try:
-        words = ["ps", "-o", "lstart=", "-p", str(pid)]
-        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+        return place.read_text(errors="replace")[:200]
     except OSError:
-        return None
-    return ran.stdout.strip() or None
+        return ""

@@ -185,8 +185,8 @@ def compare_ratio(
         seeds = mine, replace(theirs, variance=one**2 * theirs.variance)
         return _together(*seeds), _together(*seeds, *items(one))
 
-    def rejected(one: float) -> bool:
-        return _tails(over - one * under, *errors(one)) <= LEVEL
+    def acceptance(one: float) -> float:
+        return _tails(over - one * under, *errors(one)) - LEVEL
 
     _, total = errors(ratio)
     if total is None:
@@ -194,7 +194,7 @@ def compare_ratio(
     if theirs.variance and _tails(under, theirs) > LEVEL:
         return replace(unknown, interval=(-math.inf, math.inf), p=1.0)
     step = math.sqrt(total.variance) / abs(under)
-    low, high = (_last(rejected, ratio, side) - 1 for side in (-step, step))
+    low, high = (_edge(acceptance, ratio, side) - 1 for side in (-step, step))
     p = _tails(over - (1 + against) * under, *errors(1 + against))
     return replace(unknown, interval=(low, high), p=p)
 
@@ -217,20 +217,15 @@ def _tails(mean: float, *errors: Component | None) -> float:
     )
 
 
-def _last(rejected: Callable[[float], bool], start: float, step: float) -> float:
-    """The last value from `start` on, in the direction of `step`, that is not rejected."""
-    far = start + step
+def _edge(acceptance: Callable[[float], float], start: float, step: float) -> float:
+    """The value beyond `start`, in the direction of `step`, at which `acceptance` falls to 0."""
+    from scipy.optimize import brentq
+
     for _ in range(200):
-        if rejected(far):
-            break
+        if acceptance(start + step) <= 0:
+            return float(brentq(acceptance, start, start + step, xtol=1e-300, rtol=1e-14))
         step *= 2
-        far = start + step
-    else:
-        return math.copysign(math.inf, step)
-    for _ in range(60):
-        middle = (start + far) / 2
-        start, far = (start, middle) if rejected(middle) else (middle, far)
-    return start
+    return math.copysign(math.inf, step)
 
 
 def false_discovery_threshold(p_values: Iterable[float]) -> float:
@@ -239,7 +234,10 @@ def false_discovery_threshold(p_values: Iterable[float]) -> float:
     It is the largest p that is at most its limit, so that a comparison's p may equal it. Negative
     where none is.
     """
-    ordered = sorted(p_values)
+    from scipy.stats import false_discovery_control
+
+    p_values = list(p_values)
+    adjusted = false_discovery_control(p_values) if p_values else []
     # A p that equals its limit counts, however the limit is rounded.
-    limits = [LEVEL * rank / len(ordered) + 1e-12 for rank in range(1, len(ordered) + 1)]
-    return max((p for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=-1.0)
+    held = (p for p, one in zip(p_values, adjusted, strict=True) if one <= LEVEL + 1e-12)
+    return max(held, default=-1.0)

@@ -4,7 +4,7 @@ OUTPUT/run.json         settings, seed and provenance
 OUTPUT/metrics.jsonl    one line a step
 OUTPUT/checkpoints/     see `checkpoint`
 OUTPUT/final/           model and tokenizer of the finished run, and their checksums
-OUTPUT/.lock/           while a process writes here
+OUTPUT/.lock            while a process writes here
 """
 
 import json
