@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_618
+LINES = 48_503
 LONGEST = 400
 
 

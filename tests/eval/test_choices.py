@@ -217,7 +217,7 @@ def test_likelihoods_that_are_none(tmp_path, subject):
     pytest.importorskip("lm_eval")
     model = architectures.make("Llama", vocab_size=len(subject.tokenizer))
     model.lm_head.weight.data.fill_(math.nan)
-    with pytest.raises(ClearheadError, match="log-likelihood of an answer is NaN"):
+    with pytest.raises(ClearheadError, match="logits are not finite"):
         accuracy(model, subject.tokenizer, load_questions(_file(tmp_path, "question"), None))
 
 
@@ -231,10 +231,12 @@ def test_what_cannot_be_asked(tmp_path, subject, monkeypatch):
         (ChoicesTask(), "choices needs files"),
         (ChoicesTask(files=(str(path),), limit=0), "limit is 0"),
         (ChoicesTask(files=(str(path), str(other))), "two files are called question.jsonl"),
-        (ChoicesTask(files=(str(long),)), "tokens is longer than the 64 of the model"),
     ):
         with pytest.raises(ClearheadError, match=message):
             task.cells(subject)
+    task = ChoicesTask(files=(str(long),))
+    with pytest.raises(ClearheadError, match="an answer that the model has no room for"):
+        task.measure(subject, task.cells(subject)[0], lambda _count: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "lm_eval.api.task", raising=False)
     with pytest.raises(ClearheadError, match=r"pip install 'clearhead\[lm-eval\]'"):

@@ -241,7 +241,7 @@ def test_answers_longer_than_the_model(folder, subject):
     (folder.parent / "rows.jsonl").write_text(
         json.dumps({"question": "x", "choices": ["a", "ship " * 70], "label": 0}), "utf-8"
     )
-    with pytest.raises(ClearheadError, match=r"an answer takes \d+ tokens, and"):
+    with pytest.raises(ClearheadError, match="cannot run the task asked"):
         _measured(HarnessTask(tasks=("asked",), include_path=str(folder)), subject)
 
 

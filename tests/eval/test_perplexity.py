@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead import ClearheadError
 from clearhead.data import Corpus, TokenStream
 from clearhead.eval import lengths, perplexity, token_losses
+from clearhead.eval.sliding import sliding
 
 VOCABULARY, LONGEST = architectures.VOCABULARY, architectures.LENGTH
 
@@ -58,6 +59,29 @@ def test_float64_models_keep_their_digits(small_parts):
     model, windows = _make("transformer").double(), _windows(3, 11)
     result = perplexity(model, windows, length=11, batch_size=2)
     assert result.loss == pytest.approx(_by_hand(model, windows), rel=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_prefix_is_read_and_not_predicted(batch_size):
+    """As whole logits of the text behind it, without those of its own tokens and of the next."""
+    model, windows, prefix = _make("differential").double(), _windows(3, 11), (7, 8)
+    ids = torch.cat([torch.tensor(prefix).expand(3, -1), torch.stack(windows)], 1)
+    with torch.no_grad():
+        logits = model(ids).logits[:, 2:-1]
+    expected = F.cross_entropy(logits.flatten(0, 1), ids[:, 3:].flatten()).item()
+    found = perplexity(model, windows, length=11, batch_size=batch_size, prefix=prefix)
+    assert found.tokens == 3 * 10
+    assert found.loss == pytest.approx(expected, rel=1e-12)
+    assert found.loss != perplexity(model, windows, length=11, batch_size=2).loss
+
+
+def test_windows_side_by_side_are_those_that_slide_by_their_length():
+    model, ids = _make("transformer"), torch.randint(0, VOCABULARY, (60,))
+    found = perplexity(model, ids.split(20), length=20, batch_size=2)
+    slid = list(sliding(model, [ids.numpy()], length=20, stride=20, batch_tokens=40))
+    assert sum(one.counted.sum() for one in slid) == found.tokens == 3 * 19
+    total = sum(one.loss.sum() for one in slid)
+    assert found.loss == pytest.approx(total / found.tokens, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,8 @@ def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pai
     plain, begun = pair
     begin, text = corpus.tokenizer.bos_token_id, "The ship left the harbour."
     asked = [(text, " Nobody saw it"), (text * 20, " again!"), ("", " A letter")]
-    found = _harness(begun, corpus)
-    scores = found.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
+    with _harness(begun, corpus) as lm:
+        scores = lm.loglikelihood([SimpleNamespace(args=one, task_name="t") for one in asked])
     for (context, answer), (score, _) in zip(asked, scores, strict=True):
         ids = corpus.tokenizer(context + answer, add_special_tokens=False).input_ids
         count = len(ids) - len(corpus.tokenizer(context, add_special_tokens=False).input_ids)
@@ -208,15 +208,14 @@ def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pai
             likely = plain(ids[:, :-1]).logits.log_softmax(-1)[0, -count:]
         expected = likely.gather(1, ids[0, -count:, None]).sum()
         assert score == pytest.approx(float(expected), rel=1e-4)
-    assert found.cut == 1
 
 
 def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
-    """`opened` in every window, and no prompt counts as cut."""
+    """`opened` in every window."""
     plain, begun = pair
     (request,) = [SimpleNamespace(args=("The ship left the harbour. " * 20,), task_name="t")]
-    found = _harness(begun, corpus)
-    (score,) = found.loglikelihood_rolling([request])
+    with _harness(begun, corpus) as lm:
+        (score,) = lm.loglikelihood_rolling([request])
     ids = corpus.tokenizer(request.args[0], add_special_tokens=False).input_ids
     expected, done = 0.0, 0
     while done < len(ids):
@@ -228,7 +227,6 @@ def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
         expected += float(likely.gather(1, torch.tensor(read[-rest:])[:, None]).sum())
         done += rest
     assert score == pytest.approx(expected, rel=1e-4)
-    assert found.cut == 0
 
 
 def test_prompts_that_lm_eval_has_continued_open_with_the_begin_token_behind_the_padding(
@@ -237,13 +235,25 @@ def test_prompts_that_lm_eval_has_continued_open_with_the_begin_token_behind_the
     plain, begun = pair
     begin = corpus.tokenizer.bos_token_id
     texts = ["A letter came.", "The ship left the harbour.", "It", "Nobody saw it. " * 9, ""]
-    texts[2] = corpus.tokenizer.bos_token + texts[2]
-    for room in (None, 20):
-        made = _harness(begun, corpus).tok_batch_encode(texts, left_truncate_len=room)
-        for text, ids, mask in zip(texts, *made, strict=True):
-            own = corpus.tokenizer(text, add_special_tokens=False).input_ids
-            own = own[own[:1] == [begin] :]
-            kept = own if room is None else own[-(room - 1) :]
-            assert ids[mask == 1].tolist() == [begin, *kept]
-    same = _harness(plain, corpus).tok_batch_encode(texts[:2])[0]
-    assert begin not in same
+    with _harness(begun, corpus) as lm:
+        made = lm.tok_batch_encode(texts)
+    for text, ids, mask in zip(texts, *made, strict=True):
+        own = corpus.tokenizer(text, add_special_tokens=False).input_ids
+        assert ids[mask == 1].tolist() == [begin, *own]
+    with _harness(plain, corpus) as lm:
+        assert begin not in lm.tok_batch_encode(texts[:2])[0]
+
+
+def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
+    """What is written after a text that is too long is what a whole forward pass says."""
+    plain, begun = pair
+    text = "The ship left the harbour. " * 20
+    request = SimpleNamespace(args=(text, {"max_gen_toks": 4, "until": []}), task_name="t")
+    with _harness(begun, corpus) as lm:
+        (written,) = lm.generate_until([request])
+    ids = corpus.tokenizer(text, add_special_tokens=False).input_ids[-59:]
+    ids = [corpus.tokenizer.bos_token_id, *ids]
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert written == corpus.tokenizer.decode(ids[60:], skip_special_tokens=True)

@@ -27,7 +27,7 @@ VERBS = {
     "report": ("clearhead.cli.report", "records to a page that opens offline"),
     "quantize": ("clearhead.cli.quantize", "what few bits cost a model; models in few bits"),
     "convert": ("clearhead.cli.convert", "models of transformers as clearhead ones, and back"),
-    "plan": ("clearhead.cli.plan", "memory, FLOPs, time and money of a training run"),
+    "plan": ("clearhead.cli.plan", "memory, FLOPs and time of a training run"),
     "bench": ("clearhead.cli.bench", "speed, as ratios to named peers in one run"),
 }
 

@@ -1,7 +1,7 @@
 """clearhead plan: the bill of models that do not exist yet."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,14 +11,14 @@ from clearhead.errors import ClearheadError, choose
 from clearhead.experiments.sweep_configs import PlanConfig
 from clearhead.metavars import Name
 from clearhead.named_models import SIZES
-from clearhead.ranges import Count, Length, NotNegative, Range
+from clearhead.ranges import Count, Length, Range
 from clearhead.terminal import console, show, write
 from clearhead.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from clearhead.experiments.bill import Bill
 
-Kind = Literal["rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
+Kind = Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,12 @@ class Command(PlanConfig):
     """Settings of the training; of a run folder, its own where they are not given."""
     checkpointing: bool = False
     """Compute the activations of a layer again in the backward pass."""
-    gpu: tuple[Kind, ...] = ("a100", "h100", "h200")
-    """GPUs to price."""
+    gpu: tuple[Kind, ...] = ("cpu", "a100", "h100", "h200")
+    """Devices to train on: GPUs, or this machine's cpu."""
     gpus: tuple[Count, ...] = (1,)
     """Numbers of GPUs, with weights and optimizer sharded over them."""
     efficiency: Annotated[float, Range("a share above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.4
-    """Share of a GPU's dense bf16 rate that training reaches."""
-    price: NotNegative | None = None
-    """US dollars for a GPU-hour, in place of an assumed one."""
+    """Share of a device's dense bf16 rate that training reaches."""
     context: Length | None = None
     """Tokens of the text whose keys and values are counted; the model's own where not given."""
 
@@ -52,7 +50,7 @@ def run(words: list[str]) -> int:
         words,
         verb="plan",
         description="Tell what models cost before a weight exists: parameters, memory by part, "
-        "FLOPs, time and money of their training, and the cache of keys and values.",
+        "FLOPs, the time of their training, and the cache of keys and values.",
         examples=(
             "",
             "differential --size diff-1.4b --train.tokens 30000000000 --train.accumulation 8 "
@@ -82,15 +80,14 @@ def run(words: list[str]) -> int:
         found = bill(
             config,
             train,
-            gpus=command.gpu,
+            devices=command.gpu,
             numbers=command.gpus,
             checkpointing=command.checkpointing,
             efficiency=command.efficiency,
-            price=command.price,
             context=command.context,
         )
-        lines = [f"  {line}".rstrip() for line in _lines(found, train, command)]
-        write("\n".join([name, *lines, ""]))
+        show(name)
+        _print_bill(found, train, command)
     return 0
 
 
@@ -111,38 +108,26 @@ def _check_size(size: str) -> None:
 
 def _overview(command: Command) -> None:
     """Every preset at one size."""
-    from rich import box
-    from rich.table import Table
-
     from clearhead.models import BASELINE, plan, preset, presets
 
-    changes = command.set
-    table = Table(title=f"presets at size {command.size}", box=box.SIMPLE)
-    table.add_column("preset", no_wrap=True)
-    headings = ("parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    refused = list[str]()
-    baseline = plan(preset(BASELINE, command.size, **changes)).parameters
+    rows, refused = [], list[str]()
+    baseline = plan(preset(BASELINE, command.size, **command.set)).parameters
     for name in presets():
         try:
-            found = plan(preset(name, command.size, **changes))
+            counts = plan(preset(name, command.size, **command.set))
         except ClearheadError as error:
             refused.append(str(error))
             continue
-        table.add_row(
-            name,
-            f"{found.parameters:,}",
-            f"{100 * (found.parameters / baseline - 1):+.2f} %",
-            f"{found.forward_flops / 1e6:,.1f}",
-            f"{found.cache_bytes:,.0f}",
-        )
-    out = console()
-    out.print(table)
+        more = f"{100 * (counts.parameters / baseline - 1):+.2f} %"
+        flops, cache = f"{counts.forward_flops / 1e6:,.1f}", f"{counts.cache_bytes:,.0f}"
+        rows.append((name, f"{counts.parameters:,}", more, flops, cache))
+    show(f"presets at size {command.size}{', changed' * bool(command.set)}")
+    heads = ("preset", "parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
+    _print_table(heads, rows)
     for name, summary in presets().items():
-        out.print(f"[bold]{name}[/bold]: {summary}")
+        console().print(f"[bold]{name}[/bold]: {summary}")
     for reason in refused:
-        out.print(reason, style="dim")
+        console().print(reason, style="dim")
 
 
 def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
@@ -166,8 +151,7 @@ def _models(command: Command) -> Iterator[tuple[str, Any, TrainConfig]]:
             fitted = {"max_position_embeddings": room} | changes
             config = preset(name, command.size, **fitted)
             keys = ", ".join(f"{key}={value}" for key, value in changes.items())
-            label = f"{name}, {keys}, else as size" if keys else f"{name}, size"
-            yield f"{label} {command.size}", config, TrainConfig()
+            yield f"{name}, {keys or f'size {command.size}'}", config, TrainConfig()
         elif changes or command.size != Command.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
         elif (path / "run.json").exists():
@@ -213,51 +197,57 @@ def _settings(given: TrainConfig, own: TrainConfig, words: list[str]) -> TrainCo
     return replace(own, **changed)
 
 
-def _lines(found: "Bill", train: TrainConfig, command: Command) -> Iterator[str]:
-    counts = found.counts
-    bare = counts.non_embedding_parameters
-    yield f"{counts.parameters:,} parameters, {bare:,} without embeddings"
-    yield (
-        f"{train.tokens:,} tokens in {found.steps:,} steps of {train.accumulation} x "
-        f"{train.batch_size} x {train.sequence_length}"
+def _print_bill(found: "Bill", train: TrainConfig, command: Command) -> None:
+    counts, memory = found.counts, found.memory
+    parts = next(iter(memory.values()))
+    show(
+        f"  {counts.parameters:,} parameters, {counts.non_embedding_parameters:,} without "
+        f"embeddings\n  {train.tokens:,} tokens in {train.steps:,} steps of {train.accumulation} x "
+        f"{train.batch_size} x {train.sequence_length}\n"
+        f"  {counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {found.flops:.3g} FLOPs in "
+        f"all, backward twice the forward\n"
+        f"  keys and values of {found.context:,} tokens: {_bytes(found.cache)}\n"
     )
-    total = found.step_flops * train.tokens / train.tokens_per_step
-    yield (
-        f"{counts.forward_flops / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs in all, "
-        "backward twice the forward"
-    )
-    yield f"keys and values of {found.context:,} tokens: {_bytes(found.cache)}"
-    yield ""
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
-    yield f"memory of a GPU at the peak ({how}{', checkpointing' * command.checkpointing})" + (
-        ", before gradients" * (not any(parts["gradients"] for parts in found.memory.values()))
+    how += ", checkpointing" * command.checkpointing
+    how += ", before gradients" * (not any(one["gradients"] for one in memory.values()))
+    show(f"  memory of a device at the peak ({how})")
+    sizes = [(part, *(_bytes(one[part]) for one in memory.values())) for part in parts]
+    _print_table(("devices", *map(str, memory)), sizes)
+    show(f"\n  time at {100 * command.efficiency:g} % of the dense bf16 rate")
+    _print_table(
+        ("devices", "a step", "tokens/s", "run", "fits"),
+        [
+            (
+                f"{one.number} x {one.device}",
+                _time(one.step),
+                f"{train.tokens_per_step / one.step:,.0f}",
+                _time(one.total),
+                "yes" if one.fits else "no",
+            )
+            for one in found.estimates
+        ],
     )
-    yield _row("GPUs", *map(str, found.memory))
-    for part in next(iter(found.memory.values())):
-        yield _row(part, *(_bytes(parts[part]) for parts in found.memory.values()))
-    yield ""
-    yield f"time at {100 * command.efficiency:g} % of dense bf16 (no launches, no communication)"
-    yield _row("GPUs", "a step", "tokens/s", "run", "US dollars", "fits")
-    for one in found.estimates:
-        yield _row(
-            f"{one.number} x {one.gpu}",
-            _time(one.step),
-            f"{train.tokens_per_step / one.step:,.0f}",
-            _time(one.total),
-            f"{one.cost:,.2f}" if one.cost < 1000 else f"{one.cost:,.0f}",
-            "yes" if one.fits else "no",
-        )
+    show("")
 
 
-def _row(first: str, *others: str) -> str:
-    return f"  {first:<14}" + "".join(f"{one:>12}" for one in others)
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose numbers are aligned on the right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def _bytes(number: float) -> str:
-    for size, unit in ((2**40, "TiB"), (2**30, "GiB")):
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
         if number >= 0.97 * size:  # else of four digits in the smaller unit
             return f"{number / size:,.2f} {unit}"
-    return f"{number / 2**20:,.2f} MiB" if number else "none"
+    return f"{number / 2**10:,.2f} KiB" if number else "none"
 
 
 def _time(seconds: float) -> str:

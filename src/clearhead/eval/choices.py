@@ -8,7 +8,6 @@ The fields of a row decide its prompt, which is lm-eval's for that data set:
     boolq: passage, question, label (0 no, 1 yes)
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from clearhead.data.readers import json_rows
 from clearhead.errors import ClearheadError, require
-from clearhead.eval.harness import evaluate_tasks, harness_model, metrics_of, quiet
+from clearhead.eval.harness import evaluate_tasks, metrics_of, quiet
 from clearhead.eval.harness_tasks import EXTRA
 from clearhead.eval.options import ChoicesOptions
 from clearhead.eval.task import EvalTask, Subject, check_count, check_files, file_digest
@@ -121,12 +120,17 @@ def accuracy(
     """
     make = require("lm_eval.api.task", EXTRA).ConfigurableTask
     with quiet():
-        task = make(config=questions.config())
-        lm = harness_model(model, tokenizer, batch_tokens, advanced)
-    found = evaluate_tasks(lm, {"tasks": {questions.form: task}}, "choices")["results"]
-    numbers = {_renamed(key): value for key, value in metrics_of(found[questions.form]).items()}
-    known = {"items": len(questions.documents), "chance": questions.chance}
-    return {**numbers, **known, "requests_cut": lm.cut}
+        tasks = {"tasks": {questions.form: make(config=questions.config())}}
+    found = evaluate_tasks(
+        model, tokenizer, tasks, "choices", batch_tokens=batch_tokens, advanced=advanced
+    )
+    results = metrics_of(found["results"][questions.form])
+    return {
+        **{_renamed(key): value for key, value in results.items()},
+        "items": len(questions.documents),
+        "chance": questions.chance,
+        "requests_cut": found["requests_cut"],
+    }
 
 
 class ChoicesTask(EvalTask, ChoicesOptions):
@@ -139,7 +143,7 @@ class ChoicesTask(EvalTask, ChoicesOptions):
             check_count(limit=self.limit)
         require("lm_eval.api.task", EXTRA)
         for file in self.files:
-            _check_lengths(subject, load_questions(Path(file), self.limit))
+            load_questions(Path(file), self.limit)
         return [{"file": Path(file).name, "digest": file_digest(Path(file))} for file in self.files]
 
     def result(self, subject: Subject, cell: Cell, advanced: Advanced) -> Line:
@@ -160,21 +164,6 @@ class ChoicesTask(EvalTask, ChoicesOptions):
 def _renamed(metric: str) -> str:
     plain = metric.removesuffix("_stderr")
     return NAMES[plain] + metric[len(plain) :]
-
-
-def _check_lengths(subject: Subject, questions: Questions) -> None:
-    """Refuse answers that the model cannot read at once; lm-eval would stop at them."""
-    limit = getattr(subject.model.config, "max_position_embeddings", None) or math.inf
-    for document in questions.documents:
-        scored = [document["query"]] if questions.form == "winogrande" else document["choices"]
-        for answer in scored:
-            # No tokenizer makes more tokens than bytes: only long answers are counted.
-            tokens = len(answer.encode())
-            if tokens >= limit and (tokens := len(subject.ids("a", f" {answer}")[1])) > limit:
-                raise ClearheadError(
-                    f"an answer of {tokens} tokens is longer than the {limit} of the model "
-                    f"(it begins {' '.join(answer.split())[:30]!r}): leave its questions out"
-                )
 
 
 def _document(row: Any, where: str) -> tuple[str, dict[str, Any]]:

@@ -4,18 +4,14 @@ import contextlib
 import copy
 import io
 import logging
-import math
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from tokenizers.processors import TemplateProcessing
+from transformers import set_seed
 
 from clearhead.errors import ClearheadError, NotFinite, require
 from clearhead.eval.harness_tasks import EXTRA, Catalogue, check_names, no_downloaded_code
@@ -23,10 +19,12 @@ from clearhead.eval.options import HarnessOptions
 from clearhead.eval.rope_limits import follow_length, reset_dynamic_rope
 from clearhead.eval.task import Subject, check_count
 from clearhead.measure.task import Advanced, Cell
-from clearhead.models.inspection import begin_of_windows, evaluating, finite, opened
+from clearhead.models.inspection import begin_of_windows, evaluating, finite
+from clearhead.models.pretrained import CACHE
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
 
+_CACHES = (CACHE, "past_key_values", "cache_params")  # of a step of generation
 # Raised by lm-eval for a task that does not fit: the model's length, a package, a metric, its data.
 _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, ValueError)
 
@@ -72,60 +70,93 @@ class HarnessTask(HarnessOptions):
         known = Catalogue(self.include_path, self.tasks)
         with quiet(), no_downloaded_code(name):
             loaded = known.load(name)
-            lm = harness_model(subject.model, subject.tokenizer, subject.batch_tokens, advanced)
             try:
                 found = evaluate_tasks(
-                    lm, loaded, name, limit=self.limit, shots=self.shots, seed=subject.seed
+                    subject.model,
+                    subject.tokenizer,
+                    loaded,
+                    name,
+                    batch_tokens=subject.batch_tokens,
+                    advanced=advanced,
+                    limit=self.limit,
+                    shots=self.shots,
+                    seed=subject.seed,
                 )
             except NotFinite as error:
                 stated = known.config(name).get("metric_list") or [{"metric": "acc"}]
                 return unmeasured([str(one["metric"]) for one in stated], error)
+        cut = found["requests_cut"]
         numbers = {one: metrics_of(row) for one, row in found["results"].items()}
         own = numbers.pop(name, {})
         counts = [one["effective"] for one in found["n-samples"].values()]
         shown = [key for key in own if not key.endswith("_stderr")]
         result = {
             **own,
-            "requests_cut": lm.cut,
+            "requests_cut": cut,
             "items": sum(counts),
             **({"shots_of": found["n-shot"]} if numbers else {"shots": found["n-shot"].get(name)}),
             "lm_eval": version("lm_eval"),
             **({"members": numbers} if numbers else {}),
         }
         # Prompts too long for the model lose their beginning, shots first: then it is shown.
-        return lines_of([*shown, "requests_cut"] if lm.cut else shown, result)
+        return lines_of([*shown, "requests_cut"] if cut else shown, result)
 
 
 def evaluate_tasks(
-    lm: Any,
+    model: Any,
+    tokenizer: Any,
     loaded: Mapping[str, Any],
     name: str,
     *,
+    batch_tokens: int,
+    advanced: Advanced,
     limit: int | None = None,
     shots: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Run loaded tasks by lm-eval's evaluator, and return its results.
+    """Run loaded tasks by lm-eval's evaluator.
 
     Args:
-        lm: as `harness_model` makes it.
         name: of what is evaluated, for errors.
+        batch_tokens, advanced: as `harness_model` takes them.
         limit: items of each task, its first.
         shots: examples before each question; None leaves the number to the task.
 
+    Returns:
+        lm-eval's results, and "requests_cut", the number of prompts that lost their beginning.
+
     Raises:
-        ClearheadError: what lm-eval refuses; a log-likelihood that is NaN.
+        ClearheadError: what lm-eval refuses; logits that are not finite.
     """
     evaluator = require("lm_eval.evaluator", EXTRA)
-    with quiet(), evaluating(lm.model):
+    with quiet(), evaluating(model), harness_model(model, tokenizer, batch_tokens, advanced) as lm:
         try:
-            _seed(seed)
+            set_seed(seed)
             for task in loaded["tasks"].values():
                 _prepare(task, shots, seed)
-            return evaluator.evaluate(lm=lm, task_dict=loaded, limit=limit, log_samples=False)
+            found = evaluator.evaluate(lm=lm, task_dict=loaded, limit=limit, log_samples=True)
         except _REFUSALS as error:
-            reason = next(iter(str(error).splitlines()), repr(error))
+            reason = next(iter(str(error).splitlines()), "an answer that the model has no room for")
             raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
+        return {**found, "requests_cut": sum(map(partial(_cut, lm), _requests(found["samples"])))}
+
+
+def _requests(samples: Mapping[str, list[dict[str, Any]]]) -> Iterator[tuple[Any, ...]]:
+    """The arguments of every request, once: lm-eval lists a document for each of its filters."""
+    for rows in samples.values():
+        for row in {row["doc_id"]: row for row in rows}.values():
+            yield from row["arguments"]
+
+
+def _cut(lm: Any, request: tuple[Any, ...]) -> bool:
+    """True if lm-eval left out the beginning of a prompt."""
+    context, *answer = request
+    if not answer:  # a text to score is read in windows
+        return False
+    if isinstance(answer[0], str):
+        return len(lm.tok_encode(context + answer[0])) - 1 > lm.max_length
+    written = answer[0].get("max_gen_toks", lm.max_gen_toks)
+    return len(lm.tok_encode(context)) > lm.max_length - written
 
 
 def _prepare(task: Any, shots: int | None, seed: int) -> None:
@@ -134,13 +165,6 @@ def _prepare(task: Any, shots: int | None, seed: int) -> None:
     if stated is None or (shots is not None and stated != 0):
         task.set_config(key="num_fewshot", value=shots or 0)
     task.set_fewshot_seed(seed=seed)
-
-
-def _seed(seed: int) -> None:
-    """Seed the generators that tasks draw from, the same as lm-eval's `--seed`."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -158,116 +182,94 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def harness_model(model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced) -> Any:
-    """A model as lm-eval takes it, its log-softmax in float32.
+def _check(_module: Any, _words: Any, out: Any) -> None:
+    finite(out.logits)
+
+
+@contextlib.contextmanager
+def harness_model(
+    model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced
+) -> Iterator[Any]:
+    """A model as lm-eval takes it (`HFLM`), its log-softmax in float32.
 
     The begin token of a model that was trained with one first in every window stands before each
     prompt, and in place of the first token of what is cut: windows of a text, prompts too long.
 
     Args:
-        batch_tokens: tokens in a batch, padding included.
+        batch_tokens: tokens in a batch, at the model's longest text.
         advanced: called with the number of rows of each batch.
     """
     huggingface = require("lm_eval.models.huggingface", EXTRA)
     begin = begin_of_windows(model)
-
-    class Reporting(huggingface.HFLM):  # type: ignore[misc, name-defined]
-        """Calls `advanced` instead of drawing bars of its own.
-
-        Attributes:
-            cut: texts to score, and prompts to continue, that lost their beginning.
-        """
-
-        cut = 0
-
-        def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
-            reset_dynamic_rope(self.model)
-            found = super()._model_call(opened(self.model, inps), *args, **kwargs)
-            advanced(len(inps))
-            return found
-
-        def tok_batch_encode(
-            self, *args: Any, left_truncate_len: int | None = None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor]:
-            """Token ids and mask of prompts to continue, [B, T], padded on the left."""
-            ids_BT, mask_BT = super().tok_batch_encode(*args, **kwargs)
-            if begin is not None:
-                opens_B = ((ids_BT == begin) & (mask_BT.cumsum(1) == 1)).any(1)
-                ids_BT, mask_BT = (F.pad(one, (1, 0)) for one in (ids_BT, mask_BT))
-                place = torch.arange(len(ids_BT)), (mask_BT == 0).sum(1) - 1 + opens_B.long()
-                ids_BT[place], mask_BT[place] = begin, 1
-            if not left_truncate_len:
-                return ids_BT, mask_BT
-            cut_B = mask_BT.sum(1) > left_truncate_len
-            self.cut += int(cut_B.sum())
-            ids_BT, mask_BT = (one[:, -left_truncate_len:] for one in (ids_BT, mask_BT))
-            if begin is not None:
-                ids_BT[cut_B, 0] = begin
-            return ids_BT, mask_BT
-
-        def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
-            reset_dynamic_rope(self.model)
-            checked = {**kwargs, "logits_processor": [finite]}
-            found = super()._model_generate(context, *args, **checked)
-            advanced(len(context))
-            return found
-
-        def _loglikelihood_tokens(self, requests: Any, *_args: Any, **kwargs: Any) -> Any:
-            if begin is not None:
-                requests = [
-                    (text, [begin] * (text is not None and context[0] != begin) + context, answer)
-                    for text, context, answer in requests  # windows of a text have no text here
-                ]
-            sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
-            longest = max((len(answer) for _, _, answer in requests), default=0)
-            if longest > self.max_length:  # which lm-eval asserts without a word
-                raise ClearheadError(
-                    f"an answer takes {longest} tokens, and the model reads {self.max_length}: "
-                    "leave the task out, or give a smaller --lm-eval.limit"
-                )
-            self.cut += sum(size > self.max_length for size in sizes)
-            self._batch_by(max(sizes, default=1))
-            found = super()._loglikelihood_tokens(requests, **{**kwargs, "disable_tqdm": True})
-            if any(math.isnan(score) for score, _ in found):
-                raise NotFinite("the model's log-likelihood of an answer is NaN")
-            return found
-
-        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            return super().loglikelihood(requests, disable_tqdm=True)
-
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            self._batch_by(self.max_length)
-            return super().loglikelihood_rolling(requests, disable_tqdm=True)
-
-        def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            self._batch_by(self.max_length)
-            return super().generate_until(requests, disable_tqdm=True)
-
-        def _batch_by(self, longest: int) -> None:
-            """Set the batch: rows of this length that fit; one where padding is not exact."""
-            rows = batch_tokens // max(1, min(longest, self.max_length))
-            self.batch_size_per_gpu = 1 if follow_length(self.model) else max(1, rows)
-
-    return Reporting(
+    tokenizer = copy.deepcopy(tokenizer)  # it is given a token for padding
+    if begin is not None:
+        token = tokenizer.convert_ids_to_tokens(begin)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[token, "$A"], special_tokens=[(token, begin)]
+        )
+    lm = huggingface.HFLM(
         pretrained=model,
-        tokenizer=copy.deepcopy(tokenizer),  # it is given a token for padding
-        batch_size=1,
+        tokenizer=tokenizer,
         softmax_dtype="float32",
         trust_remote_code=False,  # both are loaded
+        add_bos_token=None if begin is None else True,
+        prefix_token_id=begin,
     )
+    rows = max(1, batch_tokens // lm.max_length)
+    lm.batch_size_per_gpu = 1 if follow_length(model) else rows  # padding is not exact there
+    if begin is not None:
+        score_texts = lm.loglikelihood_rolling
+
+        def rolling(requests: Any) -> Any:  # whose first window has the begin token already
+            lm.add_bos_token = False
+            try:
+                return score_texts(requests)
+            finally:
+                lm.add_bos_token = True
+
+        lm.loglikelihood_rolling = rolling
+
+    resetting: list[bool] = []
+
+    def before(_module: Any, words: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        ids_BT, mask_BT = words[0] if words else options["input_ids"], options.get("attention_mask")
+        step = ids_BT.shape[1] == 1 and any(options.get(name) is not None for name in _CACHES)
+        if resetting or step:
+            return None
+        resetting.append(True)  # which calls the model, too
+        reset_dynamic_rope(model)
+        resetting.clear()
+        advanced(len(ids_BT))
+        if begin is None:
+            return None
+        ids_BT = ids_BT.clone()
+        ids_BT[slice(None) if mask_BT is None else mask_BT[:, 0] == 1, 0] = begin
+        return (), {**options, "input_ids": ids_BT}
+
+    hooks = [
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(_check),
+    ]
+    try:
+        yield lm
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without lm-eval's own output: lines, bars of progress, and warnings of what is meant here."""
-    module: Any = require("lm_eval.api.task", EXTRA)
-    logger, bar = logging.getLogger("lm_eval"), module.tqdm
+    modules = [require(name, EXTRA) for name in ("lm_eval.api.task", "lm_eval.models.huggingface")]
+    logger, bars = logging.getLogger("lm_eval"), [vars(module)["tqdm"] for module in modules]
     level = logger.level
     logger.setLevel(logging.ERROR)
-    module.tqdm = partial(bar, disable=True)
+    for module, bar in zip(modules, bars, strict=True):
+        vars(module)["tqdm"] = partial(bar, disable=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        module.tqdm = bar
+        for module, bar in zip(modules, bars, strict=True):
+            vars(module)["tqdm"] = bar
         logger.setLevel(level)

@@ -1,71 +1,50 @@
-"""The bill of a training run before any weight exists: memory, FLOPs, time, money; and GPUs.
+"""The bill of a training run before any weight exists: memory, FLOPs, time; and devices.
 
-A GPU's dense bf16 rate, memory and bandwidth are of its data sheet; its price is to be changed.
+A GPU's dense bf16 rate and memory are of its data sheet, a CPU's are this machine's cores and RAM.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from clearhead.experiments.planned_memory import training_memory
 from clearhead.models import Plan, plan
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
+EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
+CORE = 1e11  # FLOPs a second: 16 float32 multiply-adds a cycle at 3 GHz
 
-@dataclass(frozen=True, kw_only=True)
-class GPU:
-    """A GPU.
 
-    Attributes:
-        flops: a second, dense bf16 with float32 sums.
-        bandwidth: bytes a second.
-        memory: bytes.
-        price: US dollars an hour, about what clouds asked for one on demand in 2026.
-    """
+class Device(NamedTuple):
+    """A device's FLOPs a second, dense bf16 with float32 sums, and its bytes of memory."""
 
     flops: float
-    bandwidth: float
     memory: float
-    price: float
 
 
-def _gpu(teraflops: float, terabytes: float, gigabytes: float, price: float) -> GPU:
-    return GPU(
-        flops=teraflops * 1e12, bandwidth=terabytes * 1e12, memory=gigabytes * 1e9, price=price
-    )
-
-
-GPUS = {
-    "rtx4090": _gpu(165, 1.008, 24, 0.5),
-    "l40s": _gpu(362, 0.864, 48, 1.2),
-    "a100": _gpu(312, 2.039, 80, 1.8),
-    "h100": _gpu(989, 3.35, 80, 3.0),
-    "h200": _gpu(989, 4.8, 141, 3.8),
-    "b200": _gpu(2250, 8.0, 180, 6.0),
-    "mi300x": _gpu(1307, 5.3, 192, 3.0),
+_RAM = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+DEVICES = {
+    "cpu": Device(CORE * (os.cpu_count() or 1), _RAM),
+    "rtx4090": Device(165e12, 24e9),
+    "l40s": Device(362e12, 48e9),
+    "a100": Device(312e12, 80e9),
+    "h100": Device(989e12, 80e9),
+    "h200": Device(989e12, 141e9),
+    "b200": Device(2250e12, 180e9),
+    "mi300x": Device(1307e12, 192e9),
 }
 
 
-EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
+class Estimate(NamedTuple):
+    """Seconds of a step and of the whole run on a number of devices, and whether the peak of memory
+    leaves a tenth of each device's free."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Time and money of a run on a number of GPUs of a kind.
-
-    Attributes:
-        step: seconds of a step.
-        total: seconds of the run.
-        cost: US dollars.
-        fits: whether the peak leaves a tenth of the GPU's memory free.
-    """
-
-    gpu: str
+    device: str
     number: int
     step: float
     total: float
-    cost: float
     fits: bool
 
 
@@ -75,16 +54,14 @@ class Bill:
 
     Attributes:
         counts: of the model, at the training length.
-        memory: by number of GPUs, bytes on each by part (`training_memory`).
-        step_flops: of a whole step: the forward pass, and twice that for the backward pass.
-        steps: of the run.
-        cache: bytes of the keys and values of one text of `context` tokens, in 16 bits.
+        memory: by number of devices, bytes on each by part (`training_memory`).
+        flops: of the whole run: the forward passes, and twice that for the backward passes.
+        context, cache: tokens of a text, and bytes of its keys and values in 16 bits.
     """
 
     counts: Plan
     memory: Mapping[int, Mapping[str, int]]
-    step_flops: float
-    steps: int
+    flops: float
     context: int
     cache: float
     estimates: Sequence[Estimate]
@@ -94,27 +71,23 @@ def bill(
     config: Any,
     train: TrainConfig,
     *,
-    gpus: Sequence[str],
+    devices: Sequence[str],
     numbers: Sequence[int] = (1,),
     checkpointing: bool = False,
     efficiency: float = EFFICIENCY,
-    price: float | None = None,
     context: int | None = None,
 ) -> Bill:
-    """Make the bill of `train` on every kind and number of GPUs.
+    """Make the bill of `train`: a step takes its FLOPs over `efficiency` of the devices' rate.
 
-    A roofline: forward and backward pass take the longer of their FLOPs at `efficiency` of the
-    GPU's dense bf16 rate, and of the traffic of their activations and weights; the optimizer takes
-    that of its own state. The GPUs share the batches of a step, then the rows of a batch;
-    communication between them is not counted.
+    The devices share the batches of a step, then the rows of a batch. Checkpointing computes the
+    forward pass twice.
 
     Args:
-        numbers: of GPUs, with weights and optimizer sharded over them.
-        price: of a GPU-hour; by default that of `GPUS`.
+        numbers: of devices, with weights and optimizer sharded over them; a CPU is one.
         context: tokens of the text whose keys and values are counted; by default the model's.
 
     Raises:
-        ClearheadError: a number of GPUs that cannot share a step; and as `training_memory`.
+        ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
     """
     dealt = {number: dealt_among(train, number) for number in numbers}
     counts = plan(config, length=train.sequence_length)
@@ -128,35 +101,18 @@ def bill(
         )
         for number, among in dealt.items()
     }
-    step_flops = 3.0 * counts.forward_flops * train.tokens_per_step
+    flops, steps = 3.0 * counts.forward_flops * train.tokens, train.tokens / train.tokens_per_step
     estimates = []
-    for name in gpus:
-        for number in numbers:
-            gpu, parts = GPUS[name], memory[number]
-            passes = train.accumulation // dealt[number]
-            work = step_flops / passes / number * (4 / 3 if checkpointing else 1)
-            compute = work / (gpu.flops * efficiency)
-            # Activations are written and read once; weights are read by both passes, in 16 bits.
-            traffic = (2 * parts["activations"] + 4 * counts.parameters) / gpu.bandwidth
-            state = 2 * (parts["optimizer"] + 8 * counts.parameters / number)
-            step = passes * max(compute, traffic) + state / gpu.bandwidth
-            total = train.tokens / train.tokens_per_step * step
-            hourly = gpu.price if price is None else price
-            estimates.append(
-                Estimate(
-                    gpu=name,
-                    number=number,
-                    step=step,
-                    total=total,
-                    cost=number * total / 3600 * hourly,
-                    fits=parts["peak"] < 0.9 * gpu.memory,
-                )
-            )
+    for name in devices:
+        for number in numbers if name != "cpu" else {1}.intersection(numbers):
+            rate = number * efficiency * DEVICES[name].flops
+            total = flops * (4 / 3 if checkpointing else 1) / rate
+            fits = memory[number]["peak"] < 0.9 * DEVICES[name].memory
+            estimates.append(Estimate(name, number, total / steps, total, fits))
     return Bill(
         counts=counts,
         memory=memory,
-        step_flops=step_flops,
-        steps=train.steps,
+        flops=flops,
         context=read.length,
         cache=read.cache_bytes * read.length,
         estimates=estimates,

@@ -1,10 +1,8 @@
 """Peak memory of a training step by part, from one step on tensors without storage."""
 
-import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,18 +15,14 @@ from clearhead.models.planning import without_data
 from clearhead.optim import build_optimizer
 from clearhead.train.config import TrainConfig
 
-if TYPE_CHECKING:
-    from torch.distributed._tools.mem_tracker import MemTracker
-    from torch.distributed.device_mesh import DeviceMesh
-
-# A part of the bill, and the kinds of memory that PyTorch's trackers tell apart.
+# A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
 _PARTS = {
-    "weights": ("PARAM", "BUFFER", "SHARDED_PARAM", "UNSHARDED_PARAM"),
-    "gradients": ("GRAD", "SHARDED_GRAD", "UNSHARDED_GRAD"),
+    "weights": ("PARAM", "BUFFER"),
+    "gradients": ("GRAD",),
     "optimizer": ("OPT",),
     "activations": ("ACT", "TEMP", "OTH", "INP"),
-    "communication": ("ALL_GATHER", "REDUCE_SCATTER"),
 }
+_SHARED = ("weights", "gradients", "optimizer")  # among GPUs
 
 
 def training_memory(
@@ -36,8 +30,9 @@ def training_memory(
 ) -> Mapping[str, int]:
     """Bytes of tensors on one GPU when a training step holds most, by part.
 
-    Weights, gradients and optimizer are sharded over the GPUs by FSDP2, a layer at a time. The
-    step is eager, on the CPU's kernels; `precision` "auto" counts as bf16.
+    The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
+    holds its share of weights, gradients and optimizer; a layer that is gathered whole while it
+    runs is not counted.
 
     Args:
         config: of any model of clearhead's, or causal language model of transformers'.
@@ -58,18 +53,15 @@ def training_memory(
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             model.gradient_checkpointing_enable({"use_reentrant": False})  # 5.17 has no other name
     try:
-        with _mesh(gpus) as mesh, without_data():
-            tracker = _step(model, train, mesh)
+        with without_data():
+            parts = _peak(model, train, gpus)
     except RuntimeError as error:  # also what depends on the data
         reason = str(error).split("\n", 1)[0]
         raise ClearheadError(
             f"the memory of {type(model).__name__} with {train.optimizer} cannot be planned: its "
             f"step fails on tensors without data ({reason}); measure a step instead"
         ) from error
-    snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    found = {str(getattr(kind, "name", kind)): size for kind, size in snapshot.items()}
-    parts = {part: sum(found.get(kind, 0) for kind in kinds) for part, kinds in _PARTS.items()}
-    return parts | {"peak": found["Total"]}
+    return parts | {"peak": sum(parts.values())}
 
 
 def _model(config: Any) -> Any:
@@ -80,22 +72,25 @@ def _model(config: Any) -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
-def _step(model: Any, train: TrainConfig, mesh: "DeviceMesh | None") -> "MemTracker":
-    """One step after another, so that the optimizer's state is there."""
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+def _peak(model: Any, train: TrainConfig, gpus: int) -> dict[str, int]:
+    """Bytes by part at the peak of a second step, by which the optimizer has its state."""
     from torch.distributed._tools.mem_tracker import MemTracker
-    from torch.distributed.fsdp import fully_shard
 
-    class OneProcess(_Whole, MemTracker):
-        pass
+    peak: dict[str, int] = {}
 
-    class Sharded(_Whole, FSDPMemTracker):
-        pass
+    class Peak(MemTracker):
+        """Keeps the parts at the peak of one GPU; none of single modules, which would cost time."""
 
-    if mesh is not None:
-        for layer in _layers(model):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        def _update_peak_stats(self, peak_state: Any) -> None:
+            kinds = self._curr_mem_snap.get(torch.device("cpu"), {})
+            sizes = {str(getattr(kind, "name", kind)): size for kind, size in kinds.items()}
+            now = {
+                part: sum(sizes.get(kind, 0) for kind in names) // (gpus if part in _SHARED else 1)
+                for part, names in _PARTS.items()
+            }
+            if sum(now.values()) > sum(peak.values()):
+                peak.update(now)
+
     model.to_empty(device="cpu")
     model.tie_weights()
     model.train()
@@ -104,13 +99,8 @@ def _step(model: Any, train: TrainConfig, mesh: "DeviceMesh | None") -> "MemTrac
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    tracker: MemTracker
-    if mesh is None:
-        tracker = OneProcess()
-        tracker.track_external(model, optimizer)
-    else:
-        tracker = sharded = Sharded(model, optimizer)
-        sharded.track_inputs(())
+    tracker = Peak()
+    tracker.track_external(model, optimizer)
     ids_BT = torch.zeros(train.batch_size, train.sequence_length, dtype=torch.int64)
     batch = {"input_ids": ids_BT}
     if train.document_masks:
@@ -123,18 +113,7 @@ def _step(model: Any, train: TrainConfig, mesh: "DeviceMesh | None") -> "MemTrac
         if train.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
-    return tracker
-
-
-class _Whole:
-    """A tracker without the peaks of single modules, whose number each operation would cost."""
-
-    memory_tracking: Any
-
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        modules, self.memory_tracking = self.memory_tracking, {}
-        super()._update_peak_stats(peak_state)  # type: ignore[misc]
-        self.memory_tracking = modules
+    return peak
 
 
 def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -> torch.Tensor:
@@ -149,29 +128,3 @@ def _loss(model: Any, batch: dict[str, torch.Tensor], labels_BT: torch.Tensor) -
     labels_N = labels_BT.flatten().index_select(0, hidden_N)
     loss = ops.linear_cross_entropy(x_NC, model.lm_head.weight, labels_N)
     return loss
-
-
-def _layers(model: Any) -> Iterator[Any]:
-    """The modules that repeat: the largest list of them."""
-    lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]
-    yield from max(lists, key=lambda one: sum(p.numel() for p in one.parameters()), default=())
-
-
-@contextmanager
-def _mesh(gpus: int) -> "Iterator[DeviceMesh | None]":
-    """A mesh of processes that do not exist; None where there is one."""
-    if gpus == 1:
-        yield None
-        return
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized():
-        raise ClearheadError("memory of several GPUs is planned by one process: leave torchrun out")
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (gpus,))
-    finally:
-        dist.destroy_process_group()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.eval.token_losses import Losses, perplexity_of
+from clearhead.eval import perplexity
 from clearhead.models.causal import ClearheadForCausalLM
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import TOLERANCE
@@ -181,10 +181,11 @@ def _largest(
 def _perplexity(
     model: ClearheadForCausalLM, windows: Sequence[Tensor], ids: Sequence[int]
 ) -> float:
-    losses_of = Losses(model)
-    with evaluating(model):
-        found = [losses_of(rows, len(ids) + 1) for rows in _after(model, windows, ids)]
-    return perplexity_of(float(torch.cat(found).double().mean()))
+    found = perplexity(
+        model, windows, length=len(windows[0]), batch_size=BATCH_SIZE, prefix=ids
+    ).perplexity
+    assert found is not None  # `_room` leaves room for the prefix
+    return found
 
 
 def _after(
