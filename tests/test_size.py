@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 49_802
+LINES = 49_941
 LONGEST = 400
 
 

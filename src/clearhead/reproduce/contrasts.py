@@ -1,11 +1,12 @@
 """Comparisons that claims make, read from a frame of records (`records.frame`)."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from clearhead.records.runs import MAPS, Key, Measure, measure_key
 from clearhead.report.pivots import Found, by_seed, difference_of
@@ -259,7 +260,8 @@ class Contrast:
     ) -> "Outcome | None":
         shared = _shared(chosen, self._apart)
         mine, theirs = (one.by_seed(shared, self._apart) for one in chosen)
-        difference = difference_of(mine, theirs, against=self.bound, relative=self.relative)
+        test = partial(_test, mine, theirs, self.relative)
+        difference = test(self.bound)
         if difference is None:
             return None
         scale = 1 / fmean(by_seed(theirs)) if self.relative else 1.0
@@ -273,6 +275,7 @@ class Contrast:
             arm=arm,
             than=than,
             difference=difference,
+            test=test,
             missing=next((g.why for g, rows in gates if not _passes(g, rows, places)), ""),
             at_edge=(chosen[0].at_edge, chosen[1].at_edge),
         )
@@ -284,6 +287,10 @@ class Contrast:
         ours, theirs = self.ours.at, self.theirs.at
         named = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
         return {"map", *named, *(() if self.ours.times is None else ("length",))}
+
+
+def _test(mine: Found, theirs: Found, relative: bool, against: float) -> Difference | None:
+    return difference_of(mine, theirs, against=against, relative=relative)
 
 
 def _passes(gate: Gate, side: Side, places: Sequence[Place]) -> bool:
@@ -317,6 +324,7 @@ class Outcome:
     """A contrast in the records of one source, a file or an experiment, under one label.
 
     Attributes:
+        test: the difference, tested against another number.
         missing: why these records say nothing on the claim: the model compared with lacks the
             defect, or one of both has not learnt the task. Empty where they count.
         at_edge: of either side, whether some learning rate of its runs may not be the best.
@@ -327,6 +335,7 @@ class Outcome:
     arm: Summary
     than: Summary
     difference: Difference
+    test: Callable[[float], Difference | None]
     missing: str = ""
     at_edge: tuple[bool, bool] = (False, False)
 
@@ -337,26 +346,35 @@ class Outcome:
 
     @property
     def tested(self) -> bool:
-        """True where the p-value makes a verdict, so that it counts among those of the book."""
+        """True where it has a p-value that counts."""
         return self.applies and not self.contrast.counted and self.difference.p is not None
 
     @property
-    def of_one_seed(self) -> bool:
-        """True where one side has a single seed, so that chance cannot be told from effect."""
-        return not self.contrast.counted and self.difference.verdict is Verdict.ONE_SEED
+    def weight(self) -> float:
+        """The number of runs that a balanced comparison of this precision has on each side."""
+        return 2 / (1 / self.arm.n + 1 / self.than.n)
+
+    def repeats(self, other: "Outcome") -> bool:
+        """True if a side of it has no number that the other record has not."""
+        mine, theirs = (cast("frozenset[Any]", x.difference.compared) for x in (self, other))
+        return any(a <= b for a in mine for b in theirs)
 
     def judgement(self, threshold: float) -> Judgement:
-        """The verdict, where `threshold` is the largest p that holds among all of the book."""
+        """The verdict by itself, where `threshold` is the largest p that holds in the book."""
         if not self.applies:
-            return Judgement.UNDECIDED
-        claimed, difference = self.contrast.claimed, self.difference
-        higher = difference.verdict is Verdict.HIGHER
-        if self.contrast.counted:
-            if difference.mean == difference.against:
-                equal_holds = claimed.startswith("not ")
-                return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
-            higher = difference.mean > difference.against
-        elif not holds(difference, threshold):
-            return Judgement.UNDECIDED
-        as_claimed = higher == (claimed in ("higher", "not lower"))
-        return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD
+            return Judgement.UNTESTED
+        return judgement_of(self.contrast, self.difference, threshold)
+
+
+def judgement_of(contrast: Contrast, difference: Difference, threshold: float) -> Judgement:
+    """The verdict of a difference on what a contrast claims."""
+    higher = difference.verdict is Verdict.HIGHER
+    if contrast.counted:
+        if difference.mean == difference.against:
+            equal_holds = contrast.claimed.startswith("not ")
+            return Judgement.HOLDS if equal_holds else Judgement.DOES_NOT_HOLD
+        higher = difference.mean > difference.against
+    elif not holds(difference, threshold):
+        return Judgement.UNDECIDED
+    as_claimed = higher == (contrast.claimed in ("higher", "not lower"))
+    return Judgement.HOLDS if as_claimed else Judgement.DOES_NOT_HOLD

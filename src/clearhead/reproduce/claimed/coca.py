@@ -33,6 +33,7 @@ def _factors(form: str, arm: str) -> Contrast:
     words = f"difference in perplexity at 16 × between factors 2 and 8, {form}"
     return lower(words, at_2, ours, theirs)
 
+
 # fmt: off
 CLAIMS = (
     Claim("coca/exact",

@@ -34,6 +34,7 @@ def _added(
     what = number("added_perplexity", scheme=scheme)
     return verb(f"perplexity added by {scheme}, {words}", what, arm, than)
 
+
 # fmt: off
 CLAIMS = (
     Claim("together/loss",
