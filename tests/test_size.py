@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 49_941
+LINES = 49_849
 LONGEST = 400
 
 

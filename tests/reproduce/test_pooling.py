@@ -10,7 +10,7 @@ from clearhead.records.runs import Records
 from clearhead.reproduce.claims import evidence, verdict_of
 from clearhead.reproduce.contrasts import Contrast, Judgement
 from clearhead.reproduce.pooling import Pooled, pool
-from clearhead.reproduce.verbs import LOSS, lower, no_worse
+from clearhead.reproduce.verbs import LOSS, blocked, lower, no_worse
 
 BASE = [2.5, 2.52, 2.48]
 LOWER = lower("loss", LOSS, "sas", "transformer")
@@ -98,6 +98,17 @@ def test_one_seed_counts_only_where_nothing_else_does() -> None:
     row = pool(LOWER, [*LOWER.outcomes(evidence({"one": sources["one"]}))])
     assert row.judgement(1.0) is UNDECIDED
     assert pool(LOWER, []).judgement(1.0) is Judgement.UNTESTED
+
+
+def test_main_effects_are_compared_within_a_seed() -> None:
+    """Differences of 0.03, 0.05 and 0.04: t = 0.04 / (0.01 / sqrt 3) with two degrees."""
+    records = _records({"sas": [2.03, 3.05, 4.04], "transformer": [2.0, 3.0, 4.0]})
+    (plain,) = LOWER.outcomes(evidence({"r": records}))
+    (within,) = blocked(LOWER).outcomes(evidence({"r": records}))
+    assert plain.difference.p > 0.9
+    assert within.difference.p == pytest.approx(0.0202, abs=1e-4)
+    assert within.difference.interval == pytest.approx((0.0152, 0.0648), abs=1e-4)
+    assert within.judgement(0.05) is Judgement.DOES_NOT_HOLD
 
 
 def test_a_margin_is_tested_by_every_record() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from clearhead.records.runs import MAPS, Key, Measure, measure_key
 from clearhead.report.pivots import Found, by_seed, difference_of
-from clearhead.report.statistics import Difference, Summary, Verdict, summarize
+from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, summarize
 from clearhead.report.verdicts import holds
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class Contrast:
             another one.
         relative: both are divided by the mean of theirs; `margin` is then a share of it.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
+        blocked: both are means over the arms of a factorial, compared within each seed.
         gates: what a record must show to be counted.
     """
 
@@ -226,6 +227,7 @@ class Contrast:
     margin: float = 0.0
     relative: bool = False
     counted: bool = False
+    blocked: bool = False
     gates: tuple[Gate, ...] = ()
 
     @property
@@ -260,7 +262,9 @@ class Contrast:
     ) -> "Outcome | None":
         shared = _shared(chosen, self._apart)
         mine, theirs = (one.by_seed(shared, self._apart) for one in chosen)
-        test = partial(_test, mine, theirs, self.relative)
+        test = partial(_blocked, mine, theirs)
+        if not self.blocked:
+            test = partial(_test, mine, theirs, self.relative)
         difference = test(self.bound)
         if difference is None:
             return None
@@ -291,6 +295,26 @@ class Contrast:
 
 def _test(mine: Found, theirs: Found, relative: bool, against: float) -> Difference | None:
     return difference_of(mine, theirs, against=against, relative=relative)
+
+
+def _blocked(mine: Found, theirs: Found, against: float) -> Difference | None:
+    """The mean difference within a seed: compositions of one seed share its data and much of its
+    luck, so that seeds are blocks."""
+    from scipy.stats import ttest_1samp
+
+    found = difference_of(mine, theirs, against=against)
+    seeds = [seed for seed in mine if seed in theirs]
+    apart = [_mean(mine[seed]) - _mean(theirs[seed]) for seed in seeds]
+    if found is None or len(seeds) < 2 or max(apart) == min(apart):
+        return found
+    test = ttest_1samp(apart, against)
+    interval = test.confidence_interval(1 - LEVEL)
+    return replace(
+        found,
+        mean=fmean(apart),
+        interval=(float(interval.low), float(interval.high)),
+        p=float(test.pvalue),
+    )
 
 
 def _passes(gate: Gate, side: Side, places: Sequence[Place]) -> bool:

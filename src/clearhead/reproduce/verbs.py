@@ -1,5 +1,6 @@
 """Verbs of claims: an arm's number is lower, higher, no worse, or a share of another arm's."""
 
+from dataclasses import replace
 from typing import Any
 
 from clearhead.reproduce.contrasts import Contrast, Gate, Patterns, Reading
@@ -60,6 +61,11 @@ def ratio(
     if at_least is not None:
         claimed, margin = "not lower", 1 - at_least
     return _contrast(claimed, words, what, arm, than, margin=margin, relative=True, counted=counted)
+
+
+def blocked(contrast: Contrast) -> Contrast:
+    """The contrast of a factorial's arms, compared within each seed."""
+    return replace(contrast, blocked=True)
 
 
 def reaches(what: Reading, arm: Patterns, least: float, name: str = "") -> Gate:
