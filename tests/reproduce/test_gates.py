@@ -9,7 +9,8 @@ from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce import book
 from clearhead.reproduce.claims import claims, evidence
-from clearhead.reproduce.contrasts import Judgement, Outcome, Reading
+from clearhead.reproduce.contrasts import Judgement, Outcome
+from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.verbs import lower, number
 
 W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from clearhead.reproduce.contrasts import Contrast, Gate, Patterns, Reading
+from clearhead.reproduce.contrasts import Contrast, Gate
+from clearhead.reproduce.readings import Patterns, Reading
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
