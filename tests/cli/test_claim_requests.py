@@ -80,10 +80,6 @@ def test_the_list_says_that_a_claim_has_no_arms_at_a_scale(capsys, monkeypatch):
         ),
         (("--list", "--only", "sas", "--dry-run"), "--only, --dry-run would have no effect with"),
         (("--list", "blocks"), "blocks would have no effect with --list: give it --scale alone"),
-        (
-            ("--compose", "x.jsonl", "--test-data", "y"),
-            "--test-data would have no effect with --compose: give it alone",
-        ),
     ],
 )
 def test_where_nothing_is_run_options_of_runs_are_refused(words, said, capsys):

@@ -87,7 +87,7 @@ def test_a_counted_number_needs_no_seeds(claimed, margin, value, verdict, tmp_pa
     assert outcome.judgement(threshold=-1.0) is verdict
     healthy = replace(counted, gates=_reached("transformer", 2.1))
     (healthy,) = healthy.outcomes(evidence({"a": records}))
-    assert healthy.judgement(0.05) is Judgement.UNDECIDED  # no number of its own to repair
+    assert healthy.judgement(0.05) is Judgement.UNTESTED  # no number of its own to repair
 
 
 def test_the_same_numbers_under_two_names_and_what_cannot_be_judged_count_once_or_not(tmp_path):
@@ -126,12 +126,15 @@ def test_seeds_that_all_agree_hold_no_claim(tmp_path):
     for claimed, arm in (("not higher", "sas"), ("lower", "sas-p")):
         (outcome,) = _contrast(claimed, margin=0.02, arm=arm).outcomes(evidence({"a": records}))
         assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
-    assert any("| undecided: all seeds alike |" in line for line in book.markdown({"r": records}))
+    assert any(
+        "| undecided, all seeds alike, margin 0.02 |" in line
+        for line in book.markdown({"r": records})
+    )
 
 
 def test_a_task_that_is_not_learnt_within_the_length_decides_nothing_beyond_it(tmp_path):
     records = _records(tmp_path, {"transformer": [2.0, 2.1], "sas": [1.0, 1.01]})
-    for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNDECIDED)):
+    for learnt, verdict in ((1.0, Judgement.HOLDS), (1.01, Judgement.UNTESTED)):
         (outcome,) = replace(_contrast("lower"), gates=_reached("sas", learnt)).outcomes(
             evidence({"a": records})
         )
@@ -176,9 +179,9 @@ def test_a_record_without_the_defect_neither_supports_a_claim_nor_stands_in_its_
         return next(found for claim, _, found in chosen if claim.name == "softmax1/move")
 
     assert verdict("sick") is verdict("sick", "healthy") is Judgement.HOLDS
-    assert verdict("healthy") is Judgement.UNDECIDED
+    assert verdict("healthy") is Judgement.UNTESTED
     text = "\n".join(book.markdown(sources))
-    assert "| not counted: kurtosis of the model compared with is below 4" in text
+    assert "| not counted: kurtosis of the model compared with is below 4 |" in text
 
 
 def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(tmp_path):
@@ -209,9 +212,9 @@ def test_one_seed_decides_nothing_and_stands_in_the_way_of_no_record_of_several(
     assert verdict("one") is Judgement.UNDECIDED
     assert verdict("several") is verdict("one", "several") is Judgement.HOLDS
     text = "\n".join(book.markdown(sources))
-    assert "| 2.00 | 1.00 | +1.00 | undecided: one seed | one, retrofit |" in text
-    (line,) = (line for line in text.splitlines() if line.startswith("- `retrofit/basis`"))
-    assert "2.00 ± 0.10 against 5.00" in line  # the summary has a comparison that counts
+    assert "|  | one, retrofit | 2.00 | 1.00 | +1.00 | one seed |" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("| `retrofit/basis`"))
+    assert "−3.00 (−3.25 to −2.75)" in line  # the summary has a comparison that counts
 
 
 def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
@@ -224,7 +227,7 @@ def test_a_skill_may_be_another_number_than_the_one_compared(tmp_path):
     learnt = (reaches(number("accuracy"), one, 0.15) for one in sides)
     contrast = lower("", number("margin"), *sides, *learnt)
     (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "guesses")}))
-    assert outcome.judgement(threshold=0.05) is Judgement.UNDECIDED
+    assert outcome.judgement(threshold=0.05) is Judgement.UNTESTED
     answers["differential"]["accuracy"] = [0.2, 0.21, 0.22]
     (outcome,) = contrast.outcomes(evidence({"a": _measured(tmp_path, answers, "answers")}))
     assert outcome.judgement(threshold=0.05) is Judgement.HOLDS
@@ -308,14 +311,14 @@ def test_a_line_of_the_summary_says_what_the_seeds_could_have_decided(tmp_path):
     lines = [*book.markdown({"r": _records(tmp_path, losses)})]
     number = len(claims())
     counted = f"Of {number} claims 1 is undecided and {number - 1} are untested."
-    assert lines[0] == f"{counted}\n\n## In short"
-    (line,) = (one for one in lines if one.startswith("- `sas/figure5`"))
-    numbers = "2.51 ± 0.11 against 2.50 ± 0.10, +0.01 (−0.23 to 0.25); effects from 0.24 would show"
-    assert line.endswith(f"*Loss of SAS, 6 layers: {numbers}, margin 0.02.*")
-    cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds | r, 6 layers |"
-    assert f"| loss of SAS-P, 6 layers | {cells}" in lines
+    assert lines[0] == f"{counted}\n\n## The claims\n"
+    (line,) = (one for one in lines if one.startswith("| `sas/figure5`"))
+    numbers = "+0.01 (−0.23 to 0.25), ±0.24, margin 0.02"
+    assert line.endswith(f"| loss of SAS, 6 layers: {numbers} | undecided |")
+    cells = "2.000 ± 0.030 | 2.50 ± 0.10 | −0.50 (−0.73 to −0.27) | holds, margin 0.02 |"
+    assert f"| loss of SAS-P, 6 layers | r, 6 layers | {cells}" in lines
     lines = [*book.markdown({"r": _records(tmp_path, {"transformer": [2.5], "sas": [2.4]})})]
-    assert any("2.40 against 2.50, −0.100; one seed.*" in line for line in lines)
+    assert any("2.40 | 2.50 | −0.100 | undecided, one seed" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,8 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
         job.records.write_text("".join(json.dumps(line) + "\n" for line in (run, measure)))
     records = load([stages.collect(jobs, tmp_path / "records.jsonl")])
     assert [run.at_edge for run in records.runs] == [edge] * 6
-    (line,) = (one for one in book.markdown({"r": records}) if one.startswith("- `softmax1/share`"))
+    start = "| queries that look most at the first token, on a text that grows a sink | r"
+    (line,) = (one for one in book.markdown({"r": records}) if one.startswith(start))
     assert line.count(book.EDGE) == 2 * edge
     page = page_of(records)
     assert (
@@ -353,9 +357,9 @@ def test_a_rate_at_the_edge_of_those_tried_is_marked(rate, edge, tmp_path):
 def test_a_lead_is_compared_across_labels(tmp_path):
     """A baseline's numbers less those of SAS-P. A lead that never was cannot shrink."""
     (claim,) = (one for one in claims() if one.name == "sas/scaling")
-    undecided = Judgement.UNDECIDED
+    untested = Judgement.UNTESTED
     wide = {"transformer": [2.0, 2.1, 2.2], "sas-p": [1.9, 2.01, 2.09]}
-    for lead, verdict in ((0.5, Judgement.HOLDS), (0.2, Judgement.HOLDS), (0.01, undecided)):
+    for lead, verdict in ((0.5, Judgement.HOLDS), (0.2, Judgement.HOLDS), (0.01, untested)):
         narrow = {"transformer": [3.0, 3.1, 3.2], "sas-p": [3 - lead, 3.11 - lead, 3.19 - lead]}
         worse = {"transformer": wide["transformer"], "sas-p": [2.4, 2.51, 2.59]}
         for name, losses in (("narrow, 64", narrow), ("wide, 192", wide if lead > 0.1 else worse)):
@@ -367,7 +371,7 @@ def test_a_lead_is_compared_across_labels(tmp_path):
         assert outcome.than.mean == pytest.approx(lead)
         assert outcome.judgement(threshold=0.05) is verdict
     text = "".join(book.markdown({"r": records}))
-    assert "| not counted: the lead compared with is below 0.02" in text
+    assert "| not counted: the lead compared with is below 0.02 |" in text
 
 
 def test_the_joined_record_of_an_untrained_model_names_its_configuration(tmp_path):

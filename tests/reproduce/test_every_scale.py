@@ -14,7 +14,8 @@ from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
 from clearhead.reproduce import EXPERIMENTS
 from clearhead.reproduce.claims import Claim, claims
-from clearhead.reproduce.contrasts import Contrast, Reading
+from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.requests import choose_studies, has_arms
 from clearhead.reproduce.trials import Trial
 

@@ -9,7 +9,8 @@ from clearhead.records.loading import parse
 from clearhead.records.runs import Records
 from clearhead.reproduce import book
 from clearhead.reproduce.claims import claims, evidence
-from clearhead.reproduce.contrasts import Judgement, Outcome, Reading
+from clearhead.reproduce.contrasts import Judgement, Outcome
+from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.verbs import lower, number
 
 W8, ROTATED = "w8a8-coarse", "hadamard-w8a8-coarse"
@@ -38,7 +39,7 @@ def _outcomes(name: str, records: Records) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize(("cost", "verdict"), [(0.1, Judgement.UNDECIDED), (5.0, Judgement.HOLDS)])
+@pytest.mark.parametrize(("cost", "verdict"), [(0.1, Judgement.UNTESTED), (5.0, Judgement.HOLDS)])
 def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(cost, verdict):
     """However well the seeds agree. A rival may cost little: it is the baseline that counts."""
     none = [0.011, 0.012, 0.013]
@@ -55,7 +56,7 @@ def test_what_8_bits_cost_decides_nothing_where_they_cost_the_baseline_nothing(c
             assert one.judgement(threshold=0.05) is verdict
     text = "".join(book.markdown({"r": records}))
     said = "| not counted: added perplexity of the baseline is below 0.5"
-    assert (text.count(said) == 7) == (verdict is Judgement.UNDECIDED)
+    assert (text.count(said) > 7) == (verdict is Judgement.UNTESTED)
 
 
 @pytest.mark.parametrize(("cost", "verdict"), [(0.1, "HOLDS"), (0.6, "DOES_NOT_HOLD")])
@@ -90,8 +91,8 @@ def test_a_ratio_to_a_number_that_may_be_zero_is_undecided_and_says_why():
     (outcome,) = claim.outcomes(evidence({"r": records}))
     assert outcome.judgement(threshold=1.0) is Judgement.UNDECIDED
     text = "".join(book.markdown({"r": records}))
-    assert " | undecided: the number compared with may be zero | r, speed |" in text
-    assert "inf" not in text[text.index("## In short") : text.index("Names and measures")]
+    assert " | undecided, the number compared with may be zero, margin 0.12 |" in text
+    assert "inf" not in text[text.index("## The claims") : text.index("Names and measures")]
 
 
 def test_of_several_maps_the_one_that_multiplies_the_values_is_compared():
@@ -140,7 +141,7 @@ def test_a_number_is_marked_by_the_rates_of_the_runs_that_it_is_of(edge):
     assert outcome.at_edge == (edge == "best", False)
 
 
-@pytest.mark.parametrize(("above", "verdict"), [(0.02, "UNDECIDED"), (0.2, "HOLDS")])
+@pytest.mark.parametrize(("above", "verdict"), [(0.02, "UNTESTED"), (0.2, "HOLDS")])
 def test_names_of_summaries_decide_nothing_where_the_document_has_them_no_more_than_another(
     above, verdict
 ):
@@ -156,7 +157,7 @@ def test_names_of_summaries_decide_nothing_where_the_document_has_them_no_more_t
     assert outcome.judgement(threshold=0.05) is Judgement[verdict]
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "UNDECIDED"), (0.1, "HOLDS")])
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "UNTESTED"), (0.1, "HOLDS")])
 def test_accuracy_on_tasks_decides_nothing_where_the_baseline_guesses(shift, verdict):
     """Five tasks at chance, BoolQ answered yes throughout, against one that is a little better."""
     quarters = dict.fromkeys(("arc_challenge", "arc_easy", "hellaswag"), 0.25)

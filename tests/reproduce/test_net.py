@@ -38,11 +38,18 @@ def rows_of(outcomes: list[Outcome], threshold: float) -> list[dict[str, Any]]:
 
 def book() -> dict[str, Any]:
     """The book of the committed records."""
-    found = list(judged({path.name: load([path]) for path in RECORDS}))
-    threshold = threshold_over(outcomes for _, outcomes, _ in found)
+    found = judged({path.name: load([path]) for path in RECORDS})
+    threshold = threshold_over(rows for _, rows, _ in found)
     claims = {
-        claim.name: {"verdict": verdict, "rows": rows_of(outcomes, threshold)}
-        for claim, outcomes, verdict in found
+        claim.name: {
+            "verdict": verdict,
+            "pooled": [
+                [one.difference and [one.difference.mean, one.difference.interval], one.agreement]
+                for one in rows
+            ],
+            "rows": rows_of([outcome for one in rows for outcome in one.outcomes], threshold),
+        }
+        for claim, rows, verdict in found
     }
     return {"threshold": threshold, "claims": claims}
 

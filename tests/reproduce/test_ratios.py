@@ -59,5 +59,5 @@ def test_gains_of_values_are_judged_against_their_start(name, sas, pre_ln, verdi
     found = {claim.name: (outcomes, one) for claim, outcomes, one in judged({"r": records})}
     outcomes, judgement = found[name]
     assert len(outcomes) == 2
-    assert outcomes[0].source == "r, ratios"
+    assert outcomes[0].outcomes[0].source == "r, ratios"
     assert judgement is verdict

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clearhead.reproduce.trials import Trial
 
 
-BESIDE = {"list": ("scale",), "judge": ("output",), "compose": ()}
+BESIDE = {"list": ("scale",), "judge": ("output",)}
 """Modes that run nothing → the options that each takes."""
 OTHERWISE = {"base": "from", "test_data": "test-data", "dry_run": "dry-run"}
 """Field → the name of its option, where that is another."""
@@ -40,9 +40,6 @@ class Command:
     judge: tuple[File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the page, or a text where it
     ends in .md."""
-    compose: tuple[File, ...] = ()
-    """Records of together to choose repairs from, by the criteria of docs/findings.md; nothing is
-    run."""
     scale: Literal["smoke", "tiny", "small", "paper"] = "tiny"
     """smoke tries the machinery in a few steps, tiny runs on two CPU cores, small takes minutes a
     model on one GPU, paper is the published recipe, with a GPU for each of --jobs. Commands that
@@ -91,8 +88,6 @@ def run(words: list[str]) -> int:
         return 0
     if command.judge:
         return _judge(command)
-    if command.compose:
-        return _compose(command)
     chosen = _chosen(command)
     if command.dry_run:
         for _, trials, output in chosen:
@@ -168,17 +163,6 @@ def _list(scale: str) -> None:
         at = scale if scale in one.scales else "tiny"
         scales = ", ".join(one.scales)
         write(f"{one.name}: {one.question} {one.paper}; {scales}; {bill(one.name, at)}")
-
-
-def _compose(command: Command) -> int:
-    from clearhead.report import load
-    from clearhead.reproduce.composition import choose_repairs, judge_composition
-
-    records = load([Path(one) for one in command.compose])
-    for choice in [*choose_repairs(records), judge_composition(records)]:
-        if choice is not None:
-            write(choice.in_words())
-    return 0
 
 
 def _judge(command: Command) -> int:

@@ -1,13 +1,11 @@
 """The book of results: every claim with its published numbers, ours, and the verdict.
 
-A summary comes first, a line a claim; then, folded, each claim with all its comparisons.
+A line a claim comes first; then each claim with its comparisons, over all records and in each.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 
 from clearhead.records.runs import Records
 from clearhead.report import style
@@ -15,12 +13,12 @@ from clearhead.report.made import section as provenance
 from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
-from clearhead.report.statistics import Verdict
-from clearhead.report.verdicts import verdict_in_words
+from clearhead.report.statistics import LEVEL, Difference, Verdict
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.claims import Claim, counting, judged, threshold_over
-from clearhead.reproduce.contrasts import Judgement, Outcome
+from clearhead.reproduce.claims import Claim, Judged, judged, threshold_over
+from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
+from clearhead.reproduce.pooling import Pooled
 
 FAMILIES = {
     "diff": "Differential attention, arXiv 2410.05258",
@@ -31,17 +29,16 @@ FAMILIES = {
     "position": "Positions (ours, after arXiv 2503.02130)",
     "retrofit": "Repair of a trained model (ours)",
 }
-EDGE = "†"
+EDGE, BAR = "†", "\\|"
 CAPTION = (
     "A claim holds where each of its comparisons is decided on its side of zero, or of the margin "
-    "that it allows, at a false discovery rate of 5 % over the whole book; it does not hold where "
-    "one is decided on the other side. The same numbers count once. Below a claim stands its most "
-    "telling comparison: mean ± standard deviation over seeds, against the baseline or the model "
-    "named; the difference with its 95 % interval; and, where it is undecided, the smallest effect "
-    "that would have shown. Counted numbers have a bound instead. “Alone”: decided by itself, but "
-    "not among all. “†”: the lowest or the highest learning rate of those tried, so "
-    "that a better one may lie beyond. “Ours”: no paper makes this claim. Published numbers are of "
-    "much larger models. Names: see the end of this part."
+    "that it allows, over all comparable records together (Stouffer, by the square root of the "
+    "runs), at a false discovery rate of 5 % over the whole book; it does not hold where one is "
+    "decided on the other side, and is untested where no record counts. Beside a claim stands its "
+    "most telling comparison: the difference with its 95 % interval. “Alone”: decided by itself, "
+    "but not among all. “Records differ”: not all have the same difference (p, Cochran's Q). “†”: "
+    "the lowest or the highest learning rate of those tried, so that a better one may lie beyond. "
+    "Published numbers are of much larger models. Names: see the end of this part."
 )
 # Names in claims and comparisons that a reader may not know, with what they mean.
 NAMES = {
@@ -66,20 +63,24 @@ NAMES = {
     "prefix, rotation, all turned": "repairs of a trained model (docs/repair-evidence.md).",
     "16 ×": "of the length of texts in training.",
 }
-COLUMNS = ("comparison", "ours", "compared with", "difference, 95 %", "verdict", "record")
-Judged = tuple[Claim, list[Outcome], Judgement]
+COLUMNS = ("comparison", "record", "ours", "compared with", "difference, 95 %", "verdict")
 
 
 def page(sources: Mapping[str, Records]) -> Page:
     """All claims as a page."""
-    rows = list(judged(sources))
-    threshold = threshold_over(outcomes for _, outcomes, _ in rows)
+    rows = judged(sources)
+    threshold = threshold_over(ones for _, ones, _ in rows)
+    meanings = tuple(f"{name}: {meaning}" for name, meaning in NAMES.items())
+    blocks: list[Block] = []
+    for verdict, chosen in _by_verdict(rows):
+        blocks.append(Title(text=f"{verdict.capitalize()}: {len(chosen)}"))
+        blocks += [_statement(one, telling(one, threshold)) for one in chosen]
     summary = Section(
         name="summary",
         title="In short",
         answer="",
         caption=CAPTION,
-        blocks=tuple(_summary(rows, threshold)),
+        blocks=(*blocks, Fold(summary="Names and measures", lines=meanings)),
     )
     records = Records(
         runs=tuple(
@@ -111,32 +112,33 @@ def page(sources: Mapping[str, Records]) -> Page:
 
 
 def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
-    """The book as lines of Markdown."""
-    rows = list(judged(sources))
-    threshold = threshold_over(outcomes for _, outcomes, _ in rows)
-    yield f"{_counted(rows)}\n\n## In short"
-    for block in _summary(rows, threshold):
-        match block:
-            case Title(text=text):
-                yield f"\n**{text}**\n"
-            case Statement(name=name, text=text, note=note):
-                yield f"- `{name}` {text} *{note}*"
-            case Fold(summary=title, lines=lines):
-                yield f"\n**{title}**\n"
-                yield from (f"- {line}" for line in lines)
+    """The book as lines of Markdown: a line a claim, then every comparison by record."""
+    rows = judged(sources)
+    threshold = threshold_over(ones for _, ones, _ in rows)
+    yield f"{_counted(rows)}\n\n## The claims\n"
+    yield from _table(("claim", "what it says", "most telling comparison", "verdict"))
+    for one in rows:
+        yield _line((f"`{one[0].name}`", one[0].says, telling(one, threshold), one[2]))
+    yield "\n## Names and measures\n"
+    yield from (f"- {name}: {meaning}" for name, meaning in NAMES.items())
     for _, title, chosen in _families(rows):
         yield f"\n## {title}\n\n{_counted(chosen)}"
-        for claim, outcomes, verdict in chosen:
-            context = f"{claim.says} {_context(claim, outcomes, verdict)}".strip()
+        for claim, ones, verdict in chosen:
+            context = f"{claim.says} {_context(claim, ones, verdict)}".strip()
             yield f"\n### {claim.name}: {verdict}\n\n{context}"
-            if outcomes:
-                yield f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
-            for one in outcomes:
-                cells = (
-                    *(one.contrast.words, *_means(one), _difference(one)),
-                    *(_weighed(one, threshold), one.source),
-                )
-                yield f"| {' | '.join(cells)} |"
+            if any(one.outcomes for one in ones):
+                yield ""
+                yield from _table(COLUMNS)
+                yield from (_line(cells) for cells in _rows(ones, threshold))
+
+
+def _table(columns: Sequence[str]) -> Iterator[str]:
+    yield _line(columns)
+    yield f"|{' --- |' * len(columns)}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
 def _families(rows: Sequence[Judged]) -> Iterator[tuple[str, str, list[Judged]]]:
@@ -145,89 +147,117 @@ def _families(rows: Sequence[Judged]) -> Iterator[tuple[str, str, list[Judged]]]
             yield family, title, chosen
 
 
-def _summary(rows: Sequence[Judged], threshold: float) -> Iterator[Block]:
-    """A line for every claim that has numbers, by verdict; of the others the names."""
+def _by_verdict(rows: Sequence[Judged]) -> Iterator[tuple[Judgement, list[Judged]]]:
     for verdict in Judgement:
-        chosen = [one for one in rows if one[2] is verdict]
-        if not chosen:
-            continue
-        title = f"{verdict.capitalize()}: {len(chosen)}"
-        if verdict is Judgement.UNTESTED:
-            lines = tuple(f"{claim.name}: {claim.says}" for claim, _, _ in chosen)
-            yield Fold(summary=f"{title}; the command of each stands below", lines=lines)
-            continue
-        yield Title(text=title)
-        for claim, outcomes, _ in chosen:
-            note = _in_one_line(claim, outcomes, verdict, threshold)
-            yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
-    meanings = tuple(f"{name}: {meaning}" for name, meaning in NAMES.items())
-    yield Fold(summary="Names and measures", lines=meanings)
+        if chosen := [one for one in rows if one[2] is verdict]:
+            yield verdict, chosen
 
 
-def _in_one_line(
-    claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement, threshold: float
-) -> str:
+def _statement(judged: Judged, note: str) -> Statement:
+    claim, _, verdict = judged
+    return Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
+
+
+def telling(judged: Judged, threshold: float) -> str:
     """The comparison with the smallest p-value of those that make the verdict what it is."""
-    counted = counting(outcomes)
-    telling = [one for one in counted if one.judgement(threshold) is verdict]
-    one = min(telling or counted, key=_p_value)
-    words = one.contrast.words
-    ours, theirs = _means(one)
-    line = f"{words[:1].upper()}{words[1:]}: {ours} against {theirs}"
-    if not one.contrast.counted and (one.difference.interval or one.difference.mean):
-        line += f", {_difference(one)}"
-    if verdict is Judgement.UNDECIDED:
-        line += f"; {_open(one, threshold) if telling else 'other parts have no record'}"
-    return f"{line}."
+    _, ones, verdict = judged
+    measured = [one for one in ones if one.difference is not None]
+    if not measured:
+        reasons = dict.fromkeys(one.missing for row in ones for one in row.outcomes)
+        return f"not counted: {'; '.join(reasons)}" if reasons else "no record"
+    apt = [one for one in measured if one.judgement(threshold) is verdict] or measured
+    one = min(apt, key=_p_value)
+    parts = [f"{one.contrast.words}: {_difference(one.difference)}", *_remarks(one, threshold)]
+    if len(one.counted) > 1:
+        parts.append(f"{len(one.counted)} records")
+    return ", ".join(parts)
 
 
-def _open(one: Outcome, threshold: float) -> str:
-    """Why a comparison is undecided, or the smallest effect that it would have shown."""
-    if reason := _reason(one):
-        return reason
-    words, seen = "alone", one.difference.decidable
-    if one.difference.verdict is Verdict.UNDECIDED and seen is not None:
-        words = f"effects from {style.number(seen, 2)} would show"
-    return f"{words}, {_margin(one)}" if one.contrast.margin else words
-
-
-def _p_value(one: Outcome) -> float:
+def _p_value(one: Pooled) -> float:
     """The p-value of a difference; what no p-value decides comes last."""
-    return 2.0 if one.difference.p is None or not one.applies else one.difference.p
+    p = None if one.difference is None else one.difference.p
+    return 2.0 if p is None else p
+
+
+def _rows(ones: Sequence[Pooled], threshold: float) -> Iterator[tuple[str, ...]]:
+    """A line for each comparison over all records, and below it one for each record."""
+    for one in ones:
+        verdict = ", ".join((str(one.judgement(threshold)), *_remarks(one, threshold)))
+        if len(one.outcomes) == 1 and one.counted:
+            (only,) = one.outcomes
+            numbers = *_means(only), _difference(only.difference)
+            yield one.contrast.words, only.source, *numbers, verdict
+            continue
+        which = f"{len(one.counted)} of {len(one.outcomes)} records"
+        which += ", which differ" * _differ(one)
+        yield one.contrast.words, which, "", "", _difference(one.difference), verdict
+        for each in one.outcomes:
+            numbers = *_means(each), _difference(each.difference)
+            yield "", each.source, *numbers, _of_one(each, one)
+
+
+def _of_one(one: Outcome, row: Pooled) -> str:
+    """Why a record does not count, or its p-value."""
+    if one.missing:
+        return f"not counted: {one.missing}"
+    if reason := _untestable(one.contrast, one.difference):
+        return reason
+    if one not in row.counted:
+        return "the runs of another record"
+    p = one.difference.p
+    return "" if p is None else f"p = {style.number(p, 2)}"
+
+
+def _remarks(one: Pooled, threshold: float) -> Iterator[str]:
+    """What goes with a verdict: why it is open, its margin."""
+    if one.difference is not None and one.judgement(threshold) is Judgement.UNDECIDED:
+        reason = _untestable(one.contrast, one.difference)
+        if not reason:
+            open_ = one.difference.verdict is Verdict.UNDECIDED
+            half = one.difference.decidable
+            reason = f"±{style.number(half, 2)}" if open_ and half is not None else "alone"
+        yield reason
+    if one.contrast.margin and not one.contrast.counted:
+        yield f"margin {one.contrast.margin:g}"
+    if _differ(one):
+        yield f"records differ (p = {style.number(one.agreement or 0.0, 2)})"
+
+
+def _differ(one: Pooled) -> bool:
+    return one.agreement is not None and one.agreement <= LEVEL
+
+
+def _untestable(contrast: Contrast, difference: Difference) -> str:
+    """Why a comparison can have no verdict, whatever the threshold."""
+    if contrast.counted:
+        return ""
+    if difference.verdict is Verdict.ONE_SEED:
+        return "one seed"
+    if difference.alike:
+        return "all seeds alike"
+    return "" if difference.decidable else "the number compared with may be zero"
 
 
 def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
-    claim, outcomes, verdict = judged
-    note = _context(claim, outcomes, verdict).replace("`", "")
-    yield Statement(mark=verdict, name=claim.name, text=claim.says, note=note)
-    lines = [(Heading(title=one.contrast.words, note=one.source), one) for one in outcomes]
-    columns = [
-        (Heading(title=name), name) for name in ("ours", "compared with", "difference", "verdict")
+    claim, ones, verdict = judged
+    yield _statement(judged, _context(claim, ones, verdict).replace("`", ""))
+    lines = [
+        (Heading(title=cells[0] or "·", note=cells[1]), cells) for cells in _rows(ones, threshold)
     ]
-    table = build(claim.name, lines, columns, partial(_cell, threshold), corner="comparison")
+    columns = [(Heading(title=name), place) for place, name in enumerate(COLUMNS) if place > 1]
+    table = build(
+        claim.name, lines, columns, lambda cells, at: (Entry(text=cells[at]),), corner=COLUMNS[0]
+    )
     if isinstance(table, Pivot):
         yield table
 
 
-def _cell(threshold: float, one: Outcome, column: str) -> tuple[Entry, ...]:
-    match column:
-        case "ours":
-            return (Entry(text=_means(one)[0]),)
-        case "compared with":
-            return (Entry(text=_means(one)[1]),)
-        case "difference":
-            difference = one.difference if one.tested else None
-            return (Entry(text=_difference(one), difference=difference),)
-    note = _reason(one) or (_margin(one) if one.contrast.margin else "")
-    return (Entry(text=str(one.judgement(threshold)), note=note),)
-
-
-def _context(claim: Claim, outcomes: Sequence[Outcome], verdict: Judgement) -> str:
-    """The published numbers, what limits the claim, and the command that may decide it."""
+def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
+    """The published numbers, and the command that may decide a claim."""
     parts = [f"Published: {claim.published}" if claim.published else ""]
-    if not outcomes:
+    if not any(one.outcomes for one in ones):
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
-    if verdict is Judgement.UNDECIDED and (bill := _bill_of(claim)):
+    elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED) and (bill := _bill_of(claim)):
         parts.append(f"At `small`: `clearhead reproduce {claim.name} --scale small`, {bill}")
     return " ".join(f"{part}." for part in parts if part)
 
@@ -243,41 +273,13 @@ def _bill_of(claim: Claim) -> str:
     return found.in_words("small") if found.runs else ""
 
 
-def _weighed(one: Outcome, threshold: float) -> str:
-    """The verdict of one comparison, or why it has none."""
-    verdict = one.judgement(threshold)
-    if verdict is not Judgement.UNDECIDED:
-        return str(verdict)
-    if reason := _reason(one):
-        return f"undecided: {reason}" if one.applies else reason
-    words = verdict_in_words(one.difference, threshold)
-    if not words.startswith(verdict):
-        return f"{verdict}: {words}"
-    return f"{words}, {_margin(one)}" if one.contrast.margin else words
-
-
-def _reason(one: Outcome) -> str:
-    """Why a comparison can have no verdict, whatever the threshold."""
-    if one.contrast.counted:
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
         return ""
-    if one.missing:
-        return f"not counted: {one.missing}"
-    if one.difference.verdict is Verdict.ONE_SEED:
-        return "one seed"
-    if one.difference.alike:
-        return "all seeds alike"
-    return "" if one.difference.decidable else "the number compared with may be zero"
-
-
-def _margin(one: Outcome) -> str:
-    return f"margin {one.contrast.margin:g}"
-
-
-def _difference(one: Outcome) -> str:
-    if one.difference.interval is None or one.difference.decidable is None:
-        return style.signed(one.difference.mean)
-    low, high = one.difference.interval
-    return f"{style.signed(one.difference.mean, high - low)} ({style.bounds(low, high)})"
+    if difference.interval is None or difference.decidable is None:
+        return style.signed(difference.mean)
+    low, high = difference.interval
+    return f"{style.signed(difference.mean, high - low)} ({style.bounds(low, high)})"
 
 
 def _means(one: Outcome) -> list[str]:
@@ -290,8 +292,7 @@ def _means(one: Outcome) -> list[str]:
 
 def _counted(rows: Sequence[Judged]) -> str:
     """Numbers of claims by verdict."""
-    counts = Counter(verdict for _, _, verdict in rows)
-    parts = [f"{counts[one]} {_plural(one, counts[one])}" for one in Judgement if counts[one]]
+    parts = [f"{len(chosen)} {_plural(one, len(chosen))}" for one, chosen in _by_verdict(rows)]
     return f"Of {len(rows)} claims {enumerate_words(parts)}."
 
 

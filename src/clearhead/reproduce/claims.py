@@ -1,7 +1,7 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from clearhead.records.runs import Records
 from clearhead.report.costs import add_costs
 from clearhead.report.verdicts import threshold_of
 from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
+from clearhead.reproduce.pooling import Pooled, pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,6 +55,9 @@ class Claim:
         return [one for each in self.contrasts for one in each.outcomes(frame)]
 
 
+Judged = tuple[Claim, tuple[Pooled, ...], Judgement]
+
+
 def trained_arms(patterns: Iterable[str]) -> set[str]:
     """Patterns of arms without the task that their models are fine-tuned on."""
     return {name.partition(" on ")[0] for name in patterns}
@@ -75,35 +79,38 @@ def evidence(sources: Mapping[str, Records]) -> "DataFrame":
     return frame(sources)
 
 
-def threshold_over(outcomes: Iterable[Sequence[Outcome]]) -> float:
-    """The largest p that holds among all contrasts of all claims that chance can decide."""
-    return threshold_of(one.difference for ones in outcomes for one in ones if one.tested)
+def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
+    """The largest p that holds among all comparisons of all claims that chance can decide."""
+    tested = (one.difference for ones in rows for one in ones if one.tested)
+    return threshold_of(one for one in tested if one is not None)
 
 
-def counting(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those of one claim without comparisons of one seed that other records make with several."""
-    repeated = {one.contrast.words for one in outcomes if one.applies and not one.of_one_seed}
-    return [one for one in outcomes if not (one.of_one_seed and one.contrast.words in repeated)]
+def judged(sources: Mapping[str, Records]) -> list[Judged]:
+    """Every claim with its comparisons, each over all records, and its verdict.
 
-
-def judged(sources: Mapping[str, Records]) -> Iterator[tuple[Claim, list[Outcome], Judgement]]:
-    """Every claim with its outcomes and its verdict; arms are compared within a source and a label.
-
-    A claim holds where all its contrasts do, and does not where one is decided the other way, at a
-    false discovery rate of 5 % over all contrasts of the book (Benjamini-Hochberg). Records in
-    which a contrast does not apply neither support a claim nor stand in its way; nor do those of
-    one seed, where others have several for the same contrast.
+    A claim holds where all its comparisons do, and does not where one is decided the other way, at
+    a false discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg). It is
+    untested where no record counts for any of them.
     """
     numbers = evidence(sources)
-    outcomes = {claim.name: claim.outcomes(numbers) for claim in claims()}
-    threshold = threshold_over(outcomes.values())
-    for claim in claims():
-        telling = [one for one in counting(outcomes[claim.name]) if one.applies]
-        verdicts = {one.judgement(threshold) for one in telling}
-        order = (Judgement.DOES_NOT_HOLD, Judgement.UNDECIDED, Judgement.HOLDS)
-        none = Judgement.UNDECIDED if outcomes[claim.name] else Judgement.UNTESTED
-        verdict = next((one for one in order if one in verdicts), none)
-        measured = {one.contrast.words for one in telling}
-        if verdict is Judgement.HOLDS and len(measured) < len(claim.contrasts):
-            verdict = Judgement.UNDECIDED  # some of what it says has no record
-        yield claim, outcomes[claim.name], verdict
+    rows = {
+        claim.name: tuple(pool(one, [*one.outcomes(numbers)]) for one in claim.contrasts)
+        for claim in claims()
+    }
+    threshold = threshold_over(rows.values())
+    return [
+        (
+            claim,
+            rows[claim.name],
+            verdict_of([one.judgement(threshold) for one in rows[claim.name]]),
+        )
+        for claim in claims()
+    ]
+
+
+def verdict_of(verdicts: Sequence[Judgement]) -> Judgement:
+    """The verdict of a claim by those of its comparisons."""
+    if Judgement.DOES_NOT_HOLD in verdicts:
+        return Judgement.DOES_NOT_HOLD
+    (one, *others) = {*verdicts}
+    return Judgement.UNDECIDED if others else one

@@ -1,8 +1,10 @@
 """Verbs of claims: an arm's number is lower, higher, no worse, or a share of another arm's."""
 
+from dataclasses import replace
 from typing import Any
 
-from clearhead.reproduce.contrasts import Contrast, Gate, Patterns, Reading
+from clearhead.reproduce.contrasts import Contrast, Gate
+from clearhead.reproduce.readings import Patterns, Reading
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
@@ -60,6 +62,11 @@ def ratio(
     if at_least is not None:
         claimed, margin = "not lower", 1 - at_least
     return _contrast(claimed, words, what, arm, than, margin=margin, relative=True, counted=counted)
+
+
+def blocked(contrast: Contrast) -> Contrast:
+    """The contrast of a factorial's arms, compared within each seed."""
+    return replace(contrast, blocked=True)
 
 
 def reaches(what: Reading, arm: Patterns, least: float, name: str = "") -> Gate:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast, Reading
+from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.readings import Reading
 from clearhead.reproduce.verbs import LOSS, higher, lower, no_worse, number, ratio, reaches
 
 BASE = "transformer"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from clearhead.reproduce.claims import Claim
 from clearhead.reproduce.composition import MEASURES, REPAIRS
 from clearhead.reproduce.contrasts import Contrast
-from clearhead.reproduce.verbs import higher, lower, no_worse, number
+from clearhead.reproduce.verbs import blocked, higher, lower, no_worse, number
 
 _CODE = number("perplexity", task="perplexity")
 _SINK = number("first_token_argmax_share")
@@ -40,7 +40,7 @@ CLAIMS = (
     Claim("together/loss",
         "Each repair costs no loss, on average over the others present or absent.",
         "", "together",
-        tuple(no_worse(f"loss with {name}", _TOGETHER, *REPAIRS[repair], by=0.01) for name,
+        tuple(blocked(no_worse(f"loss with {name}", _TOGETHER, *REPAIRS[repair], by=0.01)) for name,
             repair in _EFFECTS.items())),
     Claim("together/preset",
         "The composition that wins, SAS-P's blocks and a gate, is on no measure worse than the "
@@ -51,9 +51,10 @@ CLAIMS = (
     Claim("together/extrapolation",
         "Beside the other repairs, too, ALiBi extrapolates further than RoPE.",
         "", "together",
-        (lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4), *ALIBI),
-        lower("loss of tokens that stood in the text before, at 4 × the training length, ALiBi",
-            number("ar_hit_loss", times=4, label="together", task="hits"), *ALIBI))),
+        (blocked(lower("loss at 4 × the training length, ALiBi", replace(_TOGETHER, times=4),
+            *ALIBI)),
+        blocked(lower("loss of tokens that stood in the text before, at 4 × the training length, "
+            "ALiBi", number("ar_hit_loss", times=4, label="together", task="hits"), *ALIBI)))),
     Claim("position/forget",
         "A learned decay (FoX) reads better than ALiBi's fixed one, at the training length and 16 "
         "times it.",

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.reproduce.claims import Claim
-from clearhead.reproduce.contrasts import Contrast, Patterns, Reading
+from clearhead.reproduce.contrasts import Contrast
+from clearhead.reproduce.readings import Patterns, Reading
 from clearhead.reproduce.verbs import LOSS, lower, no_worse, number, ratio, reaches
 
 BASE, ADAMW = "transformer", ("transformer", "transformer · adamw")
