@@ -76,8 +76,7 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert _call(str(saved / "ours"), str(saved / "gpt2"), *words) == 0
     out = capsys.readouterr().out
     assert "ours" in out
-    assert "per token, first token" in out
-    assert "probes held at most" in out
+    assert "largest hidden number, in medians" in out
     lines = _lines(tmp_path / "out/diagnosis.jsonl")
     headers = [line for line in lines if line["kind"] == "run"]
     assert [line["run"] for line in headers] == ["ours", "gpt2"]
@@ -89,6 +88,7 @@ def test_two_models_side_by_side(saved, words, tmp_path, capsys):
     assert {line["curve"] for line in lines if line["kind"] == "curve"} > {"logit_by_position"}
     page = (tmp_path / "out/diagnosis.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
+    assert "probes held at most" in page
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"diagnosis.jsonl", "diagnosis.html"}
     again = ["report", str(tmp_path / "out/diagnosis.jsonl")]

@@ -38,7 +38,7 @@ def test_a_model_under_every_scheme(model, windows, tmp_path, capsys):
     assert "w8a8-coarse" in shown.out
     assert "logits4-row" in shown.out
     assert "so they are channels" in " ".join(shown.out.split())  # w4-group: no layer is so wide
-    assert re.search(r"mine: w8a8-coarse, perplexity [\d.]+, [+−][\d.]+ \[", shown.err)
+    assert re.search(r"mine: w8a8-coarse, perplexity [\d.]+, −?[\d.]+\s% \[", shown.err)
     (found,) = load(records).runs
     assert found.id == "mine"
     assert found.header["tokens"] == 48

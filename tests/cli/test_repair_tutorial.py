@@ -20,12 +20,12 @@ COMMANDS = [
 # the commands make are the page's own.
 TINY = {"250000": "4096", "16": "2"}
 SAID = {
-    "diagnose SmolLM2-135M": r"three numbers(.|\n)*report: runs/diagnose/diagnosis.html",
+    "diagnose SmolLM2-135M": r"look most at the first token(.|\n)*report: runs/diagnose/diagnosis.html",
     "convert SmolLM2-135M softmax1": r"start: KL 0\.0000(.|\n)*with equal logits: softmax1",
     "train --from softmax1": r"model: repaired/final",
     "train --from SmolLM2-135M": r"model: control/final",
-    "diagnose control repaired": r"in control and .* in(.|\n)*repaired(.|\n)*runs/after",
-    "quantize control repaired": r"w8a8-coarse costs repaired(.|\n)*page: bits.html",
+    "diagnose control repaired": r"three numbers(.|\n)*in control and(.|\n)*runs/after",
+    "quantize control repaired": r"lose(s less)? (.|\n)*page: bits.html",
     "convert repaired served": r"GraniteSWAForCausalLM, with equal logits: served",
     "generate served": r"Once upon a time.+",
     "convert SmolLM2-135M few-bits": r"prefix '\\n'(.|\n)*logits are those of the first model",

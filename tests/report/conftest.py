@@ -43,7 +43,7 @@ def printed(page: Page, width: int = 140) -> str:
     """What a terminal shows of a page."""
     out = io.StringIO()
     console = Console(file=out, width=width)
-    for part in to_console(page):
+    for part in to_console(page, width):
         console.print(part)
     return out.getvalue()
 

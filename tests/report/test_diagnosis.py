@@ -11,7 +11,7 @@ from clearhead.records.loading import as_line
 from clearhead.report import load, page_of, render, write_page
 from clearhead.report.diagnosis import numbers
 
-from .conftest import own, payload, printed
+from .conftest import own, payload, printed, shown
 
 HOSTILE = "</script><img src=x onerror=alert(1)><b>x</b>"
 
@@ -122,7 +122,7 @@ def test_many_models_are_told_apart(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
     page = render(page_of(load(path)))
-    stream = page.split('id="stream"')[1].split("</section>")[0]
+    stream = page.split('id="first"')[1].split("</section>")[0]
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
     assert [f"model {n}" in key for n in range(6)] == [True] * 6
     assert "Solid: first token; dotted: other tokens." in stream
@@ -133,12 +133,13 @@ def test_many_models_are_told_apart(tmp_path):
     assert own_legends.count(True) == 6 * 3, "a spectrum and two curves by position each"
 
 
-def test_a_terminal_shows_a_few_models_at_a_time(tmp_path):
+def test_a_terminal_shows_as_many_models_as_fit(tmp_path):
     path = tmp_path / "many.jsonl"
-    path.write_text(encode([r for n in range(6) for r in records_of(f"model {n}")]), "utf-8")
+    path.write_text(encode([r for n in range(9) for r in records_of(f"model {n}")]), "utf-8")
     text = printed(page_of(load(path)), 100)
-    assert text.count("three numbers") == 2
-    assert all(f"model {n}" in text for n in range(6))
+    assert text.count("three numbers") == 1
+    assert "model 5" in text
+    assert "left to the page: 3 columns" in text
 
 
 def test_the_table(two):
@@ -156,7 +157,7 @@ def test_the_table(two):
     assert rows["norm of the others"] == ("5.00", "5.00")
     assert rows["weight on near keys, at the end"] == ("20.0 %", "20.0 %")
     assert rows["outlier channels"] == ("3.00", "3.00")
-    text = printed(page)
+    text = shown(page)
     assert "Not measured: order: it has none" in text
     assert "A sink. Do this. [m 0.500: at least 0.3]" in text
     assert "32 MiB" in text
@@ -165,17 +166,65 @@ def test_the_table(two):
 
 def test_three_numbers_come_first_and_the_rest_is_folded(two):
     page = page_of(load(two))
-    assert "The largest hidden number is 1,286 medians in plain and 1,286" in page.verdict[0]
-    assert page.verdict[1] == (
-        "After the last layer the mean cosine between tokens is 5.00 in plain and 5.00 in doubled."
-    )
-    assert [section.name for section in page.sections if not section.folded] == ["comparison"]
+    assert page.verdict == [
+        "Queries that look most at the first token: 10.0\u00a0% in plain and 10.0\u00a0% in "
+        "doubled; chance 2.0\u00a0%."
+    ]
+    opened = [section.name for section in page.sections if not section.folded]
+    assert opened == ["comparison", "first"]
     first = page.sections[0].blocks[0]
     assert [row.note for row in first.rows] == [
         "sink",
         "outliers",
         "mean cosine; 1 is rank collapse",
     ]
+
+
+def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal_beside(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(encode(records_of("plain")), "utf-8")
+    page = page_of(load(path))
+    (said,) = page.verdict
+    assert said == (
+        "10.0\u00a0% of queries look most at the first token; chance 2.0\u00a0%. Largest hidden "
+        "number: 1,286 × the median. Mean cosine of tokens after the last layer: 5.00."
+    )
+    assert printed(page).split() == said.split()
+    heads, norms = page.sections[0].blocks[1].panels
+    assert (heads.figure.data[0].type, norms.figure.data[0].type) == ("heatmap", "scatter")
+
+
+CONVERT = "clearhead convert 'my model' repaired --prefix '\\n'"
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "command"),
+    [
+        (
+            0.64,
+            900.0,
+            f"{CONVERT} --rotate residual values down",
+        ),
+        (0.64, 9.0, CONVERT),
+        (0.05, 9.0, ""),
+    ],
+)
+def test_the_next_command_is_the_one_that_repairs(tmp_path, share, largest, command):
+    """Without a sink and massive activations the page says so."""
+    header = {"kind": "run", "study": "diagnosis", "run": "my model"}
+    header["architecture"] = "LlamaForCausalLM"
+    numbers = {"hidden_top_1": largest, "hidden_median": 0.5, "chance_floor": 0.02}
+    lines = [{"metric": name, "value": value} for name, value in numbers.items()]
+    lines.append({"metric": "first_token_argmax_share", "map": "softmax", "value": share})
+    path = tmp_path / "r.jsonl"
+    path.write_text(
+        encode([header, *({"kind": "measure", "run": "my model", **line} for line in lines)])
+    )
+    page = page_of(load(path))
+    assert list(page.next) == ([command] if command else [])
+    assert ("No sink, no massive activations." in page.verdict[0]) == (not command)
+    assert (f"next: {command}" in printed(page)) == bool(command)
+    assert ("Next: " in shown(page)) == bool(command)
 
 
 def test_the_page_has_a_place_for_each_figure(two, tmp_path):

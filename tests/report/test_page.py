@@ -48,13 +48,19 @@ def test_the_verdict_and_the_cost_come_before_the_internals(fake: Fake) -> None:
     records = load(fake(steps=20, seeds=3, trained=True))
     page = page_of(records)
     text = own(render(page))
-    assert page.verdict == [
-        "Three language models, transformer, differential and softmax1, were trained on the same "
-        "text: in this run differential and softmax1 predict unseen text better than transformer.",
-        "Beside transformer, differential trains at 0.89 × its speed with 1.09 × its memory and "
-        "softmax1 trains at 0.81 × its speed with 1.18 × its memory.",
+    perplexity, speed = page.verdict
+    assert perplexity == (
+        "Validation perplexity against transformer’s 14.0: differential 13.1, 5.8\u00a0% better "
+        "(95 % interval 3.7 to 7.9 %); softmax1 12.1, 13.2\u00a0% better (95 % interval 11.5 to "
+        "15.0 %)."
+    )
+    assert speed.startswith(
+        "Training speed against transformer’s 6.60\u00a0k tokens/s: differential "
+    )
+    order = [
+        text.index(part)
+        for part in ("Validation perp", "Training speed", "peak memory", "look most")
     ]
-    order = [text.index(part) for part in ("predict unseen", "Beside tr", "peak memory", "sink")]
     folded = text.index('<details class="folded">')
     assert sorted(order)[:2] == order[:2]
     assert order[2] < folded < text.index("argmax share")
@@ -127,34 +133,32 @@ def test_pieces_may_be_missing(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_the_lead_is_built_from_the_records(fake: Fake) -> None:
+    options = {"steps": 5, "attention": False, "seeds": 3}
     one = load(fake(steps=5, attention=False))
-    assert narrative.lead(one, 0.05) == (
-        "Three language models, transformer, differential and softmax1, were trained on the same "
-        "text: in this run a single seed cannot say which predicts unseen text better."
+    assert narrative.lead(one, 0.05)[0] == (
+        "Validation perplexity against transformer’s 41.0: differential 40.0, 2.4\u00a0% better "
+        "(one seed: undecided); softmax1 39.3, 4.3\u00a0% better (one seed: undecided)."
     )
-
-    assert "no sink on the first token has formed" in narrative.sinks(one)
-    one.runs[0].header["data"] = {"fingerprint": "another"}
-    assert "the same" not in narrative.lead(one, 0.05)
     label = {"label": "longer", "trained": True, "seeds": 3}
-    long = load(fake("long.jsonl", steps=5, attention=False, **label))
-    assert narrative.lead(long, 0.05).endswith(
-        "in “longer” differential and softmax1 predict unseen text better than transformer."
-    )
-    assert "exceeds the spread of the seeds" in narrative.lead(long, 1e-9)  # of very many
-    assert "no sink" not in narrative.sinks(long)
+    long = load(fake("long.jsonl", **{**options, **label}))
+    assert "12.7\u00a0% better (95 % interval 11.1 to 14.3 %)" in narrative.lead(long, 0.05)[0]
+    assert "better (alone, ±1.6\u00a0%)" in narrative.lead(long, 1e-9)[0]  # of very many
+    two = load([fake(f"{name}.jsonl", label=name, **options) for name in ("narrow", "wide")])
+    perplexity, speed = narrative.lead(two, 0.05)
+    assert re.match(r"Narrow: Validation perplexity against .*\. Wide: Validation perp", perplexity)
+    assert speed.startswith("Training speed against transformer’s")
 
 
-def test_sets_with_one_outcome_share_a_sentence_and_the_cost_names_its_set(fake: Fake) -> None:
-    options = {"steps": 5, "attention": False, "trained": True, "seeds": 3}
-    sets = load([fake(f"{label}.jsonl", label=label, **options) for label in ("narrow", "wide")])
-    assert narrative.lead(sets, 0.05).endswith(
-        ": in “narrow” and “wide” differential and softmax1 predict unseen text better than "
-        "transformer."
-    )
-    hidden = narrative.lead(sets, 1e-9)
-    assert re.search(r"in “narrow” and “wide” no difference .* up to [\d.]+ and [\d.]+\.$", hidden)
-    assert narrative.cost(sets, 0.05).startswith("Beside transformer in “narrow”, differential")
+def test_of_many_arms_the_lead_names_the_ends(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for n, preset in enumerate(["transformer", *"abcdefgh"]):
+        append(path, {"kind": "run", "run": preset, "preset": preset, "seed": 0})
+        line = {"kind": "measure", "run": preset, "metric": "perplexity", "value": 10.0 + n}
+        append(path, line)
+    assert narrative.lead(load(path), 0.05) == [
+        "Validation perplexity against transformer’s 10.0: a 11.0, 10.0\u00a0% worse (one seed: "
+        "undecided); h 18.0, 80.0\u00a0% worse (one seed: undecided); 6 more between them."
+    ]
 
 
 def test_records_of_two_studies_do_not_share_a_page(fake: Fake, tmp_path: Path) -> None:

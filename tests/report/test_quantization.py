@@ -135,11 +135,13 @@ def test_the_console_has_every_number_and_every_reason():
     records = parse(lines("[b]one", 10.0, questions=8, broken="no interface"))
     text = printed(page_of(records), 160)
     assert "[b]one" in text
-    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*–\s*│\s*50\.0\s%\s*│\s*25\.0\s%", text)
-    assert re.search(r"w4-channel \(a scale a channel\)\s*│\s*20\.00\s*│\s*\+10\.000", text)
-    assert re.search(r"logits4-row \(a scale a query\)\s*│\s*none", text)
-    assert "8 questions of arc.jsonl, chance 25.0\u00a0%" in text
-    reasons, _, left_out, unused = remarks_on(records.runs[0])
+    full = r"full precision\s*│\s*perplexity: 10\.00\s*│\s*50\.0\s%\s*│\s*25\.0\s%"
+    assert re.search(full, text)
+    assert re.search(r"w4-channel \(a scale a channel\)\s*│\s*100\s%\s*│", text)
+    assert re.search(r"logits4-row \(a scale a query\)\s*│\s*perplexity: none", text)
+    assert "8 questions of arc.jsonl, chance 25.0 %" in shown(page_of(records))
+    reasons, left_out, unused = remarks_on(records.runs[0])
+    assert reasons in " ".join(text.split())
     assert reasons.endswith(": no interface")
     assert reasons.count("logits") == 9
     assert "33.3\u00a0% of the matrices" in left_out
@@ -150,7 +152,7 @@ def test_the_console_has_every_number_and_every_reason():
     asked = lines("three", 10.0, questions=8)
     boolq = [line for line in asked if line.get("metric") != "accuracy_normalised"]
     text = printed(page_of(parse(boolq)), 160)
-    assert re.search(r"full precision\s*│\s*10\.00\s*│\s*–\s*│\s*50\.0\s%\s*│\n", text)
+    assert re.search(r"full precision\s*│\s*perplexity: 10\.00\s*│\s*50\.0\s%\s*│\n", text)
     assert "by length" not in text
 
 
@@ -176,7 +178,7 @@ def test_seeds_of_one_model_have_a_spread_and_a_verdict():
     found += [line for seed in range(3) for line in lines(f"b-seed{seed}", 30.0 + seed)]
     text = shown(page_of(parse(found)))
     assert "11.0 ± 1.0" in text
-    assert "higher by 20" in text  # what 4 bits add: as much as the perplexity itself
+    assert "a and b lose alike: 0.100 % under w8a8-coarse." in text
 
 
 def test_the_page_shows_all_and_is_safe():
@@ -188,10 +190,26 @@ def test_the_page_shows_all_and_is_safe():
     for family in {scheme(name).family for name in every() if scheme(name).bits}:
         assert f"<h3>{scale_of(family)}</h3>" in text or family.startswith("logits")
     seen = shown(page)
-    assert "20.00 +10.000 50.0" in seen
+    assert "100 % perplexity 20.00 50.0" in seen
     assert "33.3\u00a0% of the matrices" in text
-    assert page.verdict[0].startswith("In full precision the perplexity is 10.00 for one and")
-    assert "costs one most (+" in page.verdict[1]
+    assert [section.name for section in page.sections][:2] == ["bits", "numbers"]
+
+
+def test_of_two_models_the_verdict_is_who_loses_less_and_by_how_much():
+    better, worse = lines("better", 10.0), lines("worse", 20.0)
+    for line in worse[2:]:
+        line.update(perplexity=line["perplexity"] and 1.5 * line["perplexity"], delta=None)
+    text = page_of(parse(better + worse)).verdict[0]
+    assert re.match(r"better loses less than worse under \d+ of \d+ schemes; under w3-", text)
+    assert "rises by 125\u00a0% in better against 238\u00a0% in worse, 112 points" in text
+    one = page_of(parse(better)).verdict[0]
+    assert one.startswith("Rise of perplexity: under w3-channel 125\u00a0%; under ")
+
+
+def test_no_seed_is_spoken_of_where_none_varies():
+    found = lines("tuned", 10.0) + lines("other", 11.0)
+    found[0]["train"] = {"tokens": 9}
+    assert "seed" not in shown(page_of(parse(found))).lower()
 
 
 def test_a_page_without_families():

@@ -1,4 +1,4 @@
-"""The page of records, and its tables in the terminal."""
+"""The page of records, and its first table in the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from clearhead.terminal import console, say, show
 
 
 def publish(records: Records | Sequence[Path], output: Path, *, title: str = "") -> int:
-    """Write the page of the records, and print its tables and verdict; return as `print_page`."""
+    """Write the page of the records, print its first table and verdict; return as `print_page`."""
     page = page_of(records if isinstance(records, Records) else load(records), title)
     write_page(page, output)
     status = print_page(page)
@@ -18,9 +18,9 @@ def publish(records: Records | Sequence[Path], output: Path, *, title: str = "")
 
 
 def print_page(page: Page) -> int:
-    """Print a page's tables and verdict; return the exit status, 1 for numbers not finite."""
+    """Print a page's first table and verdict; return the exit status, 1 for numbers not finite."""
     out = console()
-    for part in to_console(page):
+    for part in to_console(page, out.width):
         out.print(part)
     return status_of(page.records)
 

@@ -18,7 +18,7 @@ from clearhead.report.costs import add_costs, four_digits
 from clearhead.report.figures import by_token
 from clearhead.report.page import Block, Choice, Notes, Page, Panel, Panels, Section, section
 from clearhead.report.pivots import Heading, Pivot, Quantity, at, by_arm, in_header
-from clearhead.report.speedup import speedup_answer, speedup_section
+from clearhead.report.speedup import speedup_section
 
 Columns = Iterator[tuple[Heading, Quantity]]
 _FIRST_TOKEN = "First token’s attention"
@@ -27,13 +27,12 @@ _FIRST_TOKEN = "First token’s attention"
 def page(records: Records, title: str) -> Page:
     """The page of trained or evaluated models, with the sections that the records can fill."""
     trained = not narrative.only_evaluated(records)
-    speedup = speedup_section(records)
 
     def judge(threshold: float) -> list[str]:
-        said = [] if speedup is None else [speedup_answer(speedup)]
-        said += [narrative.lead(records, threshold)]
-        said += [narrative.cost(records, threshold)] if trained else [evaluation.verdict(records)]
-        return [sentence for sentence in said if sentence]
+        said = narrative.lead(records, threshold) if trained or not records.runs else []
+        return [one for one in said or [evaluation.verdict(records)] if one] or [
+            f"The tables show what was measured of {narrative.title_of(records)}."
+        ]
 
     built = Page(
         title=title,
@@ -44,8 +43,8 @@ def page(records: Records, title: str) -> Page:
     )
     looks = built.looks
     return built.with_sections(
-        speedup,
         _comparison(records) if trained else None,
+        speedup_section(records),
         _training(records, looks),
         _lengths(records, looks),
         *evaluation.sections(records, looks),
@@ -86,12 +85,7 @@ def comparison(records: Records) -> Pivot | None:
 
 
 def _comparison(records: Records) -> Section | None:
-    trained = records.sequence_length()
-    return section(
-        "comparison.comparison",
-        narrative.answer(records, "Mean validation perplexity", "perplexity", length=trained),
-        tables(records, comparison),
-    )
+    return section("comparison.comparison", "", tables(records, comparison))
 
 
 def _outside(records: Records) -> Columns:
@@ -175,7 +169,8 @@ def internals(records: Records) -> Pivot | None:
 
 
 def _internals(records: Records) -> Section | None:
-    return section("comparison.internals", narrative.sinks(records), tables(records, internals))
+    answers = filter(None, (narrative.sink(labelled) for _, labelled in narrative.sets(records)))
+    return section("comparison.internals", " ".join(answers), tables(records, internals))
 
 
 def _training(records: Records, looks: Looks) -> Section | None:

@@ -1,48 +1,39 @@
-"""Tables of a page for the terminal."""
+"""A page for the terminal: its first table and the verdict."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from clearhead.report.page import Fold, Notes, Page, Tag
+from clearhead.report.page import Page
 from clearhead.report.pivots import Entry, Heading, Pivot
 from clearhead.report.verdicts import verdict_in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-LINES = 5  # of what a page folds away
-ACROSS = 4  # models side by side in one table
+WIDTH = 12  # characters that a column is reckoned to take
+ROWS = 40  # of a table; a page shows all
 
 
-def to_console(page: Page) -> Iterator[Any]:
-    """Everything of a page that a terminal can show: tables and notes, and the verdict last."""
+def to_console(page: Page, width: int = 100) -> Iterator[Any]:
+    """The page's first table in sight, then the verdict, the next command and the warnings.
+
+    Args:
+        width: of the terminal, in characters.
+    """
     from rich.text import Text
 
-    label = ""
     for section in page.sections:
-        for block in section.blocks:
-            if isinstance(block, Tag):
-                label = block.label
-            elif isinstance(block, Pivot):
-                yield from tables(block, page.threshold, f"{label}: " if label else "")
-            elif isinstance(block, Notes):
-                yield from (Text(f"  {text}") for text in block.texts)
-            elif isinstance(block, Fold) and block.lines:
-                yield Text(block.summary, style="bold")
-                yield from (Text(f"  {line}") for line in block.lines[:LINES])
-        label = ""
-    for finding in page.findings:
-        yield Text(f"\n{finding.title}", style="bold")
-        for text, note in finding.paragraphs:
-            yield Text(f"  {text}" + (f" [{note}]" if note else ""))
-    if page.account:
-        yield Text(page.account)
-    yield Text("\n" + " ".join(page.verdict))
+        found = [block for block in section.blocks if isinstance(block, Pivot)]
+        if found and not section.folded:
+            yield from tables(max(found, key=lambda one: len(one.rows)), page.threshold, width)
+            break
+    yield Text("\n".join(["", *page.verdict]))
+    yield from (Text(f"next: {command}") for command in page.next)
     yield from (Text(f"warning: {text}", style="yellow") for text in page.warnings)
 
 
-def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]":
-    """A table, as several narrow ones where its columns have groups or are many models.
+def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table | str]":
+    """A table with as many columns as fit, and the number of those that do not.
 
     Args:
         threshold: the largest p of a difference that holds among all that are shown.
@@ -50,35 +41,25 @@ def tables(pivot: Pivot, threshold: float, prefix: str = "") -> "Iterator[Table]
     from rich.markup import escape
     from rich.table import Table
 
-    for group, places in _parts(pivot):
-        rows = [row for row in range(len(pivot.rows)) if any(pivot.cells[row][j] for j in places)]
-        title = prefix + ", ".join(filter(None, (pivot.title, group)))
-        table = Table(title=escape(title), title_justify="left", title_style="bold")
-        table.add_column(escape(pivot.corner), overflow="fold")
-        for place in places:
-            column = pivot.columns[place]
-            note = f"\n({column.note})" if column.note else ""
-            table.add_column(escape(column.title + note), justify="right", overflow="fold")
-        heading = ""
-        for row in rows:
-            if pivot.rows[row].group != heading:
-                heading = pivot.rows[row].group
-                table.add_section()
-                table.add_row(f"[bold]{escape(heading)}[/bold]", *[""] * len(places))
-            cells = (pivot.cells[row][place] for place in places)
-            table.add_row(
-                _name(pivot.rows[row]),
-                *("\n".join(_text(one, threshold) for one in cell) or "–" for cell in cells),
-            )
-        yield table
-
-
-def _parts(pivot: Pivot) -> Iterator[tuple[str, list[int]]]:
-    """Groups of columns, and of models a few at a time."""
-    for group, places in pivot.groups().items():
-        size = len(places) if group or not pivot.columns[0].arm else ACROSS
-        for start in range(0, len(places), size):
-            yield group, places[start : start + size]
+    shown = max(1, width // WIDTH - 2)
+    table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
+    table.add_column(escape(pivot.corner), overflow="fold")
+    for column in pivot.columns[:shown]:
+        names = (column.group, column.title, f"({column.note})" if column.note else "")
+        name = "\n".join(filter(None, names))
+        table.add_column(escape(name), justify="right", overflow="fold")
+    heading = ""
+    for row, cells in list(zip(pivot.rows, pivot.cells, strict=True))[:ROWS]:
+        if row.group != heading:
+            heading = row.group
+            table.add_section()
+            table.add_row(f"[bold]{escape(heading)}[/bold]")
+        texts = ("\n".join(_text(one, threshold) for one in cell) or "–" for cell in cells[:shown])
+        table.add_row(_name(row), *texts)
+    yield table
+    left = {"columns": len(pivot.columns) - shown, "rows": len(pivot.rows) - ROWS}
+    if more := " and ".join(f"{n} {what}" for what, n in left.items() if n > 0):
+        yield f"left to the page: {more}"
 
 
 def _name(row: Heading) -> str:

@@ -1,6 +1,7 @@
 """Costs of schemes: the perplexity that they add to full precision, and when that is noise."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from clearhead.records.cells import added
@@ -9,13 +10,32 @@ from clearhead.report import style
 
 
 def add_costs(run: Run) -> None:
-    """The perplexity that each scheme adds, where the records have only the perplexities."""
+    """The perplexity that each scheme adds, as `added_perplexity`, and as `cost` in shares of that
+    in full precision."""
     full = run.measure("perplexity")
     for one in run.select("perplexity"):
-        if full is None or one is full or run.measure("added_perplexity", **one.dimensions):
+        if full is None or one is full:
             continue
-        if (cost := added(one, full)) is not None:
-            run.measures[cost.key] = cost
+        cost = run.measure("added_perplexity", **one.dimensions) or added(one, full)
+        if cost is None:
+            continue
+        run.measures.setdefault(cost.key, cost)
+        if "scheme" in one.dimensions:
+            share = _share(cost, full.value)
+            run.measures[share.key] = share
+
+
+def _share(cost: Measure, full: float | None) -> Measure:
+    """An added perplexity as a share of the perplexity in full precision."""
+    if cost.value is None or not full:
+        return replace(cost, metric="cost", value=None)
+    details = dict(cost.details)
+    for name in ("interval", "items"):
+        if details.get(name):
+            details[name] = tuple(one / full for one in details[name])
+    if details.get("stderr"):
+        details["stderr"] /= full
+    return replace(cost, metric="cost", value=cost.value / full, details=details, draws={})
 
 
 def is_noise(cost: Measure) -> bool:
@@ -28,6 +48,14 @@ def all_noise(records: Records, arm: str, scheme: str) -> bool:
     """True if what the scheme adds is noise in every seed."""
     costs = [run.measure("added_perplexity", scheme=scheme) for run in records.of(arm)]
     return all(cost is None or is_noise(cost) for cost in costs)
+
+
+def in_percent(cost: Measure) -> str:
+    """A cost in per cent, with the interval of the windows where records have it."""
+    assert cost.value is not None
+    interval = cost.details.get("interval")
+    error = "" if interval is None else f" {style.interval(*(100 * end for end in interval))}"
+    return f"{style.percent(cost.value)}{error}{', noise' * is_noise(cost)}"
 
 
 class Outcomes:
@@ -46,19 +74,13 @@ class Outcomes:
         said = f"{name}, perplexity {four_digits(one.value)}"
         if "scheme" not in first:
             self._full[place] = one
-        cost = added(one, self._full[place])
+        full = self._full[place]
+        cost = added(one, full)
         if "scheme" not in first or cost is None or cost.value is None:
             return said
-        interval = cost.details.get("interval")
-        error = "" if interval is None else f" {style.interval(*interval)}"
-        return f"{said}, {signed(cost.value)}{error}{', noise' * is_noise(cost)}"
+        return f"{said}, {in_percent(_share(cost, full.value))} more"
 
 
 def four_digits(value: float) -> str:
+    """`value` to four significant digits."""
     return style.number(value, 4)
-
-
-def signed(delta: float) -> str:
-    """A difference with its sign; below 100 to three places, so that a column compares."""
-    size = f"{abs(delta):.3f}" if abs(delta) < 100 else style.number(abs(delta))
-    return ("−" if delta < 0 else "+") + size

@@ -1,5 +1,6 @@
-"""The page of a diagnosis: three numbers of each model, and all others folded below."""
+"""The page of a diagnosis: three numbers, heads and norms; all other numbers folded below."""
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,13 +11,13 @@ from clearhead.report.charts import Looks
 from clearhead.report.figures import Line
 from clearhead.report.page import (
     Block,
-    Finding,
     Fold,
     Notes,
     Page,
     Panel,
     Panels,
     Section,
+    Title,
     declared,
     section,
     titled,
@@ -24,10 +25,6 @@ from clearhead.report.page import (
 from clearhead.report.pivots import Heading, Pivot, Quantity, Read, at, at_end, by_arm
 
 CHANNELS = "outlier_channels"
-FACTS = (
-    *("command", "architecture", "parameters", "device", "dtype", "versions", "windows"),
-    *("length", "seconds", "peak_memory_bytes", "probes_hold_bytes", "data", "date"),
-)
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
     "the median (one number in 8, one query in 16), the effective rank (4 texts) and the order "
@@ -42,17 +39,16 @@ def page(records: Records, title: str) -> Page:
         kicker="clearhead diagnose",
         records=records,
         judge=lambda threshold: _verdict(records),
+        next=tuple(dict.fromkeys(filter(None, map(_next, records.runs)))),
         warnings=narrative.warnings(records),
-        findings=[found for run in records.runs if (found := _finding(run)).paragraphs],
     )
     held = max((run.header.get("probes_hold_bytes") or 0 for run in records.runs), default=0)
     beside = f"The probes held at most {held / 2**20:,.0f} MiB beside a model."
+    three = [by_arm(records, "three numbers", _three(), corner="", arms_across=True)]
     return built.with_sections(
-        section(
-            "diagnosis.comparison",
-            "A sink, outliers and rank collapse are what the repairs are about.",
-            [by_arm(records, "three numbers", _three(), corner="", arms_across=True)],
-        ),
+        section("diagnosis.comparison", "", three) if len(records.arms()) > 1 else None,
+        section("diagnosis.first", "", _first_screen(records, built.looks)),
+        _findings(records),
         *(_section(records, built.looks, one) for one in declared("diagnosis")["sections"]),
         section(
             "diagnosis.numbers",
@@ -60,8 +56,27 @@ def page(records: Records, title: str) -> Page:
             "definitions.",
             [numbers(records), Notes(texts=(beside,)) if held else None],
         ),
-        made.section(records, made.of_header(*FACTS), SAMPLED),
+        made.section(records, SAMPLED),
     )
+
+
+def _first_screen(records: Records, looks: Looks) -> list[Block]:
+    """The map of heads beside the norms by layer."""
+    largest = max(0.1, heatmaps.largest_share(records))
+    heads = heatmaps.first_token_share(records, largest)
+    lines = [
+        Line(metric="norm_first", name="first token"),
+        Line(metric="norm_rest", name="other tokens"),
+    ]
+    norms = figures.by_layer(records, looks, "Norm of the stream by layer", "√Σx²", lines, log=True)
+    curves = (norms,) if norms else ()
+    if len(heads) == 1:  # of one model, without a name over it
+        heads[0].title = "Queries that look most at the first token, by head"
+        curves = (heads.pop(), *curves)
+    blocks: list[Block] = [Panels(panels=tuple(heads), shape="cells")] if heads else []
+    blocks += [Panels(panels=curves)] if curves else []
+    scale = [heatmaps.share_scale(largest)] if largest and (heads or len(curves) > 1) else []
+    return [*scale, *blocks]
 
 
 def numbers(records: Records) -> Pivot | None:
@@ -113,26 +128,58 @@ def outlier(run: Run) -> list[Measure]:
 
 
 def _verdict(records: Records) -> list[str]:
-    """The three numbers in two sentences."""
-    sentences = [narrative.sinks(records), _largest(records), _alike(records)]
-    said = [sentence for sentence in sentences if sentence]
+    """The three numbers in a sentence each, and whether any calls for a repair."""
+    said = list(filter(None, [narrative.sink(records), _largest(records), _alike(records)]))
+    if len(records.arms()) > 1:  # whose table stands below
+        said = said[:1]
     if not said:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
-    if text := narrative.text_in_words(records):
-        said[-1] += f" All of it{text}."
-    return [" ".join(said[:-1]), said[-1]] if len(said) > 1 else said
+    sound = [run.arm for run in records.runs if not _has_sink(run) and not _is_massive(run)]
+    if len(sound) == len(records.runs):
+        said.append("No sink, no massive activations.")
+    elif sound:
+        said.append(f"No sink, no massive activations in {narrative.enumerate_words(sound)}.")
+    return [" ".join(said)]
+
+
+def _has_sink(run: Run) -> bool:
+    """True if at least 30 % of all queries look most at the first token, and 5 times chance."""
+    shares = [run.value(heatmaps.SHARE, map=name) for name in ("softmax", "difference")]
+    share = next((one for one in shares if one is not None), 0.0)
+    return share >= max(0.3, 5 * (run.value("chance_floor") or 0.0))
+
+
+def _is_massive(run: Run) -> bool:
+    """True if the largest hidden number is at least 1,000 medians."""
+    return any((one.value or 0.0) >= 1000 for one in outlier(run))
+
+
+def _next(run: Run) -> str:
+    """The command that takes massive activations, or only a sink, away; "" where it does not."""
+    own_null = bool(run.select("null_mass") or run.select("prefix_mass"))
+    language = str(run.header.get("architecture", "")).endswith("ForCausalLM")
+    symptoms = _has_sink(run) or _is_massive(run)
+    if own_null or not language or run.id.startswith("init:") or not symptoms:
+        return ""
+    turned = " --rotate residual values down" if _is_massive(run) else ""
+    return f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
 
 
 def _largest(records: Records) -> str:
     found = _means(records, outlier)
-    said = narrative.listed(found, lambda value: f"{style.number(value)} medians", "in")
-    return f"The largest hidden number is {said}." if found else ""
+    said = narrative.listed(found, lambda value: f"{style.number(value)} × the median", "in")
+    return f"Largest hidden number: {_without(said, found)}." if found else ""
 
 
 def _alike(records: Records) -> str:
     found = _means(records, at_end("similarity"))
     said = narrative.listed(found, lambda value: f"{value:.2f}", "in")
-    return f"After the last layer the mean cosine between tokens is {said}." if found else ""
+    return f"Mean cosine of tokens after the last layer: {_without(said, found)}." if found else ""
+
+
+def _without(said: str, found: dict[str, float]) -> str:
+    """The sentence's list without the name of a model that is the only one."""
+    return said.removesuffix(f" in {next(iter(found))}") if len(found) == 1 else said
 
 
 def _means(records: Records, read: Read) -> dict[str, float]:
@@ -145,16 +192,18 @@ def _means(records: Records, read: Read) -> dict[str, float]:
     return found
 
 
-def _finding(run: Run) -> Finding:
+def _findings(records: Records) -> Section | None:
     """Advice with its support, and what could not be measured."""
-    paragraphs = [
-        (f"{_sentence(line['finding'])} {_sentence(line['advice'])}", _support(line))
-        for line in run.payload("advice")
-    ]
-    paragraphs += [
-        (f"Not measured: {line['part']}: {line['reason']}", "") for line in run.payload("note")
-    ]
-    return Finding(title=run.id, paragraphs=tuple(paragraphs))
+    blocks: list[Block] = []
+    for run in records.runs:
+        texts = [
+            f"{_sentence(line['finding'])} {_sentence(line['advice'])} [{_support(line)}]"
+            for line in run.payload("advice")
+        ]
+        texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
+        blocks += [Title(text=run.id), Notes(texts=tuple(texts))] if texts else []
+    words = declared("sections")["diagnosis"]["findings"]
+    return Section(name="findings", answer="", blocks=tuple(blocks), **words) if blocks else None
 
 
 def _sentence(text: str) -> str:
@@ -170,15 +219,13 @@ def _support(line: dict[str, Any]) -> str:
 def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | None:
     """A section as declared, with the figures that only it has."""
     name = spec["name"]
-    before: list[Block] = []
     after: list[Block] = []
     more: Iterable[Panel | None] = ()
     answer = ""
     if name == "attention":
-        answer, before = narrative.sinks(records), _heads(records)
         more = [drawn.distances(records, looks), drawn.null_mass(records, looks)]
     elif name == "hidden":
-        answer, after = _largest(records), list(_channels(records))
+        after = list(_channels(records))
         ranked = (("hidden", "Hidden states"), ("logit", "Attention logits"))
         more = [drawn.ranks(records, looks, kind, f"{of} by magnitude") for kind, of in ranked]
     elif name == "order":
@@ -186,14 +233,13 @@ def _section(records: Records, looks: Looks, spec: dict[str, Any]) -> Section | 
         answer = narrative.answer(records, what, "order_broken_before", style.percent)
         more = [drawn.decay(records, looks)]
     elif name == "stream":
-        answer = _alike(records)
         more = [drawn.spectrum(run) for run in records.runs]
     elif name == "longer":
         answer = "One text longer than those of the training was read."
         more = drawn.beyond(records)
     charts = [_chart(records, looks, chart) for chart in spec.get("charts", ())]
     panels = tuple(panel for panel in (*charts, *more) if panel is not None)
-    blocks = [*before, *([Panels(panels=panels)] if panels else []), *after]
+    blocks = [*([Panels(panels=panels)] if panels else []), *after]
     words = {key: spec[key] for key in ("title", "caption")}
     return titled(name, answer, blocks, **words, folded=True)
 
@@ -221,12 +267,6 @@ def _chart(records: Records, looks: Looks, spec: dict[str, Any]) -> Panel | None
         log=spec.get("log", False),
         note=spec.get("note", ""),
     )
-
-
-def _heads(records: Records) -> list[Block]:
-    largest = max(0.1, heatmaps.largest_share(records))
-    panels = tuple(heatmaps.first_token_share(records, largest))
-    return [heatmaps.share_scale(largest), Panels(panels=panels, shape="cells")] if panels else []
 
 
 def _channels(records: Records) -> Iterator[Block]:

@@ -23,10 +23,10 @@ PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
 CAPTION = (
-    "A row names the model, the scaling of its rotary frequencies and the setting; numbers are "
+    "Above the lengths stand the scaling of the rotary frequencies and the setting; numbers are "
     "means over depths{}, the best model’s in bold. Under a number stands its difference to the "
-    "first model’s under the same setting{}; the error of drawing keys or documents is in its "
-    "interval where records have them singly."
+    "first model’s{}; the error of drawing keys or documents is in its interval where records have "
+    "them singly."
 )
 SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
@@ -39,7 +39,7 @@ _HIGHER = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """A model, and all dimensions of its cells but length and, unless apart, depth."""
 
@@ -91,18 +91,15 @@ def grid(
     return found
 
 
-def table(
-    records: Records, task: str, metric: str, *, by_depth: bool = False, title: str = ""
-) -> Pivot | None:
-    """A row a model and setting, a column a length."""
+def table(records: Records, task: str, metric: str, *, by_depth: bool = False) -> Pivot | None:
+    """A row a model, a column a setting and length; of one model a row a setting."""
     lost: Places = set()
     cells = grid(records, task, metric, by_depth=by_depth, lost=lost)
     reference = next(iter(records.arms()), "")
-    lengths = sorted({length for by_length in cells.values() for length in by_length})
     bests = _bests(cells, metric)
 
     def fill(row: Row, length: int) -> tuple[Entry, ...]:
-        mine = cells[row].get(length)
+        mine = cells[row].get(length) if row in cells else None
         if not mine:
             text = NOT_FINITE if (row, length) in lost else "none"
             return () if mine is None else (Entry(text=text),)
@@ -112,25 +109,56 @@ def table(
         shown = entry(mine, theirs, reference=reference, given=records.given)
         return (replace(shown, best=_mean(mine) == bests.get((row.setting, length))),)
 
-    alone = len(records.arms()) == 1 and by_depth
     chances = grid(records, task, "chance", by_depth=by_depth) if metric == "accuracy" else {}
-    rows = []
-    for row in cells:
-        name, arm = (row.setting, None) if alone else (row.name, row.arm)
-        rows.append((Heading(title=name, note=_chance(chances.get(row, {})), arm=arm), row))
-    columns = [(Heading(title=f"{length:,}" if length else ""), length) for length in lengths]
+    guess = {row.setting: _chance(by_length) for row, by_length in chances.items()}
+    lengths = sorted({length for by_length in cells.values() for length in by_length})
+    settings = list(dict.fromkeys(row.setting for row in cells))
+    names = {length: f"{length:,}" if length else "" for length in lengths}
     by = " by length in tokens" if any(lengths) else ""
     words = metric.replace("_", " ")
     of = narrative.text_in_words(records) if task in _READ else ""
-    return build(f"{title}{task}, {words}{by}{of}", rows, columns, fill, corner=f"{words}{by}")
+    title, corner = f"{task}, {words}{by}{of}", f"{words}{by}"
+    if len(records.arms()) == 1:
+        rows = [(Heading(title=one, note=guess.get(one, "")), one) for one in settings]
+        columns = [(Heading(title=name), length) for length, name in names.items()]
+        return build(
+            title,
+            rows,
+            columns,
+            lambda one, length: fill(Row(reference, one), length),
+            corner=corner,
+        )
+    return build(
+        title,
+        [(Heading(title=arm, arm=arm), arm) for arm in records.arms()],
+        [
+            (Heading(group=one, title=name, note=guess.get(one, "")), (one, length))
+            for one in settings
+            for length, name in names.items()
+        ],
+        lambda arm, place: fill(Row(arm, place[0]), place[1]),
+        corner=corner,
+    )
 
 
 def tables(records: Records, name: str) -> Iterator[Pivot]:
-    """All tables of one model, depths apart, for `clearhead eval`."""
+    """All of one model's numbers in a table, depths apart, for `clearhead eval`."""
+    rows: list[tuple[Heading, dict[str, tuple[Entry, ...]]]] = []
     for task, metrics in tasks(records).items():
         for metric in metrics:
-            if pivot := table(records, task, metric, by_depth=True, title=f"{name}: "):
-                yield pivot
+            pivot = table(records, task, metric, by_depth=True)
+            for row, cells in zip(pivot.rows, pivot.cells, strict=True) if pivot else ():
+                group = task + (narrative.text_in_words(records) if task in _READ else "")
+                heading = replace(
+                    row, group=group, title=f"{metric.replace('_', ' ')}, {row.title}"
+                )
+                lengths = (column.title for column in pivot.columns) if pivot else ()
+                rows.append((heading, dict(zip(lengths, cells, strict=True))))
+    names = sorted({one for _, cells in rows for one in cells}, key=lambda one: (len(one), one))
+    columns = [(Heading(title=one), one) for one in names]
+    pivot = build(name, rows, columns, lambda cells, one: cells.get(one, ()), corner="by length")
+    if pivot is not None:
+        yield pivot
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:

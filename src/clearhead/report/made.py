@@ -1,29 +1,38 @@
 """Provenance section of a page: facts of the runs' headers."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report.narrative import sets
-from clearhead.report.page import Block, Facts, Fold, Section, Tag
+from clearhead.report.page import Block, Facts, Fold, Section
+from clearhead.report.pivots import no_seed_varies
 
-FactsOf = Callable[[Run], dict[str, list[str]]]
+SETTINGS = ("size", "model", "train", "evaluation")
+# Keys of a header, and those of a cell, that are shown as they are.
+SHOWN = (
+    *("path", "class", "architecture", "parameters", "quantized_parameters", "dtype", "windows"),
+    *("length", "tokens", "calibration", "questions", "chance", "choices"),
+)
+BYTES = ("peak_memory_bytes", "probes_hold_bytes")
 
 
-def section(records: Records, facts_of: FactsOf | None = None, caption: str = "") -> Section:
+def section(records: Records, caption: str = "") -> Section:
     """The last section of a page."""
     blocks: list[Block] = []
     for tag, labelled in sets(records):
-        if facts_of is None:
-            blocks += [tag, Facts(facts=_merged(labelled, _facts_of))]
-            blocks += [_configuration(labelled.of(arm)[0]) for arm in labelled.arms()]
-            continue
+        facts: dict[str, dict[str, None]] = {}
+        given = labelled.given or no_seed_varies(labelled)
         for run in labelled.runs:
-            only = Records(runs=(run,))
-            blocks.append(Tag(label=run.label, name=run.id, facts=""))
-            blocks.append(Facts(facts=_merged(only, facts_of)))
+            for name, value in _facts_of(run, given=given):
+                facts.setdefault(name, {})[value] = None
+        blocks += [tag, Facts(facts={name: list(values) for name, values in facts.items()})]
+        for arm in labelled.arms():
+            header = labelled.of(arm)[0].header
+            if settings := {name: header[name] for name in SETTINGS if header.get(name)}:
+                text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
+                blocks.append(Fold(summary=f"Configuration of {arm}", text=text))
     return Section(
         name="made",
         title="How this was made",
@@ -34,59 +43,34 @@ def section(records: Records, facts_of: FactsOf | None = None, caption: str = ""
     )
 
 
-def _merged(records: Records, facts_of: FactsOf) -> dict[str, list[str]]:
-    """Every value of each fact, once."""
-    facts: dict[str, list[str]] = {}
-    for run in records.runs:
-        for name, values in facts_of(run).items():
-            known = facts.setdefault(name, [])
-            known.extend(value for value in values if value and value not in known)
-    if facts.get("seeds"):
-        facts["seeds"] = [", ".join(facts["seeds"])]
-    return {name: values for name, values in facts.items() if values}
-
-
-def _facts_of(run: Run) -> dict[str, list[str]]:
+def _facts_of(run: Run, *, given: bool) -> list[tuple[str, str]]:
     header = run.header
-    made = [cell["made"] for cell in run.cells]
-    return {
-        "command": [str(header.get("command") or "")],
-        "device": [str(one.get("device") or "") for one in (header, *made)],
-        "training’s precision": [run.precision or ""],
-        "versions": [short(one.get("versions") or {}) for one in (header, *made)],
-        "source": [source_of(one) for one in (header, *made)],
-        "evaluated": [
-            f"in {one['dtype']}, with seed {one['seed']}, {one['batch_tokens']:,} tokens together"
-            for one in made
-            if "dtype" in one
-        ],
-        "seeds": [] if Records(runs=(run,)).given else [str(run.seed)],
-        "tokens a model": [f"{run.budget:,.0f}"] if run.budget else [],
-        "data": [f"{name}: {short(value)}" for name, value in (header.get("data") or {}).items()],
-        "date": [str(header.get("date") or "")[:10]],
-    }
+    cells = [cell["made"] for cell in run.cells]
+    lines = [header, *cells]
+    facts: list[tuple[str, Any]] = [
+        ("command", header.get("command")),
+        *(("device", one.get("device")) for one in lines),
+        *(("versions", one.get("versions")) for one in lines),
+        *(("source", source_of(one)) for one in lines),
+        ("training’s precision", run.precision),
+        *((name.replace("_", " "), header.get(name)) for name in SHOWN),
+        *(("evaluated", _evaluated(one)) for one in cells if "dtype" in one),
+        *(
+            (name.removesuffix("_bytes").replace("_", " "), f"{one[name] / 2**20:,.0f} MiB")
+            for name in BYTES
+            for one in lines
+            if one.get(name)
+        ),
+        ("seeds", "" if given else str(run.seed)),
+        ("tokens a model", f"{run.budget:,.0f}" if run.budget else ""),
+        *(("data", f"{name}: {short(one)}") for name, one in (header.get("data") or {}).items()),
+        ("date", str(header.get("date") or "")[:10]),
+    ]
+    return [(name, short(value)) for name, value in facts if value]
 
 
-def of_header(*names: str) -> FactsOf:
-    """Facts that are keys of the header."""
-
-    def facts(run: Run) -> dict[str, list[str]]:
-        found: dict[str, Any] = {name: run.header.get(name) for name in names}
-        found["source"] = source_of(run.header)
-        made = [cell["made"] for cell in run.cells]
-        if made and found.get("seconds") is None:
-            found["seconds"] = round(sum(one.get("seconds", 0.0) for one in made), 1)
-            found["peak_memory_bytes"] = max(one.get("peak_memory_bytes", 0) for one in made)
-        for name in names:
-            if name.endswith("_bytes") and found[name]:
-                found[name] = f"{found[name] / 2**20:,.0f} MiB"
-        return {
-            name.removesuffix("_bytes").replace("_", " "): [short(value)]
-            for name, value in found.items()
-            if value
-        }
-
-    return facts
+def _evaluated(made: dict[str, Any]) -> str:
+    return f"in {made['dtype']}, with seed {made['seed']}, {made['batch_tokens']:,} tokens together"
 
 
 def short(value: Any) -> str:
@@ -98,10 +82,3 @@ def short(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
-
-
-def _configuration(run: Run) -> Fold:
-    names = ("size", "model", "train", "evaluation")
-    settings = {name: value for name in names if (value := run.header.get(name))}
-    text = json.dumps(settings, indent=2, ensure_ascii=False, default=str)
-    return Fold(summary=f"Configuration of {run.arm}", text=text)

@@ -6,8 +6,9 @@ from typing import Any
 
 from clearhead.records.runs import Records, Run
 from clearhead.report import style
+from clearhead.report.heatmaps import SHARE
 from clearhead.report.page import Tag
-from clearhead.report.pivots import seeds_in_words, summary
+from clearhead.report.pivots import no_seed_varies, seeds_in_words, summary
 from clearhead.report.statistics import Difference, Verdict, compare, summarize
 from clearhead.report.verdicts import holds
 
@@ -61,7 +62,7 @@ def _tag(label: str, records: Records) -> Tag:
     amounts = sorted({run.budget or 0.0 for run in records.runs})
     facts = [f"{style.count(amounts[-1])} tokens a model"] if amounts and amounts[-1] else []
     seeds = max((len(records.of(arm)) for arm in records.arms()), default=0)
-    facts += [] if records.given else [seeds_in_words(seeds)]
+    facts += [] if records.given or no_seed_varies(records) else [seeds_in_words(seeds)]
     return Tag(label=label, name=record_name(label), facts=" · ".join(facts))
 
 
@@ -111,52 +112,84 @@ def _where(label: str) -> str:
     return f"“{label}”" if label else "this run"
 
 
-def lead(records: Records, threshold: float) -> str:
-    """The first sentence: what was compared, and what came out in each set of records.
+def lead(records: Records, threshold: float) -> list[str]:
+    """Perplexity and training speed of each model beside the reference's, with its interval.
 
     Args:
         threshold: the largest p of a difference that holds among all comparisons of the page.
     """
-    arms = records.arms()
-    if not arms:
-        return "There are no records yet."
-    if len(arms) == 1:
-        done = "evaluated" if only_evaluated(records) else "trained and measured"
-        what = f"One language model, {arms[0]}, was {done}"
-    else:
-        number = in_words(len(arms)).capitalize()
-        shared = all(_same_data(records.labelled(label)) for label in records.labels())
-        done = "evaluated" if only_evaluated(records) else "trained"
-        what = f"{number} language models, {_named(records)}, were {done}"
-        what += " on the same text" if shared else ""
-    outcomes: dict[str, dict[str, str]] = {}
-    for label in records.labels():
-        outcome, limit = _decided(records.labelled(label), threshold)
-        if outcome:
-            outcomes.setdefault(outcome, {})[_where(label)] = limit
-    said = []
-    for outcome, limits in outcomes.items():
-        hidden = [limit for limit in limits.values() if limit]
-        said.append(f"in {enumerate_words([*limits])} {outcome}")
-        said[-1] += f" {enumerate_words(hidden)}" if hidden else ""
-    return f"{what}: {'; '.join(said)}." if said else f"{what}."
+    if not records.runs:
+        return ["There are no records yet."]
+    labels = records.labels()
+    sentences = []
+    for label in labels:
+        labelled = records.labelled(label)
+        said = beside(
+            labelled,
+            threshold,
+            "Validation perplexity",
+            "perplexity",
+            words=("better", "worse"),
+            length=labelled.sequence_length(),
+        )
+        where = f"{record_name(label)}: " if len(labels) > 1 else ""
+        sentences += [f"{where}{said}"] if said else []
+    cost = beside(
+        records.labelled(labels[0]).on_one_device(),
+        threshold,
+        "Training speed",
+        "tokens_per_second",
+        write=lambda speed: f"{style.count(speed)} tokens/s",
+        words=("slower", "faster"),
+    )
+    return [one for one in (" ".join(sentences), cost) if one]
 
 
-def _named(records: Records) -> str:
-    """The arms by name, or, where they are many, how they came about."""
-    arms = records.arms()
-    if len(arms) <= MANY:
-        return enumerate_words(arms)
-    varied: dict[str, set[str]] = {}
-    for run in records.runs:
-        for key, value in (run.header.get("changes") or {}).items():
-            varied.setdefault(str(key), set()).add(str(value))
-    presets = list(dict.fromkeys(run.preset for run in records.runs))
-    if not varied or len(presets) > MANY:
-        return f"{arms[0]} and {in_words(len(arms) - 1)} others"
-    values = [f"{in_words(len(values))} values of {key}" for key, values in varied.items()]
-    each = " each" if len(presets) > 1 else ""
-    return f"{enumerate_words(presets)}{each} with {enumerate_words(values)}"
+def beside(
+    records: Records,
+    threshold: float,
+    what: str,
+    metric: str,
+    *,
+    write: Callable[[float], str] = style.number,
+    words: tuple[str, str] = ("lower", "higher"),
+    **dimensions: Any,
+) -> str:
+    """A sentence with each arm's number beside the reference's, in per cent of it; of many arms the
+    least and the greatest. "" without a number.
+
+    Args:
+        words: what an arm is whose number is below the reference's, and above it.
+    """
+    numbers = means(records, metric, **dimensions)
+    reference = next(iter(records.arms()), "")
+    others = {arm: mean for arm, mean in numbers.items() if arm != reference}
+    if not numbers.get(reference) or not others:
+        return answer(records, what, metric, write, **dimensions)
+    chosen = list(others) if len(others) < MANY else dict.fromkeys(extremes(others))
+    base = list(records.values(reference, metric, **dimensions).values())
+    parts = []
+    for arm in chosen:
+        found = compare(list(records.values(arm, metric, **dimensions).values()), base)
+        assert found is not None
+        change = _change(found, numbers[reference], words, threshold)
+        parts.append(f"{arm} {write(others[arm])}, {change}")
+    more = f"; {len(others) - len(parts)} more between them" * (len(others) > len(parts))
+    return f"{what} against {reference}’s {write(numbers[reference])}: {'; '.join(parts)}{more}."
+
+
+def _change(found: Difference, base: float, words: tuple[str, str], threshold: float) -> str:
+    """A difference in per cent of the reference's number, with its interval or why it has none."""
+    share = found.mean / base
+    said = f"{style.percent(abs(share))} {words[share > 0]}" if share else "alike"
+    if found.interval is None:
+        return f"{said} ({found.verdict})"
+    if not holds(found, threshold):
+        least = style.percent((found.decidable or 0.0) / base)
+        why = "undecided" if found.verdict is Verdict.UNDECIDED else "alone"
+        return f"{said} ({why}, ±{least})"
+    low, high = sorted(100 * abs(end) / base for end in found.interval)
+    return f"{said} (95 % interval {style.bounds(low, high)} %)"
 
 
 def only_evaluated(records: Records) -> bool:
@@ -167,82 +200,6 @@ def only_evaluated(records: Records) -> bool:
     )
 
 
-def _same_data(records: Records) -> bool:
-    """True if all runs describe the same data."""
-    described = [run.header.get("data") for run in records.runs]
-    return described[0] is not None and all(one == described[0] for one in described)
-
-
-def _differences(records: Records, metric: str, **dimensions: Any) -> dict[str, Difference]:
-    """Each variant's number less the reference's."""
-    reference, *variants = records.arms()
-    values = {arm: list(records.values(arm, metric, **dimensions).values()) for arm in variants}
-    others = list(records.values(reference, metric, **dimensions).values())
-    compared = {arm: compare(values[arm], others) for arm in variants}
-    return {arm: difference for arm, difference in compared.items() if difference is not None}
-
-
-def _decided(records: Records, threshold: float) -> tuple[str, str]:
-    """The outcome in words, and the largest effect that it leaves hidden, which ends them."""
-    trained = records.sequence_length()
-    differences = _differences(records, "perplexity", length=trained)
-    if not differences:
-        return "", ""
-    if all(one.verdict is Verdict.ONE_SEED for one in differences.values()):
-        return "a single seed cannot say which predicts unseen text better", ""
-    reference = records.arms()[0]
-    parts = []
-    for wanted, word in ((Verdict.LOWER, "better"), (Verdict.HIGHER, "worse")):
-        named = [
-            arm
-            for arm, one in differences.items()
-            if one.verdict is wanted and holds(one, threshold)
-        ]
-        if named:
-            verb = "predicts" if len(named) == 1 else "predict"
-            parts.append(f"{enumerate_words(named)} {verb} unseen text {word} than {reference}")
-    if not parts:
-        limits = [one.decidable for one in differences.values() if one.decidable is not None]
-        if not limits:
-            alike = "as no seed differs from another"
-            return f"no difference to {reference} can be judged, {alike}", ""
-        length = "" if trained is None else " at the training length"
-        return (
-            f"no difference to {reference} in perplexity{length} exceeds the spread of the seeds, "
-            "which hides effects of up to"
-        ), style.number(max(limits), 2)
-    return enumerate_words(parts), ""
-
-
-def cost(records: Records, threshold: float) -> str:
-    """The second sentence: what each model costs to train, beside the reference; "" if unknown."""
-    labels = records.labels()
-    where = f" in {_where(labels[0])}" if len(labels) > 1 else ""
-    records = records.labelled(labels[0]).on_one_device() if labels else records
-    speeds, memory = means(records, "tokens_per_second"), means(records, "peak_memory_bytes")
-    if not speeds:
-        return ""
-    reference, *_ = records.arms()
-    if len(speeds) == 1 or reference not in speeds:
-        said = listed(speeds, lambda speed: f"{style.count(speed)} tokens a second", "for")
-        return f"Training{where} ran at {said}."
-    differences = _differences(records, "tokens_per_second")
-    others = [arm for arm in speeds if arm != reference]
-    if len(others) > MANY:
-        others = [*extremes({arm: speeds[arm] for arm in others})]
-    parts = []
-    for arm in others:
-        part = f"{arm} trains at {speeds[arm] / speeds[reference]:.2f} × its speed"
-        if arm in differences and not holds(differences[arm], threshold):
-            seen = differences[arm].decidable
-            least = f", ±{style.number(seen / speeds[reference], 2)}" if seen else ""
-            part += f" (undecided{least})"
-        if arm in memory and memory.get(reference):
-            part += f" with {memory[arm] / memory[reference]:.2f} × its memory"
-        parts.append(part)
-    return f"Beside {reference}{where}, {enumerate_words(parts)}."
-
-
 def warnings(records: Records) -> list[str]:
     """Warnings before any number: few seeds, runs that diverged, models that have hardly learnt."""
     found = []
@@ -250,7 +207,8 @@ def warnings(records: Records) -> list[str]:
         labelled = records.labelled(label)
         where = "" if len(records.labels()) == 1 else f"{record_name(label)}: "
         whole = {arm: len(labelled.whole(arm)) for arm in labelled.arms()}
-        few = 0 if labelled.given else min(filter(None, whole.values()), default=0)
+        given = labelled.given or no_seed_varies(labelled)
+        few = 0 if given else min(filter(None, whole.values()), default=0)
         if len(labelled.arms()) > 1 and few == 1:
             several = any(n > 1 for n in whole.values())
             who = "Some models have one seed" if several else "One seed a model"
@@ -290,29 +248,19 @@ def _hardly_learnt(run: Run) -> bool:
     return vocabulary is not None and value is not None and value > math.sqrt(vocabulary)
 
 
-def sinks(records: Records) -> str:
-    """Share of queries that attend most to the first token, in each set of records."""
-    sets_of = {one: sink(records.labelled(one)) for one in records.labels()}
-    said = {label: text for label, text in sets_of.items() if text}
-    if len(records.labels()) == 1:
-        return "".join(said.values())
-    return " ".join(f"{record_name(label)}: {text}" for label, text in said.items())
-
-
 def sink(records: Records) -> str:
-    """Share of queries that attend most to the first token, against chance."""
-    shares = means(records, "first_token_argmax_share", map="softmax")
+    """The share of queries whose largest weight is on the first token, against chance; "" where
+    records lack it."""
+    shares = means(records, SHARE, map="difference") | means(records, SHARE, map="softmax")
+    shares = {arm: shares[arm] for arm in records.arms() if arm in shares}
     if not shares:
         return ""
-    said = listed(shares, style.percent, "in")
-    text = f"Queries and heads that attend most to the first token: {said}"
+    said = f"Queries that look most at the first token: {listed(shares, style.percent, 'in')}"
+    if len(shares) == 1:
+        (share,) = shares.values()
+        said = f"{style.percent(share)} of queries look most at the first token"
     floor = chance_floor(records)
-    if floor is None:
-        return f"{text}."
-    text += f", where chance gives {style.percent(floor)}"
-    if max(shares.values()) < 2 * floor:
-        return f"{text}: no sink on the first token has formed."
-    return f"{text}."
+    return f"{said}." if floor is None else f"{said}; chance {style.percent(floor)}."
 
 
 def chance_floor(records: Records) -> float | None:

@@ -32,7 +32,7 @@ LEGEND = 4  # arms that a figure's own legend has room for; more are told apart 
 
 @dataclass(kw_only=True)
 class Panel:
-    """A figure under a heading of its own; `note` says what the reader could not see from it.
+    """A figure under a heading of its own; `note` says what the figure does not show.
 
     Attributes:
         own_legend: its lines are not the page's arms, whose key does not tell them apart.
@@ -177,21 +177,13 @@ def declared(name: str) -> dict[str, Any]:
     return tomllib.loads(_part(f"{name}.toml"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Statements under the verdict about one model or set of records: (text, its support)."""
-
-    title: str
-    paragraphs: tuple[tuple[str, str], ...]
-    committed: bool = False
-
-
 @dataclass(kw_only=True)
 class Page:
     """Everything a page shows, before it is markup.
 
     Attributes:
-        judge: the verdict, two plain sentences, by the largest p of a difference that holds.
+        judge: the verdict in plain sentences, by the largest p of a difference that holds.
+        next: commands that act on the verdict.
     """
 
     title: str
@@ -200,7 +192,7 @@ class Page:
     judge: Callable[[float], list[str]]
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    next: tuple[str, ...] = ()
 
     @cached_property
     def looks(self) -> dict[str, style.Look]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from clearhead.errors import NOT_FINITE
-from clearhead.records.runs import Measure, Records, Run
+from clearhead.records.runs import COMPARISON, Measure, Records, Run
 from clearhead.report import style
 from clearhead.report.statistics import (
     Component,
@@ -144,7 +144,7 @@ class Quantity:
             theirs = next(filter(None, (found(alike, reference, one) for one in others)), {})
         yield entry(
             mine, theirs, reference=reference, scale=self.scale, write=self.write, name=name,
-            given=records.given,
+            given=records.given or no_seed_varies(records),
         )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def arm_headings(records: Records) -> list[tuple[Heading, str]]:
     for arm in records.arms():
         n, reference = len(records.whole(arm)), arm == records.arms()[0]
         note = str(Verdict.ONE_SEED) if n == 1 and not reference else seeds_in_words(n)
-        note = "" if records.given else note
+        note = "" if records.given or no_seed_varies(records) else note
         if reference and len(records.arms()) > 1:
             note = ", ".join(filter(None, ("reference", note)))
         if records.at_edge(arm):
@@ -376,6 +376,12 @@ def by_arm(
     if arms_across:
         return build(title, quantities, arms, fill, corner=corner)
     return build(title, arms, quantities, lambda arm, one: fill(one, arm), corner=corner)
+
+
+def no_seed_varies(records: Records) -> bool:
+    """True of models that are diagnosed or quantised as they are, one run each: whatever trained
+    them, a difference is one of these models."""
+    return not any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
 
 
 def seeds_in_words(n: int) -> str:

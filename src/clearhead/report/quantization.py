@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clearhead.errors import ClearheadError
-from clearhead.records.provenance import source_of
 from clearhead.records.runs import Records, Run
 from clearhead.report import made, narrative, style
 from clearhead.report.charts import Looks, Point, categories, line, new, points_of, scale_axis
-from clearhead.report.costs import add_costs, all_noise, four_digits, signed
-from clearhead.report.page import Block, Notes, Page, Panel, Panels, Section, Title, section
+from clearhead.report.costs import add_costs, all_noise, four_digits, in_percent
+from clearhead.report.page import Block, Page, Panel, Panels, Section, Title, section
 from clearhead.report.pivots import (
     Entry,
     Heading,
@@ -20,6 +19,8 @@ from clearhead.report.pivots import (
     build,
     summary,
 )
+from clearhead.report.statistics import Verdict
+from clearhead.report.verdicts import holds
 
 ROTATED = "hadamard-"
 CLOSE = 0.01  # of full precision's perplexity
@@ -63,34 +64,28 @@ def page(records: Records, title: str) -> Page:
         title=title,
         kicker="clearhead quantize",
         records=records,
-        judge=lambda threshold: _verdict(records),
-        warnings=narrative.warnings(records),
+        judge=lambda threshold: [_verdict(records, threshold)],
+        warnings=[
+            *narrative.warnings(records),
+            *(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run)),
+        ],
     )
-    remarks = tuple(f"{run.id}: {remark}." for run in records.runs for remark in remarks_on(run))
     more = ""
     if any(run.measure("accuracy") is not None for run in records.runs):
+        asked = dict.fromkeys(
+            _questions(run) for run in records.runs if run.header.get("questions")
+        )
         more = (
             " Accuracy is the share of multiple-choice questions answered right, by the "
             "log-likelihood of the answers and, where the lm-evaluation-harness does so too, by "
-            "that divided by their characters."
+            f"that divided by their characters: {'; '.join(asked)}."
         )
     return built.with_sections(
-        section(
-            "quantization.numbers",
-            _extremes(records),
-            [results(records), Notes(texts=remarks) if remarks else None],
-            more,
-        ),
-        section(
-            "quantization.fewest",
-            f"The fewest of the measured bits at which perplexity is within {CLOSE * 100:g} % of "
-            "full precision, and is so with every larger number measured.",
-            [fewest(records)],
-        ),
         _curves(records, built.looks),
+        section("quantization.numbers", "", [results(records)], more),
+        section("quantization.fewest", "", [fewest(records)]),
         made.section(
             records,
-            _facts,
             "Linear layers only, or attention logits only; embeddings, the output matrix, norms "
             "and hidden states in full precision. One text at a time, so that no scale is shared "
             "between texts.",
@@ -155,8 +150,7 @@ def results(records: Records) -> Pivot | None:
         (Heading(title=title, group=arm, arm=arm), (arm, metric))
         for arm in records.arms()
         for metric, title in (
-            ("perplexity", "perplexity"),
-            ("added_perplexity", "added"),
+            ("cost", "cost in perplexity"),
             ("accuracy", "accuracy"),
             ("accuracy_normalised", "by length"),
             ("bytes", "bytes"),
@@ -166,14 +160,19 @@ def results(records: Records) -> Pivot | None:
 
     def fill(scheme: str | None, column: tuple[str, str]) -> tuple[Entry, ...]:
         arm, metric = column
-        write = _WRITTEN.get(metric, style.percent)
         quantity = Quantity(
-            read=at(metric, scheme=scheme), write=write, judged=metric not in _UNJUDGED
+            read=at(metric, scheme=scheme),
+            write=_WRITTEN.get(metric, style.percent),
+            judged=metric not in _WRITTEN,
         )
         entries = quantity.entries(records, arm, reference)
-        if metric == "added_perplexity" and all_noise(records, arm, str(scheme)):
-            return tuple(replace(one, text=f"{one.text}, noise") for one in entries)
-        return entries
+        if metric != "cost":
+            return entries
+        if entries and all_noise(records, arm, str(scheme)):
+            entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
+        read = Quantity(read=at("perplexity", scheme=scheme), write=four_digits, judged=False)
+        found = read.entries(records, arm, reference)
+        return (*entries, *(replace(one, name="perplexity") for one in found))
 
     return build("cost of schemes", rows, columns, fill, corner="scheme")
 
@@ -185,12 +184,9 @@ def _unquantised(records: Records) -> str:
 
 
 _WRITTEN: dict[str, Callable[[float], str]] = {
-    "perplexity": four_digits,
-    "added_perplexity": signed,
     "bytes": "{:,.0f}".format,
     "tokens_per_second": four_digits,
 }
-_UNJUDGED = ("perplexity", "bytes", "tokens_per_second")
 
 
 def fewest_bits(run: Run, bits: dict[int, str]) -> int | None:
@@ -235,45 +231,64 @@ def fewest(records: Records) -> Pivot | None:
     )
 
 
-def _added(records: Records, arm: str) -> dict[str, float]:
-    """{scheme: mean perplexity that it adds}."""
-    found = {one: summary(records, arm, "added_perplexity", scheme=one) for one in schemes(records)}
-    return {scheme: over.mean for scheme, over in found.items() if over is not None}
-
-
-def _verdict(records: Records) -> list[str]:
-    """Costs of the dearest and the cheapest scheme for each model, in two sentences."""
+def _verdict(records: Records, threshold: float) -> str:
+    """The dearest and the cheapest scheme; of two models, the one that loses less, and how much."""
     full = narrative.means(records, "perplexity")
     if not full:
-        return ["No perplexity could be measured in full precision."]
-    values = narrative.listed(full, four_digits, "for")
+        return "No perplexity could be measured in full precision."
+    costs = {
+        scheme: found
+        for scheme in schemes(records)
+        if (found := narrative.means(records, "cost", scheme=scheme)).keys() == full.keys()
+    }
     text = narrative.text_in_words(records)
-    first = f"In {_unquantised(records)} the perplexity{text} is {values}."
-    extremes = _extremes(records)
-    return [first, extremes] if extremes else [first]
+    if not costs:
+        values = narrative.listed(full, four_digits, "for")
+        return f"Perplexity{text} in {_unquantised(records)}: {values}."
+    if len(full) == 2:
+        return _of_two(records, costs, threshold)
+    ends = narrative.extremes({scheme: max(found.values()) for scheme, found in costs.items()})
+    said = []
+    for scheme in dict.fromkeys(reversed(ends)):
+        rise = narrative.listed(costs[scheme], style.percent, "in")
+        if len(full) == 1:
+            rise = _exactly(records, next(iter(full)), scheme)
+        said.append(f"under {scheme} {rise}")
+    return f"Rise of perplexity{text}: {'; '.join(said)}."
 
 
-def _extremes(records: Records) -> str:
-    parts = []
-    for arm in records.arms():
-        costs = _added(records, arm)
-        if costs:
-            best, worst = narrative.extremes(costs)
-            said = {one: _in_words(records, arm, one, costs[one]) for one in (worst, best)}
-            text = f"{worst} costs {arm} most ({said[worst]}) and {best} least ({said[best]})"
-            parts.append(text if best != worst else f"{best} costs {arm} {said[best]}")
-    if len(parts) > narrative.MANY:
-        parts = [*parts[: narrative.MANY], "the others as in the table"]
-    return f"{'; '.join(parts)}." if parts else ""
+def _of_two(records: Records, costs: dict[str, dict[str, float]], threshold: float) -> str:
+    """Who loses less, under how many schemes, and by how much where the models differ most."""
+    first, second = records.arms()
+    fewer = sum(found[first] < found[second] for found in costs.values())
+    winner, other = (first, second) if 2 * fewer > len(costs) else (second, first)
+    wins = sum(found[winner] < found[other] for found in costs.values())
+    scheme = max(costs, key=lambda one: abs(costs[one][first] - costs[one][second]))
+    if not wins:
+        return (
+            f"{first} and {second} lose alike: {_exactly(records, first, scheme)} under {scheme}."
+        )
+    said = " against ".join(f"{_exactly(records, one, scheme)} in {one}" for one in (winner, other))
+    cost = Quantity(read=at("cost", scheme=scheme), scale=100)
+    difference = cost.entries(records, second, first)[0].difference
+    points = style.number(100 * abs(costs[scheme][first] - costs[scheme][second]), 2)
+    words = f"{points} points apart"
+    if difference is not None and difference.decidable is not None:
+        alone = "undecided" if difference.verdict is Verdict.UNDECIDED else "alone"
+        decided = "" if holds(difference, threshold) else f"{alone}, "
+        words += f" ({decided}±{style.number(difference.decidable, 2)})"
+    return (
+        f"{winner} loses less than {other} under {wins} of {len(costs)} schemes; under {scheme} "
+        f"perplexity rises by {said}, {words}."
+    )
 
 
-def _in_words(records: Records, arm: str, scheme: str, mean: float) -> str:
-    """A cost, with the interval of its windows where no seed varies."""
-    runs = records.of(arm) if records.given else ()
-    costs = (run.measure("added_perplexity", scheme=scheme) for run in runs)
-    intervals = (cost.details.get("interval") for cost in costs if cost is not None)
-    shown = [signed(mean), *(style.interval(*one) for one in intervals if one)]
-    return " ".join(shown) + ", noise" * all_noise(records, arm, scheme)
+def _exactly(records: Records, arm: str, scheme: str) -> str:
+    """A cost in per cent: with its windows' interval of one model, the mean over seeds of more."""
+    found = [one for run in records.of(arm) if (one := run.measure("cost", scheme=scheme))]
+    if len(found) == 1:
+        return in_percent(found[0])
+    return style.percent(narrative.means(records, "cost", scheme=scheme)[arm])
 
 
 def remarks_on(run: Run) -> list[str]:
@@ -286,8 +301,6 @@ def remarks_on(run: Run) -> list[str]:
             name = one.dimensions.get("scheme", "full precision")
             reasons.setdefault(one.reason, []).append(name)
     found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    if run.header.get("questions"):
-        found.append(_questions(run))
     cut = [one.details.get("requests_cut", 0) for one in run.select("accuracy")]
     if any(cut):
         found.append(
@@ -339,7 +352,7 @@ def _curves(records: Records, looks: Looks) -> Section | None:
         blocks += [Title(text=kind), Panels(panels=tuple(panels))]
     return section(
         "quantization.bits",
-        "Fewer bits to the right, full precision at the left; lower is better.",
+        "",
         blocks,
     )
 
@@ -378,19 +391,3 @@ def _panel(
     note = f"Not all measured: {', '.join(missing)}." if missing else ""
     title = scale_of(family)
     return Panel(title=title, figure=figure, note=note, described=f"Perplexity by bits: {title}")
-
-
-def _facts(run: Run) -> dict[str, list[str]]:
-    header = run.header
-    versions = made.short(header.get("versions") or {})
-    return {
-        "command": [str(header.get("command") or "")],
-        "model": [f"{header.get('path')}: {header.get('class')}, {header.get('dtype')}"],
-        "parameters": [f"{header.get('parameters', 0):,}"],
-        "in linear layers": [f"{header.get('quantized_parameters', 0):,}"],
-        "text": [f"{header.get('tokens', 0):,} tokens in windows of {header.get('length', 0):,}"],
-        "calibration of “fine”": [str(header.get("calibration") or "none")],
-        "questions": [_questions(run) if header.get("questions") else "none"],
-        "made with": [f"{versions}; {header.get('device')}; {header.get('date')}"],
-        "source": [source_of(header)],
-    }

@@ -76,9 +76,6 @@ COSTS = (
     Cost(title="wall-clock", rate=lambda run: 1.0, counter="seconds", one_device=True),
 )
 Cells = dict[tuple[str, str], Entry]  # by cost and column
-MEANING = (
-    "The baseline’s cost of reaching the arm’s loss, over the arm’s own: above 1 the arm saves."
-)
 IN_RUN, FITTED = "in the run", "by the fit"
 READING = {
     IN_RUN: "In the run: the arm’s last loss on the way is looked up on the baseline’s curve at "
@@ -117,13 +114,11 @@ def speedup_section(records: Records) -> Section | None:
     reading = dict.fromkeys(READING[column.title] for column in table.columns)
     fits = dict.fromkeys(one.in_words for one in _laws(records).values())
     blocks: list[Block] = [table, Notes(texts=(*reading, *fits))]
-    return section("comparison.speed-up", MEANING, blocks)
+    return section("comparison.speed-up", _answer(table), blocks)
 
 
-def speedup_answer(section: Section) -> str:
+def _answer(table: Pivot) -> str:
     """Each arm's largest size and its projection in words: by a fit that holds, else in the run."""
-    table = section.blocks[0]
-    assert isinstance(table, Pivot)
     found: dict[str, dict[bool, str]] = {}
     for row, cells in zip(table.rows, table.cells, strict=True):
         said: dict[str, str] = {}
@@ -137,7 +132,7 @@ def speedup_answer(section: Section) -> str:
         found.setdefault(row.group, {})[row.title == PROJECTION] = text
     arms = [f"{group}: {', and '.join(rows.values())}" for group, rows in found.items()]
     more = "; …" * (len(arms) > narrative.MANY)
-    return f"Effective speed-up of {'; of '.join(arms[: narrative.MANY])}{more}."
+    return f"{'; '.join(arms[: narrative.MANY])}{more}."
 
 
 def _rows(records: Records) -> Iterator[tuple[Heading, Cells]]:
