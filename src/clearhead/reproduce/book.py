@@ -209,7 +209,7 @@ def _of_one(one: Outcome, row: Pooled) -> str:
 
 
 def _remarks(one: Pooled, threshold: float) -> Iterator[str]:
-    """Text of what goes with a verdict: why it is open, its margin."""
+    """Remarks beside a verdict: the reason why it is open, its margin."""
     if one.difference is not None and one.judgement(threshold) is Judgement.UNDECIDED:
         reason = _untestable(one.contrast, one.difference)
         if not reason:
