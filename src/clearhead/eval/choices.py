@@ -9,8 +9,9 @@ The fields of a row decide its prompt, which is lm-eval's for that data set:
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from clearhead.measure.task import Advanced, Cell
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
 
-NAMES = {"acc": "accuracy", "acc_norm": "accuracy_norm"}
-_FORMS = (
-    "activity_label, context (HellaSwag), question (ARC, PIQA) or sentence (WinoGrande), each with "
-    "choices and label; or passage, question and label (BoolQ)"
-)
+# Form → the texts that its rows have, beside choices (BoolQ's are no and yes) and label.
+_FORMS = {
+    "boolq": ("passage", "question"),
+    "winogrande": ("sentence",),
+    "question": ("question",),
+    "hellaswag": ("activity_label", "context"),
+}
 # Columns of the documents that lm-eval reads. Where `doc_to_text` is a number, the choices are the
 # contexts, and the target is what continues each of them.
 _ANSWERS = {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "label"}
@@ -78,21 +81,15 @@ def load_questions(path: Path, limit: int | None) -> Questions:
         ClearheadError: a row without the fields of a form, naming it and its fields; rows of
             several forms, or none.
     """
-    form, documents = "", list[dict[str, Any]]()
-    for where, row in json_rows(path):
-        name, document = _document(row, where)
-        if documents and name != form:
-            raise ClearheadError(
-                f"{where} is an item of {name}, and {path.name} begins with items of {form}: give "
-                "a file for each"
-            )
-        form = name
-        documents.append(document)
-        if len(documents) == limit:
-            break
-    if not documents:
-        raise ClearheadError(f"{path} has no items: give a row a line, with {_FORMS}")
-    return Questions(form=form, documents=tuple(documents))
+    rows = islice(json_rows(path), limit)
+    found = [_document(row if isinstance(row, dict) else {}, where) for where, row in rows]
+    forms = dict.fromkeys(form for form, _ in found)
+    if len(forms) != 1:
+        raise ClearheadError(
+            f"{path} has items of {' and '.join(forms) or 'no form'}: give a file for each, with a "
+            f"row a line that has {_fields()}"
+        )
+    return Questions(form=found[0][0], documents=tuple(document for _, document in found))
 
 
 def accuracy(
@@ -126,7 +123,7 @@ def accuracy(
     )
     results = metrics_of(found["results"][questions.form])
     return {
-        **{_renamed(key): value for key, value in results.items()},
+        **{re.sub("^acc", "accuracy", key): value for key, value in results.items()},
         "items": len(questions.documents),
         "chance": questions.chance,
         "requests_cut": found["requests_cut"],
@@ -135,7 +132,7 @@ def accuracy(
 
 class ChoicesTask(EvalTask, ChoicesOptions):
     drawn = False
-    headlines = tuple(NAMES.values())
+    headlines = ("accuracy", "accuracy_norm")
 
     def cells(self, subject: Subject) -> list[Cell]:
         check_files("choices", self.files, "hellaswag.jsonl")
@@ -161,64 +158,36 @@ class ChoicesTask(EvalTask, ChoicesOptions):
         return {**found, "low": low, "high": high, "prompt": questions.form}
 
 
-def _renamed(metric: str) -> str:
-    plain = metric.removesuffix("_stderr")
-    return NAMES[plain] + metric[len(plain) :]
-
-
-def _document(row: Any, where: str) -> tuple[str, dict[str, Any]]:
+def _document(row: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
     """The prompt form of a row, and its document for lm-eval."""
-    if not isinstance(row, dict):
-        raise ClearheadError(f"{where} is no object of fields")
-    if "passage" in row:
-        passage, question = _texts(row, where, "passage", "question")
-        query, choices = f"{passage}\nQuestion: {question}?\nAnswer:", ["no", "yes"]
-        return "boolq", {"query": query, "choices": choices, "label": _label(row, 2, where)}
-    choices = row.get("choices", [])
-    if not isinstance(choices, list) or len(choices) < 2:
-        raise _lacks(row, where)
-    if not all(isinstance(choice, str) and choice for choice in choices):
-        raise _lacks(row, where)
-    if "sentence" in row:
-        form = "winogrande"
-        (sentence,) = _texts(row, where, "sentence")
-        before, blank, after = sentence.partition("_")
+    form = next((one for one, needs in _FORMS.items() if all(map(row.get, needs))), "")
+    choices: Any = ["no", "yes"] if form == "boolq" else row.get("choices")
+    texts = [row[name] for name in _FORMS.get(form, ())]
+    many = isinstance(choices, list) and len(choices) > 1
+    if not many or not texts or not all(isinstance(x, str) and x for x in (*texts, *choices)):
+        raise ClearheadError(f"{where} lacks some of {_fields()}; it has {', '.join(row)}")
+    label = row.get("label")
+    if type(label) is not int or not 0 <= label < len(choices):
+        raise ClearheadError(
+            f"{where}: label is {label!r}, and the {len(choices)} choices count from 0"
+        )
+    query = f"Question: {texts[-1]}\nAnswer:"
+    if form == "boolq":
+        query = f"{texts[0]}\nQuestion: {texts[1]}?\nAnswer:"
+    elif form == "winogrande":
+        before, _, after = texts[0].partition("_")
         query, choices = after.strip(), [before + choice for choice in choices]
-        if not blank or not query:
+        if not query:
             raise ClearheadError(f"{where}: its sentence has no blank _ with words after it")
-    elif "question" in row:
-        form = "question"
-        (question,) = _texts(row, where, "question")
-        query = f"Question: {question}\nAnswer:"
-    else:
-        form = "hellaswag"
-        query = _cleaned(": ".join(_texts(row, where, "activity_label", "context")))
-        choices = [_cleaned(choice) for choice in choices]
+    elif form == "hellaswag":
+        query, *choices = (_cleaned(text) for text in (": ".join(texts), *choices))
         if not all(choices):
             raise ClearheadError(f"{where}: nothing is left of a choice without its [marks]")
-    return form, {"query": query, "choices": choices, "label": _label(row, len(choices), where)}
+    return form, {"query": query, "choices": choices, "label": label}
 
 
-def _texts(row: Mapping[str, Any], where: str, *names: str) -> list[str]:
-    found = [row.get(name) for name in names]
-    if not all(isinstance(text, str) and text for text in found):
-        raise _lacks(row, where)
-    return [str(text) for text in found]
-
-
-def _lacks(row: Mapping[str, Any], where: str) -> ClearheadError:
-    return ClearheadError(f"{where} lacks some of {_FORMS}; it has {', '.join(row) or 'nothing'}")
-
-
-def _label(row: Mapping[str, Any], choices: int, where: str) -> int:
-    if "label" not in row:
-        raise ClearheadError(
-            f"{where} lacks label, the number of the right choice from 0; it has {', '.join(row)}"
-        )
-    label = row["label"]
-    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < choices:
-        raise ClearheadError(f"{where}: label is {label!r}, and the {choices} choices count from 0")
-    return label
+def _fields() -> str:
+    return " or ".join(", ".join(needs) for needs in _FORMS.values()) + ", choices and label"
 
 
 def _cleaned(text: str) -> str:

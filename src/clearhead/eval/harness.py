@@ -182,10 +182,6 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _check(_module: Any, _words: Any, out: Any) -> None:
-    finite(out.logits)
-
-
 @contextlib.contextmanager
 def harness_model(
     model: Any, tokenizer: Any, batch_tokens: int, advanced: Advanced
@@ -246,9 +242,13 @@ def harness_model(
         ids_BT[slice(None) if mask_BT is None else mask_BT[:, 0] == 1, 0] = begin
         return (), {**options, "input_ids": ids_BT}
 
+    def after(_module: Any, _words: Any, options: dict[str, Any], out: Any) -> None:
+        # Places that only pad a prompt may hold anything.
+        finite(out.logits if options.get("attention_mask") is None else out.logits[:, -1])
+
     hooks = [
         model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(_check),
+        model.register_forward_hook(after, with_kwargs=True),
     ]
     try:
         yield lm
