@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_330
+LINES = 48_284
 LONGEST = 400
 
 
