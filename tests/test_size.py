@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_530
+LINES = 48_484
 LONGEST = 400
 
 

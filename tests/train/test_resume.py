@@ -174,7 +174,7 @@ def test_a_file_that_cannot_grow_keeps_the_checkpoint_before(trainer, tmp_path):
     assert trainer(output, resume=True)[0] == 0
 
 
-def test_a_damaged_line_costs_its_step_alone_and_is_said(trainer, unbroken, tmp_path):
+def test_a_damaged_line_is_refused_by_its_number_until_it_is_deleted(trainer, unbroken, tmp_path):
     output = tmp_path / "run"
     assert trainer(output, signal=[6, signal.SIGKILL])[0] == KILL
     path = output / "metrics.jsonl"
@@ -182,8 +182,11 @@ def test_a_damaged_line_costs_its_step_alone_and_is_said(trainer, unbroken, tmp_
     content[1] ^= 1
     path.write_bytes(content)
     status, log = trainer(output, resume=True)
-    assert status == 0
-    assert f"{path}: line 1 is damaged and left out; the others are kept\n" in log
+    assert status == 2
+    assert f"{path}, line 1: not a step: " in log
+    assert "mend that line, or delete it" in log
+    path.write_bytes(content.partition(b"\n")[2])
+    assert trainer(output, resume=True)[0] == 0
     assert [line["step"] for line in steps(output)] == list(range(2, 13))
     assert weights(output) == weights(unbroken["plain"])
 
@@ -239,6 +242,6 @@ def test_a_disk_that_fills_with_metrics_is_named_with_the_advice(trainer, tmp_pa
     assert status == 2
     assert f"cannot write {output}/metrics.jsonl (File too large): make room and resume" in log
     assert "Traceback" not in log
-    whole = [line["step"] for line in jsonl.salvage(output / "metrics.jsonl")]
+    whole = [line["step"] for line in jsonl.steps(output / "metrics.jsonl")]
     assert len(whole) > 20
     assert whole == list(range(1, len(whole) + 1))

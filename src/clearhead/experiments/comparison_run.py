@@ -187,10 +187,10 @@ def _records(job: Run, trained: Trained) -> Iterator[dict[str, Any]]:
     apart = job.config.documents == "apart"
     record = read_record(folder)
     yield job.header | {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
-    for line in jsonl.salvage(folder / METRICS):
+    for line in jsonl.steps(folder / METRICS):
         yield line | {"kind": "step", "run": name}
     if every:
-        yield from jsonl.salvage(folder / MILESTONES)
+        yield from jsonl.steps(folder / MILESTONES)
     for metric in ("train_seconds", "tokens_per_second", "peak_memory_bytes"):
         value = measures.get(metric)
         reason = {} if value is not None else {"reason": measures["reason"]}

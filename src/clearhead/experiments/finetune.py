@@ -291,7 +291,7 @@ class _Seed:
     def steps(self) -> Iterator[dict[str, Any]]:
         """The lines of the training, with their epoch, and how long it took."""
         line: dict[str, Any] = {}
-        for line in jsonl.salvage(self.run / STEPS):
+        for line in jsonl.steps(self.run / STEPS):
             del line["tokens"], line["tokens_per_second"]  # texts are not as long as they may be
             yield {**line, "epoch": (line["step"] - 1) // self.batches.per_epoch + 1}
         yield {"kind": "measure", "metric": "train_seconds", "value": line.get("seconds")}
@@ -318,7 +318,7 @@ class _Epochs(Callback):
         if rest:
             return
         first = metrics.step - self._per_epoch
-        steps = jsonl.salvage(self._run.output / STEPS)  # some may be of a process before
+        steps = jsonl.steps(self._run.output / STEPS)  # some may be of a process before
         loss = np.mean([line["loss"] for line in steps if line["step"] > first])
         self._say(
             f"epoch {epoch} of {self._run.steps // self._per_epoch}: training loss {loss:.4f}, "

@@ -1,22 +1,19 @@
 """JSON lines: one object a line, each line handed to the system whole.
 
-An interruption can tear the last line of a file. Every reader skips such a line and every writer
-drops it; any other line that is no JSON object is damage, which strict readers refuse by its number
-and `salvage` leaves out.
+A kill can tear the last line of a file. Every reader skips such a line and every writer drops it;
+any other line that is no JSON object is refused by its number.
 """
 
 import json
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.records.files import SAVE, require_regular, writing
-from clearhead.terminal import say
 
 Record = dict[str, Any]
 
@@ -35,20 +32,27 @@ def encode(record: Record) -> str:
 
 
 def append(path: Path, *records: Record) -> None:
-    """Append the lines of records to `path` at once, creating the file and its folder.
+    """Append the lines of records to `path` in one write that reaches the disk.
 
-    A last line torn by an interruption is dropped first, so that it never ends up in the middle of
-    the file.
+    The file and its folder are made where they are missing; a torn last line is dropped.
 
     Raises:
         ClearheadError: naming the file, where it cannot be written.
     """
-    lines = _bytes("".join(map(encode, records)))
     with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+", buffering=0) as file:
-            _mend(file)
-            _write_all(file, lines)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            content = b"" if _ends_whole(file) else path.read_bytes()
+            start = content.rfind(b"\n") + 1
+            if _is_torn(content[start:]):
+                os.truncate(file, start)
+            elif content:
+                _write(file, "\n")
+            _write(file, "".join(map(encode, records)))
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 class Writer:
@@ -81,7 +85,7 @@ class Writer:
                 f"back with its folder and {self._afterwards}, or start anew in another folder"
             )
         with self._writing():
-            _write_all(self._file, _bytes(lines))
+            _write(self._file.fileno(), lines)
 
     def close(self) -> None:
         """Close the file."""
@@ -99,6 +103,34 @@ def read(path: Path, *, what: str = "record") -> list[Record]:
     return records
 
 
+def steps(path: Path, until: int | None = None) -> list[Record]:
+    """The records of a file of steps, up to step `until`; none where there is no file.
+
+    Raises:
+        ClearheadError: as `each`.
+    """
+    records: list[Record] = []
+
+    def add(line: Record) -> None:
+        if not isinstance(line["step"], int):
+            raise ValueError(f"its step is {line['step']!r}, not a whole number")
+        records.append(line)
+
+    try:
+        each([path] if path.exists() else [], add, what="step")
+    except ClearheadError as error:
+        raise ClearheadError(f"{error}: mend that line, or delete it") from error
+    return [line for line in records if until is None or line["step"] <= until]
+
+
+def first(path: Path) -> Record | None:
+    """A file's first record, by which files of one kind are known; None where there is none."""
+    try:
+        return _record(next(_lines(path))[1])
+    except (ClearheadError, StopIteration, ValueError, RecursionError):
+        return None
+
+
 def each(paths: Iterable[Path], add: Callable[[Record], None], *, what: str = "record") -> None:
     """Hand every record of the files to `add`.
 
@@ -110,132 +142,56 @@ def each(paths: Iterable[Path], add: Callable[[Record], None], *, what: str = "r
             refuses by a ClearheadError, ValueError, KeyError, TypeError or AttributeError.
     """
     for path in paths:
-        for line in _lines(path):
-            problem: object = line.problem
-            if line.record is not None:
-                try:
-                    add(line.record)
-                    continue
-                except KeyError as error:
-                    problem = f"lacks {error}"
-                except (ClearheadError, ValueError, TypeError, AttributeError) as error:
-                    problem = error
-            raise ClearheadError(f"{path}, line {line.number}: not a {what}: {problem}")
+        for number, line in _lines(path):
+            try:
+                add(_record(line))
+            except KeyError as error:
+                problem: object = f"lacks {error}"
+            except (ClearheadError, ValueError, TypeError, AttributeError, RecursionError) as error:
+                problem = error
+            else:
+                continue
+            raise ClearheadError(f"{path}, line {number}: not a {what}: {problem}")
 
 
-def first(path: Path) -> Record | None:
-    """A file's first record, by which files of one kind are known; None where there is none."""
-    try:
-        return next(_lines(path)).record
-    except (ClearheadError, StopIteration):
-        return None
-
-
-def salvage(path: Path, until: int | None = None) -> list[Record]:
-    """Every intact record of a file of steps, in order. Damaged lines are left out and named.
-
-    Intact is an object whose whole number "step" fits into the order of the others.
-
-    Args:
-        until: the last step wanted; lines of later steps are left out without a word.
-    """
-    if not path.exists():
-        return []
-    lines = list(_lines(path))
-    steps = [None if line.record is None else line.record.get("step") for line in lines]
-    ordered = _ordered(steps)
-    damaged = [str(line.number) for place, line in enumerate(lines) if place not in ordered]
-    if damaged:
-        named = ", ".join(damaged[:3]) + ", …" * (len(damaged) > 3)
-        say(f"{path}: line {named} is damaged and left out; the others are kept")
-    kept = [line.record for place, line in enumerate(lines) if place in ordered]
-    return [record for record in kept if record and (until is None or record["step"] <= until)]
-
-
-class _Line(NamedTuple):
-    number: int
-    record: Record | None
-    problem: str
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    """Every line but blank ones and a last one torn by an interruption."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every line by its number, but blank ones and a torn last one."""
     require_regular(path, SAVE)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ClearheadError(f"cannot read records from {path}: {error.strerror}") from error
     # By newlines alone: other line separators may stand inside a JSON string.
-    lines = content.split(b"\n")
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        if number == len(lines) and _is_torn(text):
-            return
-        yield _Line(number, *_parse(text))
+    *lines, last = content.split(b"\n")
+    if not _is_torn(last):
+        lines.append(last)
+    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
-def _parse(line: bytes) -> tuple[Record | None, str]:
-    """The object in a line, or None and the reason why there is none."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return None, str(error)
+def _record(line: bytes) -> Record:
+    record = json.loads(line)
     if not isinstance(record, dict):
-        return None, f"expected an object, found {type(record).__name__}"
-    return record, ""
-
-
-def _ordered(steps: Sequence[Any]) -> set[int]:
-    """Places of the longest sequence of whole numbers that never falls (patience sorting)."""
-    ends: list[int] = []  # the smallest last step of a sequence of each length
-    places: list[int] = []
-    before: dict[int, int | None] = {}
-    for place, step in enumerate(steps):
-        if not isinstance(step, int):
-            continue
-        length = bisect_right(ends, step)
-        ends[length : length + 1] = [step]
-        places[length : length + 1] = [place]
-        before[place] = places[length - 1] if length else None
-    found: set[int] = set()
-    last = places[-1] if places else None
-    while last is not None:
-        found.add(last)
-        last = before[last]
-    return found
+        raise ValueError(f"expected an object, found {type(record).__name__}")
+    return record
 
 
 def _is_torn(end: bytes) -> bool:
     """True if what follows the last newline is the beginning of a record, or was never written."""
-    return end[:1] in (b"{", b"\0") and _parse(end)[0] is None
+    try:
+        return end[:1] in (b"{", b"\0") and not _record(end)
+    except (ValueError, RecursionError):
+        return True
 
 
-def _mend(file: Any) -> None:
-    """Bring a file whose last line has no end back to whole lines."""
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    content = file.read()
-    start = content.rfind(b"\n") + 1
-    if _is_torn(content[start:]):
-        file.truncate(start)
-    else:
-        _write_all(file, b"\n")
+def _ends_whole(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size == 0 or os.pread(file, 1, size - 1) == b"\n"
 
 
-def _write_all(file: Any, content: bytes) -> None:
-    """An unbuffered write may take only a part, where room ends for one."""
-    while content:
-        content = content[file.write(content) :]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", errors="backslashreplace")
+def _write(file: int, text: str) -> None:
+    content = text.encode("utf-8", errors="backslashreplace")
+    while content:  # a write takes only a part where room ends
+        content = content[os.write(file, content) :]
 
 
 def _finite(value: Any, name: str, problems: list[str]) -> Any:

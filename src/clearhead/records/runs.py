@@ -60,9 +60,7 @@ class Measure:
     @property
     def not_finite(self) -> bool:
         """True of a number that was measured and is NaN or too large."""
-        reason = self.reason or ""
-        older = "task" in self.dimensions and reason.startswith("value was ")
-        return older or NOT_FINITE in reason
+        return NOT_FINITE in (self.reason or "")
 
     def matches(self, metric: str, dimensions: Line) -> bool:
         """True if it is of `metric` at these dimensions, whatever its others are."""

@@ -88,7 +88,7 @@ class LinesFile(Callback):
     """Appends JSON lines, each with its "step", to `file` in OUTPUT, each step's at once.
 
     A resumed run first drops the lines after the step it resumes from: however often it was killed,
-    no step has its lines twice. Damaged lines are left out, and a warning says so.
+    no step has its lines twice. A damaged line is refused by its number.
     """
 
     file: str
@@ -99,7 +99,7 @@ class LinesFile(Callback):
 
     def start(self, run: Run) -> None:
         path = run.output / self.file
-        done = jsonl.salvage(path, until=run.first_step)
+        done = jsonl.steps(path, until=run.first_step)
         write_text(path, "".join(map(jsonl.encode, done)), f"make room and {self.afterwards}")
         self._writer = jsonl.Writer(path, self.afterwards)
 
