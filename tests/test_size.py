@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_466
+LINES = 48_318
 LONGEST = 400
 
 
