@@ -15,7 +15,7 @@ from clearhead.data import DataConfig
 from clearhead.experiments.demo import Studies, run_demo, studies
 from clearhead.progress import Line, Work
 from clearhead.records.loading import load
-from clearhead.report.demo_verdict import LONGER
+from clearhead.report.demo import LONGER
 
 from .conftest import call
 

@@ -42,7 +42,7 @@ def run(words: list[str]) -> int:
     from clearhead.experiments.demo import run_demo, studies
     from clearhead.progress import Line
     from clearhead.records.loading import load
-    from clearhead.report.demo_verdict import LONGER
+    from clearhead.report.demo import LONGER
 
     files = {name: path for name in LONGER if (path := command.beside / name).is_file()}
     longer = {name: load(path) for name, path in files.items()}  # refused before the training
@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
 
 
 def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path) -> None:
-    """Write the page, and print its tables and verdict.
+    """Write the page, and print its first table and verdict.
 
     Args:
         found: the records of each part, as `run_demo` returns them.
@@ -69,8 +69,7 @@ def write_demo(found: dict[str, Path], longer: dict[str, "Records"], path: Path)
     from clearhead.cli.publishing import print_page
     from clearhead.records.loading import load
     from clearhead.report import write_page
-    from clearhead.report.demo import page
-    from clearhead.report.demo_verdict import Parts
+    from clearhead.report.demo import Parts, page
 
     records = {part: load(file) for part, file in found.items()}
     this_run = {part: records.pop(part) for part in ("text", "sinks", "bits")}

@@ -47,7 +47,7 @@ def page(records: Records, title: str) -> Page:
         speedup_section(records),
         _training(records, looks),
         _lengths(records, looks),
-        *evaluation.sections(records, looks),
+        *evaluation.sections(records, looks, lead=not trained),
         _few_bits(records),
         _internals(records),
         _equal_loss(records, looks),

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 12  # characters that a column is reckoned to take
-ROWS = 40  # of a table; a page shows all
 
 
 def to_console(page: Page, width: int = 100) -> Iterator[Any]:
@@ -49,7 +48,7 @@ def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table 
         name = "\n".join(filter(None, names))
         table.add_column(escape(name), justify="right", overflow="fold")
     heading = ""
-    for row, cells in list(zip(pivot.rows, pivot.cells, strict=True))[:ROWS]:
+    for row, cells in zip(pivot.rows, pivot.cells, strict=True):
         if row.group != heading:
             heading = row.group
             table.add_section()
@@ -57,9 +56,8 @@ def tables(pivot: Pivot, threshold: float, width: int = 100) -> "Iterator[Table 
         texts = ("\n".join(_text(one, threshold) for one in cell) or "–" for cell in cells[:shown])
         table.add_row(_name(row), *texts)
     yield table
-    left = {"columns": len(pivot.columns) - shown, "rows": len(pivot.rows) - ROWS}
-    if more := " and ".join(f"{n} {what}" for what, n in left.items() if n > 0):
-        yield f"left to the page: {more}"
+    if len(pivot.columns) > shown:
+        yield f"left to the page: {len(pivot.columns) - shown} columns"
 
 
 def _name(row: Heading) -> str:

@@ -1,24 +1,10 @@
-"""The demo's page: defects in words and figures first, longer records folded beside them."""
+"""The demo's page: a sentence and a section a defect, longer records folded beside."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from clearhead.records.runs import Records
+from clearhead.records.runs import Measure, Records, Run
 from clearhead.report import comparison, evaluation, figures, made, narrative, style
-from clearhead.report import demo_verdict as said
-from clearhead.report.demo_verdict import (
-    ALIBI,
-    BASE,
-    COARSE,
-    COCA,
-    LONGER,
-    MASS,
-    SHAPED,
-    Parts,
-    added,
-    by_model,
-    only,
-)
 from clearhead.report.diagnosis import outlier
 from clearhead.report.heatmaps import SHARE
 from clearhead.report.page import Fold, Page, Panel, Panels, Section, section
@@ -33,8 +19,80 @@ from clearhead.report.pivots import (
     in_header,
     seeds_in_words,
 )
+from clearhead.report.statistics import LEVEL
 
 TITLE = "Defects of the Transformer, and what repairs them"
+LEAD = (
+    "What the standard Transformer gets wrong, and what each repair does to it, in small models "
+    "that train in minutes."
+)
+COARSE = "w8a8-coarse"  # 8 bits, a scale a tensor
+MASS = "first_token_mass"
+BASE, SHAPED, ALIBI, COCA = "transformer", "sas-p", "alibi", "coca"
+# File in results/ → what it is called on the page, and the models shown of it.
+LONGER: dict[str, tuple[str, tuple[str, ...]]] = {
+    "passkey.jsonl": ("passkeys, 1.5 M tokens a model", (BASE, ALIBI, COCA)),
+    "blocks.jsonl": ("8.2 M tokens a model, rates tuned", (BASE, SHAPED)),
+    "backcopy-diagnoses.jsonl": ("the same made text, 4.1 M tokens a model", (BASE, "softmax1")),
+    "orthoadam.jsonl": (
+        "OrthoAdam with one rotation a size, 2 M tokens a model",
+        ("transformer · adamw", "transformer · orthoadam"),
+    ),
+    "smollm2-diagnosis.jsonl": ("SmolLM2-135M, measured before", ()),
+    "smollm2-bits.jsonl": ("SmolLM2-135M, measured before", ()),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The records of the demo: this run's by part, and longer ones by file."""
+
+    text: Records
+    sinks: Records
+    bits: Records
+    pretrained: tuple[Records, ...] = ()
+    longer: Mapping[str, Records] = field(default_factory=dict)
+
+    def beside(self, name: str) -> Records:
+        """The runs of a longer record that the page shows, under its name."""
+        label, arms = LONGER[name]
+        runs = self.longer[name].runs if name in self.longer else ()
+        return Records(
+            runs=tuple(
+                replace(run, label=f"longer record: {label}")
+                for run in runs
+                if run.arm in arms or not arms
+            )
+        )
+
+    @property
+    def all(self) -> Records:
+        """Every run that the page shows."""
+        records = (self.text, self.sinks, self.bits, *self.pretrained, *map(self.beside, LONGER))
+        return Records(runs=tuple(run for one in records for run in one.runs))
+
+
+def only(records: Records, *arms: str) -> Records:
+    """The runs of these arms."""
+    return Records(runs=tuple(run for run in records.runs if run.arm in arms))
+
+
+def by_model(parts: Parts) -> dict[tuple[str, str], list[Records]]:
+    """The diagnosis and the quantisation of each model, by name and label."""
+    longer = [parts.beside(f"smollm2-{study}.jsonl") for study in ("diagnosis", "bits")]
+    found: dict[tuple[str, str], list[Records]] = {}
+    for records in (parts.bits, *parts.pretrained, *longer):
+        for place in dict.fromkeys((run.arm, run.label) for run in records.runs):
+            found.setdefault(place, []).append(only(records, place[0]))
+    return found
+
+
+def added(run: Run) -> list[Measure]:
+    """The share that 8 bits add to perplexity."""
+    full, coarse = run.value("perplexity"), run.value("perplexity", scheme=COARSE)
+    if full is None or coarse is None:
+        return []
+    return [Measure(metric="added", value=coarse / full - 1)]
 
 
 def page(parts: Parts) -> Page:
@@ -43,16 +101,14 @@ def page(parts: Parts) -> Page:
         title=TITLE,
         kicker="clearhead demo",
         records=parts.all,
-        judge=lambda threshold: said.verdict(parts),
+        judge=lambda threshold: [LEAD, *filter(None, answers)],
         warnings=narrative.warnings(parts.text),
     )
-    return built.with_sections(
-        _lengths(parts, built),
-        _blocks(parts, built),
-        _sinks(parts),
-        _bits(parts),
-        made.section(parts.all),
-    )
+    made_of = (_lengths(parts, built), _blocks(parts, built), _sinks(parts), _bits(parts))
+    sections = [one for one in made_of if one is not None]
+    answers = [one.answer for one in sections]
+    shown = (replace(one, answer="") for one in sections)
+    return built.with_sections(*shown, made.section(parts.all))
 
 
 # --- texts longer than in training
@@ -60,9 +116,12 @@ def page(parts: Parts) -> Page:
 
 def _lengths(parts: Parts, built: Page) -> Section | None:
     shown = only(parts.text, BASE, ALIBI, COCA)
+    longest = max(shown.dimension("perplexity", "length", task=None), default=0)
+    trained = shown.sequence_length() or 0
+    what = f"Perplexity at {longest:,} tokens, after training at {trained:,},"
     return section(
         "demo.lengths",
-        said.lengths(parts.text),
+        _beside_base(shown, what, "perplexity", ("better", "worse"), length=longest),
         (
             _panels(figures.perplexity_by_length(shown, built.looks)),
             by_arm(shown, "perplexity by length", _by_length(shown)),
@@ -112,7 +171,7 @@ def _blocks(parts: Parts, built: Page) -> Section | None:
     ]
     return section(
         "demo.blocks",
-        said.blocks(parts.text),
+        _beside_base(shown, "Perplexity", "perplexity", ("better", "worse"), length=trained),
         (
             _panels(figures.loss(shown, built.looks, "tokens")),
             by_arm(shown, "blocks", columns),
@@ -141,7 +200,14 @@ def _sinks(parts: Parts) -> Section | None:
     ]
     return section(
         "demo.sinks",
-        said.sinks(parts.sinks),
+        _beside_base(
+            parts.sinks,
+            "Weight on the first token",
+            MASS,
+            ("less", "more"),
+            write=style.percent,
+            map="softmax",
+        ),
         (
             *comparison.maps(parts.sinks),
             by_arm(parts.sinks, "the sink", columns),
@@ -185,7 +251,7 @@ def _bits(parts: Parts) -> Section | None:
 
     return section(
         "demo.bits",
-        said.bits(parts),
+        "",
         (
             build("outliers and 8 bits", rows, columns, fill, corner="model"),
             _beside(parts, "orthoadam.jsonl", "outliers of two optimizers", _kurtosis),
@@ -206,7 +272,19 @@ def _kurtosis(records: Records) -> Pivot | None:
     return by_arm(records, "outliers", columns)
 
 
-# --- blocks of sections
+# --- sentences and blocks of sections
+
+
+def _beside_base(
+    records: Records,
+    what: str,
+    metric: str,
+    words: tuple[str, str],
+    write: Callable[[float], str] = style.number,
+    **dimensions: int | str | None,
+) -> str:
+    """Each model's number beside the baseline's, judged among these alone."""
+    return narrative.beside(records, LEVEL, what, metric, write=write, words=words, **dimensions)
 
 
 def _panels(panel: Panel | None) -> Panels | None:

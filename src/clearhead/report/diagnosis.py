@@ -1,7 +1,7 @@
 """The page of a diagnosis: three numbers, heads and norms; all other numbers folded below."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from clearhead.records.runs import Measure, Records, Run
@@ -129,7 +129,13 @@ def outlier(run: Run) -> list[Measure]:
 
 def _verdict(records: Records) -> list[str]:
     """The three numbers in a sentence each, and whether any calls for a repair."""
-    said = list(filter(None, [narrative.sink(records), _largest(records), _alike(records)]))
+    largest, alike = (_means(records, read) for read in (outlier, at_end("similarity")))
+    numbers = (
+        narrative.sink(records),
+        _said("Largest hidden number", largest, lambda x: f"{style.number(x)} × the median"),
+        _said("Mean cosine of tokens after the last layer", alike, "{:.2f}".format),
+    )
+    said = [one for one in numbers if one]
     if len(records.arms()) > 1:  # whose table stands below
         said = said[:1]
     if not said:
@@ -165,21 +171,12 @@ def _next(run: Run) -> str:
     return f"clearhead convert {shlex.quote(run.id)} repaired --prefix '\\n'{turned}"
 
 
-def _largest(records: Records) -> str:
-    found = _means(records, outlier)
-    said = narrative.listed(found, lambda value: f"{style.number(value)} × the median", "in")
-    return f"Largest hidden number: {_without(said, found)}." if found else ""
-
-
-def _alike(records: Records) -> str:
-    found = _means(records, at_end("similarity"))
-    said = narrative.listed(found, lambda value: f"{value:.2f}", "in")
-    return f"Mean cosine of tokens after the last layer: {_without(said, found)}." if found else ""
-
-
-def _without(said: str, found: dict[str, float]) -> str:
-    """The sentence's list without the name of a model that is the only one."""
-    return said.removesuffix(f" in {next(iter(found))}") if len(found) == 1 else said
+def _said(what: str, found: dict[str, float], write: Callable[[float], str]) -> str:
+    """A number of each model; of one without its name."""
+    said = narrative.listed(found, write, "in")
+    if len(found) == 1:
+        said = write(next(iter(found.values())))
+    return f"{what}: {said}." if found else ""
 
 
 def _means(records: Records, read: Read) -> dict[str, float]:

@@ -161,8 +161,13 @@ def tables(records: Records, name: str) -> Iterator[Pivot]:
         yield pivot
 
 
-def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """A section for each task, over all sets of records."""
+def sections(records: Records, looks: Looks, *, lead: bool) -> Iterator[Section]:
+    """A section for each task, over all sets of records.
+
+    Args:
+        lead: the page's verdict is `verdict`, which the sections do not repeat.
+    """
+    caption = CAPTION.format(*(("", "") if records.given else SEEDS))
     for task in tasks(records):
         blocks: list[Block] = []
         for tag, labelled in narrative.sets(records):
@@ -183,10 +188,11 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
         yield Section(
             name=f"evaluation-{task}",
             title=f"Evaluation: {task}",
-            answer=best(records, task),
-            caption=CAPTION.format(*(("", "") if records.given else SEEDS)),
+            answer="" if lead and task in _leading(records) else best(records, task),
+            caption=caption,
             blocks=tuple(blocks),
         )
+        caption = ""
 
 
 def _bests(cells: Grid, metric: str) -> dict[tuple[str, int], float]:
@@ -209,8 +215,11 @@ def _best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
 
 def verdict(records: Records) -> str:
     """The best models by length of the first two tasks that have one."""
-    sentences = filter(None, (best(records, task) for task in tasks(records)))
-    return " ".join(list(sentences)[:2])
+    return " ".join(best(records, task) for task in _leading(records))
+
+
+def _leading(records: Records) -> list[str]:
+    return [task for task in tasks(records) if best(records, task)][:2]
 
 
 def best(records: Records, task: str) -> str:

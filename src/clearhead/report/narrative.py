@@ -104,12 +104,8 @@ def answer(
         words = f"from {write(found[least])} for {least} to {write(found[greatest])} for {greatest}"
         if len(found) == 1:
             words = f"{write(found[least])} for {least}"
-        parts.append(words if len(records.labels()) == 1 else f"in {_where(label)} {words}")
+        parts.append(words if len(records.labels()) == 1 else f"{record_name(label)}: {words}")
     return f"{what}: {'; '.join(parts)}." if parts else ""
-
-
-def _where(label: str) -> str:
-    return f"“{label}”" if label else "this run"
 
 
 def lead(records: Records, threshold: float) -> list[str]:
@@ -173,9 +169,9 @@ def beside(
         found = compare(list(records.values(arm, metric, **dimensions).values()), base)
         assert found is not None
         change = _change(found, numbers[reference], words, threshold)
-        parts.append(f"{arm} {write(others[arm])}, {change}")
+        parts.append(f"{arm} at {write(others[arm])}, {change}")
     more = f"; {len(others) - len(parts)} more between them" * (len(others) > len(parts))
-    return f"{what} against {reference}’s {write(numbers[reference])}: {'; '.join(parts)}{more}."
+    return f"{what} beside {reference} ({write(numbers[reference])}): {'; '.join(parts)}{more}."
 
 
 def _change(found: Difference, base: float, words: tuple[str, str], threshold: float) -> str:
@@ -189,7 +185,7 @@ def _change(found: Difference, base: float, words: tuple[str, str], threshold: f
         why = "undecided" if found.verdict is Verdict.UNDECIDED else "alone"
         return f"{said} ({why}, ±{least})"
     low, high = sorted(100 * abs(end) / base for end in found.interval)
-    return f"{said} (95 % interval {style.bounds(low, high)} %)"
+    return f"{said} (95\u00a0% interval {style.bounds(low, high)}\u00a0%)"
 
 
 def only_evaluated(records: Records) -> bool:
