@@ -1,10 +1,15 @@
-"""The tables of docs/performance.md, from results/gpu.jsonl: `python -m benchmarks.tables`."""
+"""The tables of docs/performance.md: `python -m benchmarks.tables`.
+
+From results/gpu.jsonl, and the dispatch table of attention.
+"""
 
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks import dispatch_table
 
 RECORDS = Path(__file__).parents[1] / "results" / "gpu.jsonl"
 # Titles that end in a length or a cache, whose records are columns of one table.
@@ -48,4 +53,4 @@ def _pivot(title: str, rows: Mapping[str, Mapping[int, float]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(markdown())
+    print(markdown(), dispatch_table.markdown(), sep="\n\n")

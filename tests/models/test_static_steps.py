@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import StaticCache
 
+from benchmarks import dispatch_table
 from clearhead import ClearheadError, ClearheadForCausalLM, preset
 from clearhead.models import PRESETS
 from clearhead.ops import dispatch
@@ -72,7 +73,9 @@ def test_a_step_traced_once_serves_every_later_length(name, keys, padding):
 @pytest.mark.parametrize("depth", [16, 64, 72, 128, 320])
 def test_on_a_gpu_a_lone_query_of_masked_slots_goes_to_a_kernel_that_reads_no_mask(depth):
     """Packing would: it counts the tokens on the host."""
-    lone = dispatch._PLAIN._replace(device="cuda", depth=depth, width=depth, **dispatch._LONE)
+    lone = dispatch_table.PLAIN._replace(
+        device="cuda", depth=depth, width=depth, **dispatch_table.LONE
+    )
     halves = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
     for changes in (*halves, {}, {"width": 2 * depth}, {"sink": True}):
         asked = lone._replace(key_mask=True, capability=(9, 0), **changes)

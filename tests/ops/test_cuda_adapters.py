@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.ops import attend, cuda_sdpa, dispatch, oracles, packed, self_test
+from benchmarks import dispatch_table
+from clearhead.ops import attend, cuda_sdpa, oracles, packed, self_test
 from clearhead.ops.packing import packing
 from clearhead.ops.visibility import Visibility
 from tests.ops.stand_ins import cuda_kernels  # noqa: F401 (a fixture)
@@ -240,7 +241,7 @@ def test_pytorchs_own_call_is_compiled_in_one_graph_and_passes_the_test_of_a_dev
     run = torch.compile(cuda_sdpa.attend, backend="aot_eager", fullgraph=True)
     want = cuda_sdpa.attend(q, k, k, scale=0.3, visibility=visibility)
     assert torch.allclose(run(q, k, k, scale=0.3, visibility=visibility), want, atol=1e-5)
-    asked = dispatch._PLAIN._replace(shared=4 // groups, lone=queries == 1, square=queries > 1)
+    asked = dispatch_table.PLAIN._replace(shared=4 // groups, lone=queries == 1, square=queries > 1)
     asked = asked._replace(causal=queries > 1)
     assert self_test.failure(cuda_sdpa, asked) is None
     wrong = SimpleNamespace(attend=lambda *x, **options: cuda_sdpa.attend(*x, **options) * 1.01)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import dispatch_table
 from clearhead.errors import ClearheadError
 from clearhead.ops import attend, differential, dispatch, oracles, self_test, tiles
 from clearhead.ops.requests import HALF, Request
 
-CPU = dispatch._PLAIN
+CPU = dispatch_table.PLAIN
 HOPPER = CPU._replace(device="cuda", ordinal=0, capability=(9, 0), dtype=torch.bfloat16)
 
 
@@ -28,7 +29,7 @@ class _Wrong:
 
 def test_the_documentation_has_the_table_of_the_code():
     page = Path(__file__).parents[2].joinpath("docs", "performance.md").read_text("utf-8")
-    assert dispatch.markdown() in page
+    assert dispatch_table.markdown() in page
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
@@ -130,11 +131,11 @@ def test_the_names_govern_a_lone_query_of_differential_attention(monkeypatch, ca
 
 
 def test_unrotated_keys_have_a_kernel_on_a_cpu_and_one_on_a_gpu():
-    asked = CPU._replace(**dispatch._REQUESTS["decoding, CoCA"])
+    asked = CPU._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
     assert dispatch.resolve(asked) == ("unrotated-products", {})
     learning = {"unrotated-products": "it has no gradient"}
     assert dispatch.resolve(asked._replace(learning=True)) == ("", learning)
-    asked = HOPPER._replace(**dispatch._REQUESTS["decoding, CoCA"])
+    asked = HOPPER._replace(**dispatch_table.REQUESTS["decoding, CoCA"])
     assert dispatch.resolve(asked).name == "split-decode"
     refused = dispatch.resolve(asked, failure=lambda kernel, request: "o is off")
     assert refused == ("", {"split-decode": "o is off"})

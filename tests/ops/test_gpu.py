@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from benchmarks import dispatch_table
 from clearhead.ops import (
     alibi_slopes,
     attend,
@@ -109,11 +110,11 @@ def _refusal(kernel, inputs, options, sink):
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
-@pytest.mark.parametrize("title", dispatch._REQUESTS)
+@pytest.mark.parametrize("title", dispatch_table.REQUESTS)
 def test_typical_requests_go_where_the_table_says(dtype, title):
     """Every kernel chosen has passed its test on this device."""
     device = {"device": "cuda", "ordinal": 0, "dtype": dtype}
-    asked = dispatch._PLAIN._replace(**device, **dispatch._REQUESTS[title])
+    asked = dispatch_table.PLAIN._replace(**device, **dispatch_table.REQUESTS[title])
     asked = asked._replace(capability=torch.cuda.get_device_capability())
     proved = dispatch.resolve(asked, failure=self_test.failure)
     assert proved == dispatch.resolve(asked)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
+from benchmarks import dispatch_table
 from clearhead import ClearheadForCausalLM, ops, preset
 from clearhead.ops import dispatch, oracles, self_test, split_decode
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED
@@ -230,7 +231,7 @@ def test_yarn_and_frequencies_by_text():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_passes_its_test_on_a_device(kind, padded):
-    asked = dispatch._PLAIN._replace(
+    asked = dispatch_table.PLAIN._replace(
         lone=True, square=False, causal=False, learning=False, key_mask=padded, kind=kind, shared=2
     )
     kernel = dispatch.KERNELS["split-decode"]

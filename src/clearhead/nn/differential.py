@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.nn.bases import SingleMaps, attention_flops, with_own_parameters
-from clearhead.ops.precision import without_autocast
+from clearhead.ops.precision import widened, without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
 HEAD_NORMS = ("affine", "plain", "none")
@@ -27,6 +27,7 @@ class Differential(nn.Module, SingleMaps):
     maps = ("map 1", "map 2")
     keys_together = 2
     constants: Tensor
+    kept: tuple[list[Any], Tensor, Tensor] | None
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -54,15 +55,47 @@ class Differential(nn.Module, SingleMaps):
         device = "cpu" if self.lambda_q1.is_meta else self.lambda_q1.device
         start = self.lambda_init
         self.constants = torch.tensor([start, 1 - start], device=device, dtype=torch.float32)
+        self.kept = None
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         module = super()._apply(*arguments, **options)
         self._set_constants()  # whatever the weights' dtype
         return module
 
-    @with_own_parameters
     def lambdas(self, x_BTC: Tensor | None = None) -> Tensor:
-        """λ, a float32 scalar, whatever the input."""
+        """λ, a float32 scalar, whatever the input.
+
+        In evaluation a step of decoding takes the λ that was computed with the tokens before it,
+        unless weights have changed since.
+        """
+        if x_BTC is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._lambda()
+        weights: Any = self._parameters.values()
+        plain = all(type(each) is nn.Parameter and not each.is_inference() for each in weights)
+        if not plain or "_hf_hook" in vars(self):
+            return self._lambda()
+        versions = [(each.data_ptr(), each._version) for each in weights]
+        if x_BTC.shape[1] > 1 or self.kept is None or self.kept[0] != versions:
+            return self._keep(versions)
+        return self.kept[1]
+
+    def _keep(self, versions: list[Any]) -> Tensor:
+        """λ, kept beside the norm's gain times 1 − λ_init: in place, as CUDA graphs may read it."""
+        lam, gain = self._lambda(), self.constants[1]
+        if type(lam) is not Tensor or (lam.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return lam  # without a value yet
+        if self.head_norm != "none":
+            ones = torch.ones_like(self.lambda_q1).repeat(2)
+            gain = widened(self.norm_weight if self.head_norm == "affine" else ones) * gain
+        kept = None if self.kept is None else self.kept[1:]
+        if kept is None or kept[0].device != lam.device or kept[1].dtype != gain.dtype:
+            with torch.inference_mode(False):  # then every mode may write to them
+                kept = lam.clone(), gain.clone()
+        self.kept = versions, kept[0].copy_(lam), kept[1].copy_(gain)
+        return self.kept[1]
+
+    @with_own_parameters
+    def _lambda(self) -> Tensor:
         with without_autocast(self.lambda_q1):
             first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
@@ -72,11 +105,15 @@ class Differential(nn.Module, SingleMaps):
         self, q: Tensor, k: Tensor, v: Tensor, lambdas: Tensor, *, attend: Any, **options: Any
     ) -> Tensor:
         """[B, H/2, T, 2D]."""
+        weight: Tensor | None = self.norm_weight if self.head_norm == "affine" else None
+        gain: Tensor | None = self.constants[1]
+        if self.head_norm != "none" and self.kept is not None and lambdas is self.kept[1]:
+            weight, gain = self.kept[2], None
         return ops.differential(
             *(q, k, v, lambdas),
-            norm_weight=self.norm_weight if self.head_norm == "affine" else None,
+            norm_weight=weight,
             norm_eps=None if self.head_norm == "none" else self.norm_eps,
-            gain=self.constants[1],
+            gain=gain,
             attend=attend,
             **options,
         )

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clearhead.ops.precision import widened
 from clearhead.ops.rope import cos_sin, rotate
 
 Form = Literal["exact", "strict", "slack"]
@@ -27,21 +28,21 @@ RotaryTable = tuple[Tensor, Tensor]
 
 def coca_queries(q_BHTD: Tensor, table: RotaryTable, form: Form) -> Tensor:
     """q̃, [B, H, T, D] in the dtype of q. q is [B, H, T, D], for "strict" [B, H, T, D/2]."""
-    q = q_BHTD.to(torch.promote_types(q_BHTD.dtype, torch.float32))
+    q = widened(q_BHTD)
     if form == "slack":
         return (q * rotate(q, table)).to(q_BHTD.dtype)
     if form == "strict":
         amplitude = 2 * q.square()
     else:
-        first, second = q.chunk(2, -1)
-        amplitude = first.square() + second.square()
+        first, second = q.square().chunk(2, -1)
+        amplitude = first + second
     cos, sin = cos_sin(table)
     return torch.cat([amplitude * cos, amplitude * sin], -1).to(q_BHTD.dtype)
 
 
 def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
     """k̃, [B, G, S, D] in the dtype of t, from x W_T before the relu, [B, G, S, D/2]."""
-    t = t_BGSE.to(torch.promote_types(t_BGSE.dtype, torch.float32)).relu()
+    t = widened(t_BGSE).relu()
     cos, sin = cos_sin(table)
     if form == "slack":
         cos, sin = cos - sin, cos + sin

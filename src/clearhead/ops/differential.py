@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.ops.attention import attend as _attend
 from clearhead.ops.attention import check
 from clearhead.ops.dispatch import KERNELS, select_kernel
-from clearhead.ops.precision import rms_norm, without_autocast
+from clearhead.ops.precision import rms_norm, widened, without_autocast
 from clearhead.ops.requests import DIFFERENTIAL
 from clearhead.ops.visibility import Visibility
 
@@ -22,7 +21,7 @@ def differential(
     *,
     norm_weight: Tensor | None,
     norm_eps: float | None,
-    gain: float | Tensor,
+    gain: float | Tensor | None,
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
     attend: object = _attend,
@@ -41,7 +40,7 @@ def differential(
         lam: λ, a float32 scalar, shared by the layer's heads.
         norm_weight: [2D] or None (no gain); shared by the heads.
         norm_eps: added to the mean square; None leaves the norm out.
-        gain: 1 − λ_init.
+        gain: 1 − λ_init; None where `norm_weight` holds it.
         sink: as in `attend`; a tensor has logits for each of the H maps.
         prefix: as in `attend`, its keys and values paired as the others are.
         attend: what computes the maps, with `ops.attend`'s signature.
@@ -69,12 +68,12 @@ def differential(
         if prefix is not None:
             prefix = _by_map(prefix[0]), _value_of_both(prefix[1])
         o = attend(q, k, v, sink=sink, prefix=prefix, **options)  # type: ignore[operator]
-        first, second = o.float().chunk(2, 1) if o.dtype != torch.float64 else o.chunk(2, 1)
+        first, second = widened(o).chunk(2, 1)
         difference = first - lam.to(first.dtype) * second
-    difference = difference.to(torch.promote_types(difference.dtype, torch.float32))
+    difference = widened(difference)
     if norm_eps is not None:
         difference = rms_norm(difference, norm_weight, norm_eps)
-    return (difference * gain).to(v_BGSD.dtype)
+    return (difference if gain is None else difference * gain).to(v_BGSD.dtype)
 
 
 def _lone(
@@ -156,5 +155,5 @@ def differential_v2(
             "different keys: give an even number of queries to each key head"
         )
     o = attend(q_BHTD, k_BGSD, v_BGSD, **options)  # type: ignore[operator]
-    o = o.to(torch.promote_types(o.dtype, torch.float32))
+    o = widened(o)
     return (o[:, 0::2] - lam.to(o.dtype) * o[:, 1::2]).to(v_BGSD.dtype)

@@ -41,7 +41,7 @@ class Kernel(NamedTuple):
     Attributes:
         device: on which it runs; None for every one. serves: in words, for the documentation.
         run: has `forward` and `backward`, or `attend`; for DIFFERENTIAL, `difference`; for
-            PREFIXED, `prefixed`.
+            UNROTATED, `unrotated`; for PREFIXED, `prefixed`.
         refuses: the reason why it does not serve a request.
         kinds: of requests that it knows.
     """
@@ -225,67 +225,3 @@ def resolve(
 
 def _named(names: str) -> list[str]:
     return [choose("attention kernel", name.strip(), KERNELS) for name in names.split(",") if name]
-
-
-def markdown() -> str:
-    """The table for the documentation: kernels, and what typical requests go to."""
-    lines = ["| kernel | runs on | serves |", "| --- | --- | --- |"]
-    for name, kernel in KERNELS.items():
-        lines.append(f"| `{name}` | {kernel.device or 'everything'} | {kernel.serves} |")
-    devices = " | ".join(_DEVICES)
-    lines += ["", f"| request | {devices} | why not others, on Hopper |"]
-    lines.append("| --- |" + " --- |" * (len(_DEVICES) + 1))
-    for title, changes in _REQUESTS.items():
-        choices = [resolve(_PLAIN._replace(**of, **changes)) for of in _DEVICES.values()]
-        hopper = choices[list(_DEVICES).index("Hopper bf16")]
-        why = "; ".join(f"{name}: {reason}" for name, reason in hopper.refusals.items())
-        cells = " | ".join(f"`{choice.name}`" if choice.name else "none" for choice in choices)
-        lines.append(f"| {title} | {cells} | {why} |")
-    return "\n".join(lines)
-
-
-_PLAIN = Request(
-    device="cpu",
-    ordinal=None,
-    capability=None,
-    dtype=torch.float32,
-    depth=64,
-    width=64,
-    shared=1,
-    lone=False,
-    square=True,
-    short=False,
-    causal=True,
-    window=False,
-    key_mask=False,
-    segments=False,
-    learning=True,
-    compiled=False,
-)
-_HALF: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-_DEVICES: Mapping[str, dict[str, Any]] = {
-    "CPU": {},
-    "Hopper bf16": _HALF | {"capability": (9, 0)},
-    "Ampere bf16": _HALF | {"capability": (8, 0)},
-    "CUDA float32": {"device": "cuda", "capability": (9, 0)},
-}
-_LAST: dict[str, Any] = {"square": False, "learning": False}
-_LONE: dict[str, Any] = _LAST | {"lone": True, "causal": False}
-_REQUESTS: Mapping[str, dict[str, Any]] = {
-    "training, whole texts": {},
-    "the same with a sink": {"sink": True},
-    "the same with a sink, V = 2 D": {"sink": True, "width": 128},
-    "evaluation, whole texts": {"learning": False},
-    "documents": {"segments": True},
-    "padded rows": {"key_mask": True},
-    "a window": {"window": True},
-    "1 < T < S": _LAST,
-    "decoding, T = 1": _LONE,
-    "decoding, a sink": _LONE | {"sink": True},
-    "decoding, padded cache": _LONE | {"key_mask": True},
-    "decoding, a sink, padded cache": _LONE | {"key_mask": True, "sink": True},
-    "decoding, V1": _LONE | {"kind": DIFFERENTIAL},
-    "decoding, CoCA": _LONE | {"kind": UNROTATED},
-    "decoding, a prefix": _LONE | {"kind": PREFIXED},
-    "more than 256 wide": {"depth": 320, "width": 320},
-}

@@ -38,31 +38,43 @@ def refuses_unrotated(request: Request) -> str | None:
 
 
 def forward(
-    q_BH1D: Tensor,
-    k_BGSD: Tensor,
-    v_BGSV: Tensor,
-    *,
-    scale: float,
-    visibility: Visibility,
-    rotation: Rotation | None = None,
+    q_BH1D: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, *, scale: float, visibility: Visibility
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1].
-
-    rotation: keys are CoCA's t, [B, G, S, D/2], to be turned by it.
-    """
-    if rotation is None:
-        score_BGRS = _scores(q_BH1D, k_BGSD, scale, visibility.key_mask)
-    else:
-        # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
-        t = k_BGSD.to(torch.promote_types(k_BGSD.dtype, torch.float32)).relu()
-        cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))
-        first, second = q_BH1D.chunk(2, -1)
-        score_BGRS = _scores(first, t * cos, scale, None)
-        score_BGRS = score_BGRS + _scores(second, t.mul_(sin), scale, visibility.key_mask)
+    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
+    score_BGRS = _scores(q_BH1D, k_BGSD, scale)
+    if visibility.key_mask is not None:
+        score_BGRS = torch.where(visibility.key_mask[:, None, None], score_BGRS, -torch.inf)
     lse_BGR = _log_sum_exp(score_BGRS)
-    weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
+    finite_BGR = lse_BGR
+    if visibility.key_mask is not None:  # a weight of 0 where no key is seen
+        finite_BGR = torch.where(lse_BGR == -torch.inf, torch.inf, lse_BGR)
+    weight_BGRS = torch.exp(score_BGRS - finite_BGR[..., None])
     o_BGRV = torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV)
     return o_BGRV.flatten(1, 2).unsqueeze(2), lse_BGR.flatten(1, 2).unsqueeze(2)
+
+
+def unrotated(
+    q_BH1D: Tensor,
+    t_BGSE: Tensor,
+    v_BGSV: Tensor,
+    *,
+    sink: float | Tensor | None,
+    scale: float,
+    visibility: Visibility,
+    rotation: Rotation,
+) -> Tensor:
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
+    # (t cos) · q1 + (t sin) · q2: turned keys are never laid side by side.
+    t = widened(t_BGSE).relu()
+    cos, sin = (part[..., -t.shape[2] :, :] for part in cos_sin(rotation.table()))
+    first, second = widened(q_BH1D).chunk(2, -1)
+    score_BGRS = _scores(first, t * cos, scale)
+    score_BGRS = _scores(second, t.mul_(sin), scale, score_BGRS)
+    if isinstance(sink, Tensor):
+        by_row = sinks.by_row(sink, score_BGRS).expand(len(score_BGRS), q_BH1D.shape[1], 1)
+        sink = by_row.reshape(score_BGRS.shape[:3])
+    weight_BGRS = _weights(score_BGRS, sink, visibility.key_mask)
+    return torch.matmul(weight_BGRS.to(v_BGSV.dtype), v_BGSV).flatten(1, 2).unsqueeze(2)
 
 
 def prefixed(
@@ -76,7 +88,7 @@ def prefixed(
 ) -> Tensor:
     """o [B, H, 1, V] over a prefix too, keys [B, G, N, D] and values [B, G, N, V]: more columns."""
     (batch, heads, _, _), (_, groups, number, _) = q_BH1D.shape, prefix[0].shape
-    q = _rows(q_BH1D, groups, scale).flatten(0, 1)  # texts and groups are one dimension from here
+    q = (widened(q_BH1D) * scale).reshape(batch * groups, -1, q_BH1D.shape[3])
     own_k, own_v, k, v = (x.flatten(0, 1) for x in (*prefix, k_BGSD, v_BGSV))
     score = torch.bmm(q, k.to(q.dtype).mT)
     if visibility.key_mask is not None:
@@ -109,35 +121,44 @@ def difference(
     q = q_BH1D
     if shared > 1:
         q = q.unflatten(1, by_map).transpose(2, 3).flatten(1, 3)
-    score_BGRS = _scores(q, k_BGSD, scale, visibility.key_mask)
-    lse_BGR = _log_sum_exp(score_BGRS)
-    if isinstance(sink, float | int):
-        lse_BGR = torch.logaddexp(lse_BGR, torch.full_like(lse_BGR, float(sink)))
-    elif sink is not None:
-        by_row = sinks.by_row(sink, lse_BGR).expand(lse_BGR.shape[0], heads, 1)
-        by_row = by_row.unflatten(1, by_map).transpose(2, 3)
-        lse_BGR = torch.logaddexp(lse_BGR, by_row.reshape(lse_BGR.shape))
-    weight_BGRS = _weights(score_BGRS, lse_BGR, visibility.key_mask)
-    weight_BP2RS = weight_BGRS.unflatten(1, (groups // 2, 2))
-    first, second = weight_BP2RS.unbind(2)
-    difference_BP1RS = (first - lam.to(first.dtype) * second).to(v_BGSD.dtype)[:, :, None]
-    o_BP2RD = torch.matmul(difference_BP1RS, v_BGSD.unflatten(1, (groups // 2, 2)))
+    score_BGRS = _scores(q, k_BGSD, scale)
+    if isinstance(sink, Tensor):
+        by_row = sinks.by_row(sink, score_BGRS).expand(len(score_BGRS), heads, 1)
+        sink = by_row.unflatten(1, by_map).transpose(2, 3).reshape(score_BGRS.shape[:3])
+    weight_BGRS = _weights(score_BGRS, sink, visibility.key_mask)
+    first, second = weight_BGRS.unflatten(1, (groups // 2, 1, 2)).unbind(3)
+    # The weights of both of the value's halves, written in one pass.
+    second = second.expand(-1, -1, 2, -1, -1)
+    difference_BP2RS = torch.addcmul(first, lam.to(first.dtype), second, value=-1)
+    v_BP2SD = v_BGSD.unflatten(1, (groups // 2, 2))
+    o_BP2RD = torch.matmul(difference_BP2RS.to(v_BGSD.dtype), v_BP2SD)
     return o_BP2RD.transpose(2, 3).flatten(3).flatten(1, 2).unsqueeze(2)
 
 
-def _scores(q_BH1D: Tensor, k_BGSD: Tensor, scale: float, key_mask: Tensor | None) -> Tensor:
-    """[B, G, H/G, S], float32 whatever the inputs."""
-    q_BGRD = _rows(q_BH1D, k_BGSD.shape[1], scale)
-    score_BGRS = torch.matmul(q_BGRD, k_BGSD.to(q_BGRD.dtype).mT)
-    if key_mask is None:
-        return score_BGRS
-    return torch.where(key_mask[:, None, None], score_BGRS, -torch.inf)
+def _scores(
+    q_BH1D: Tensor, k_BGSD: Tensor, scale: float, rest_BGRS: Tensor | None = None
+) -> Tensor:
+    """scale · q kᵀ + rest, [B, G, H/G, S], float32 whatever the inputs."""
+    (batch, groups, _, width), q = k_BGSD.shape, widened(q_BH1D)
+    q = q.reshape(batch * groups, -1, width)  # the queries of a group are rows over its keys
+    k = k_BGSD.to(q.dtype).flatten(0, 1)
+    rest = q.detach()[..., :1] if rest_BGRS is None else rest_BGRS.flatten(0, 1)
+    score = torch.baddbmm(rest, q, k.mT, beta=rest_BGRS is not None, alpha=scale)
+    return score.unflatten(0, (batch, groups))
 
 
-def _rows(q_BH1D: Tensor, groups: int, scale: float) -> Tensor:
-    """The queries of a group as rows, times the scale: [B, G, H/G, D], float32 at least."""
-    batch, _, _, width = q_BH1D.shape
-    return (widened(q_BH1D) * scale).reshape(batch, groups, -1, width)
+def _weights(score_BGRS: Tensor, sink: float | Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """Softmax, the sink, float or [B, G, H/G], beside the keys; 0 where no key is seen."""
+    if key_mask is not None:
+        key_mask = key_mask[:, None, None]
+        score_BGRS = torch.where(key_mask, score_BGRS, torch.finfo(score_BGRS.dtype).min)
+    if sink is None:
+        weight_BGRS = score_BGRS.softmax(-1)
+    else:
+        if not isinstance(sink, Tensor):
+            sink = score_BGRS.new_full((), sink).expand(score_BGRS.shape[:3])
+        weight_BGRS = torch.cat([score_BGRS, sink[..., None]], -1).softmax(-1)[..., :-1]
+    return weight_BGRS if key_mask is None else torch.where(key_mask, weight_BGRS, 0.0)
 
 
 def _log_sum_exp(score_BGRS: Tensor) -> Tensor:
@@ -149,10 +170,3 @@ def _log_sum_exp(score_BGRS: Tensor) -> Tensor:
     total = torch.exp(score_BGRS - shift).sum(-1, keepdim=True)
     log = torch.log(torch.where(total == 0, 1.0, total))
     return torch.where(total == 0, -torch.inf, shift + log).squeeze(-1)
-
-
-def _weights(score_BGRS: Tensor, lse_BGR: Tensor, key_mask: Tensor | None) -> Tensor:
-    """exp(score − lse); 0 where no key is seen."""
-    if key_mask is None:
-        return torch.exp(score_BGRS - lse_BGR[..., None])
-    return torch.exp(score_BGRS - torch.where(lse_BGR == -torch.inf, torch.inf, lse_BGR)[..., None])

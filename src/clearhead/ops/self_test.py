@@ -118,8 +118,9 @@ def _lone(
     t, keys = k[..., : request.depth // 2].contiguous(), k.shape[2]
     frequency = 1e4 ** -(torch.arange(0, request.depth, 2, device=q.device) / request.depth)
     rotation = Rotation(torch.arange(90, 90 + keys, device=q.device)[None], frequency)
-    o, lse = kernel.forward(q, t, v, scale=scale, visibility=visibility, rotation=rotation)
-    o, _ = sinks.join(o, lse, sink)
+    o = kernel.unrotated(
+        *(q, t, v), sink=sink, scale=scale, visibility=visibility, rotation=rotation
+    )
     k_tilde = coca_keys(t.double(), rotation.table(), "exact")
     return _compared([o], [oracles.attend(q_exact, k_tilde, v_exact, **options)], request)
 

@@ -15,7 +15,7 @@ from clearhead.ops.layouts import alike
 from clearhead.ops.requests import HALF, PLAIN, Request
 from clearhead.ops.rope import Rotation
 from clearhead.ops.shaped_fused import STARTABLE
-from clearhead.ops.sinks import by_row
+from clearhead.ops.sinks import by_row, join
 from clearhead.ops.visibility import Visibility
 
 WIDTHS = (32, 64, 128)
@@ -59,18 +59,29 @@ def forward(
     *,
     scale: float,
     visibility: Visibility,
-    rotation: Rotation | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1].
+    """Return o [B, H, 1, V] and its log-sum-exp, float32 [B, H, 1]."""
+    return _decode(q_BH1D, k_BGSD, v_BGSV, None, None, visibility.key_mask, None, None, scale)
 
-    rotation: keys are CoCA's t, [B, G, S, D/2], to be turned by it.
-    """
-    turning: tuple[Tensor | None, ...] = (None, None)
-    if rotation is not None:
-        # A sliding cache has dropped early keys.
-        turning = rotation.indices()[:, -k_BGSD.shape[2] :], rotation.frequency
-        scale *= rotation.factor
-    return _decode(q_BH1D, k_BGSD, v_BGSV, None, None, visibility.key_mask, *turning, scale)
+
+def unrotated(
+    q_BH1D: Tensor,
+    t_BGSE: Tensor,
+    v_BGSV: Tensor,
+    *,
+    sink: float | Tensor | None,
+    scale: float,
+    visibility: Visibility,
+    rotation: Rotation,
+) -> Tensor:
+    """o [B, H, 1, V] over CoCA's t, [B, G, S, D/2], turned by `rotation`."""
+    # A sliding cache has dropped early keys.
+    turning = rotation.indices()[:, -t_BGSE.shape[2] :], rotation.frequency
+    scale *= rotation.factor
+    o, lse = _decode(q_BH1D, t_BGSE, v_BGSV, None, None, visibility.key_mask, *turning, scale)
+    if isinstance(sink, float | int):
+        sink = torch.full((q_BH1D.shape[1],), float(sink), device=q_BH1D.device)
+    return o if sink is None else join(o, lse, sink)[0]
 
 
 def difference(

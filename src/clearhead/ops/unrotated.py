@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.ops import sinks
 from clearhead.ops.coca import Form, coca_keys
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import without_autocast
@@ -51,10 +50,7 @@ def attend_unrotated(
     if form == "slack":  # q · R [t; t] as q′ · R [t; 0]
         first_half, second_half = q_BHTD.chunk(2, -1)
         q_BHTD = torch.cat([first_half + second_half, second_half - first_half], -1)
-    if isinstance(sink, float | int):
-        sink = torch.full((q_BHTD.shape[1],), float(sink), device=q_BHTD.device)
+    options = {"sink": sink, "scale": scale, "visibility": settled, "rotation": rotation}
     with without_autocast(q_BHTD):
-        o, lse = KERNELS[name].run.forward(
-            q_BHTD, t_BGSE, v_BGSV, scale=scale, visibility=settled, rotation=rotation
-        )
-        return o if sink is None else sinks.join(o, lse, sink)[0]
+        o: Tensor = KERNELS[name].run.unrotated(q_BHTD, t_BGSE, v_BGSV, **options)
+        return o
