@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 49_866
+LINES = 49_944
 LONGEST = 400
 
 
