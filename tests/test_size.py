@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_331
+LINES = 48_409
 LONGEST = 400
 
 

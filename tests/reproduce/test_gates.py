@@ -239,3 +239,52 @@ def test_windows_that_open_documents_count_where_nothing_else_was_measured():
             lines.append(dict(line))
     (outcome,) = claim.outcomes(evidence({"r": parse(lines)}))
     assert outcome.arm.mean < outcome.than.mean
+
+
+def _trained(arms: Mapping[str, tuple[float, float]], metric: str = "loss") -> Records:
+    """A number and a rate by arm; a vocabulary of 64."""
+    lines = []
+    for arm, (value, rate) in arms.items():
+        for seed in range(3):
+            run, train = {"run": f"{arm}/{seed}"}, {"sequence_length": 8, "learning_rate": rate}
+            names = {"arm": arm, "preset": arm, "seed": seed, "train": train}
+            lines.append({"kind": "run", **run, **names, "model": {"vocab_size": 64}})
+            line = {"kind": "measure", **run, "metric": metric, "value": value + seed / 1000}
+            lines += [{**line, "length": length} for length in (8, 32)]
+    return parse(lines)
+
+
+@pytest.mark.parametrize(("loss", "learnt"), [(2.0, True), (2.1, False)])
+def test_a_loss_counts_where_both_perplexities_are_below_the_root_of_the_vocabulary(loss, learnt):
+    """exp(2.08) is 8; wherever in a text the loss is read."""
+    records = evidence({"r": _trained({"sas": (1.9, 1e-3), "transformer": (loss, 2e-3)})})
+    for times in (1, 4):
+        what = number("loss", times=times)
+        (one,) = lower("", what, "sas", "transformer").outcomes(records)
+        assert one.missing == ("" if learnt else "a perplexity is not below √vocabulary")
+        assert one.judgement(0.05) is (Judgement.HOLDS if learnt else Judgement.UNTESTED)
+
+
+@pytest.mark.parametrize("metric", ["kurtosis", "largest_activation", "first_token_argmax_share"])
+def test_outliers_are_compared_at_one_rate(metric):
+    equal, other = ({"sas": (3.0, 1e-3), "transformer": (9.0, rate)} for rate in (1e-3, 2e-3))
+    contrast = lower("", number(metric), "sas", "transformer")
+    (one,) = contrast.outcomes(evidence({"r": _trained(equal, metric)}))
+    assert one.applies
+    records = evidence({"r": _trained(other, metric)})
+    (one,) = contrast.outcomes(records)
+    differ = "" if metric.startswith("first") else "the rates differ (0.001, 0.002)"
+    assert one.missing == differ
+    (one,) = replace(contrast, own_rates=True).outcomes(records)
+    assert one.applies
+
+
+def test_the_gates_of_the_four_papers_are_the_same():
+    least: dict[str, set[float]] = {}
+    for claim in claims():
+        for contrast in claim.contrasts:
+            for gate in contrast.gates:
+                least.setdefault(gate.reading.metric, set()).add(gate.least)
+    assert least["kurtosis"] == {4}
+    assert least["added_perplexity"] == {0.5}
+    assert least["first_token_argmax_share"] == {0.3}

@@ -118,7 +118,9 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
     yield f"{_counted(rows)}\n\n## The claims\n"
     yield from _table(("claim", "what it says", "most telling comparison", "verdict"))
     for one in rows:
-        yield _line((f"`{one[0].name}`", one[0].says, telling(one, threshold), one[2]))
+        sure = ", by construction" * one[0].by_construction
+        cells = f"`{one[0].name}`", one[0].says, telling(one, threshold), f"{one[2]}{sure}"
+        yield _line(cells)
     yield "\n## Names and measures\n"
     yield from (f"- {name}: {meaning}" for name, meaning in NAMES.items())
     for _, title, chosen in _families(rows):
@@ -255,6 +257,7 @@ def _shown(judged: Judged, threshold: float) -> Iterator[Block]:
 def _context(claim: Claim, ones: Sequence[Pooled], verdict: Judgement) -> str:
     """The published numbers, and the command that may decide a claim."""
     parts = [f"Published: {claim.published}" if claim.published else ""]
+    parts += ["Holds by construction"] * claim.by_construction
     if not any(one.outcomes for one in ones):
         parts.append(f"No record yet: `clearhead reproduce {claim.name}`")
     elif verdict in (Judgement.UNDECIDED, Judgement.UNTESTED) and (bill := _bill_of(claim)):

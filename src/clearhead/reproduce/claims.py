@@ -32,6 +32,7 @@ class Claim:
         study: the experiment that trains and measures its models.
         contrasts: the comparisons that it makes.
         also: names of other tables and figures that show the same.
+        by_construction: it follows from the formulas; a record shows that the code has them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Claim:
     study: str
     contrasts: tuple[Contrast, ...]
     also: tuple[str, ...] = ()
+    by_construction: bool = False
 
     @property
     def family(self) -> str:

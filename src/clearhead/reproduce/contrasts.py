@@ -1,5 +1,6 @@
 """Comparisons that claims make of the numbers of two arms."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,6 +25,10 @@ class Judgement(StrEnum):
     DOES_NOT_HOLD = "does not hold"
     UNDECIDED = "undecided"
     UNTESTED = "untested"
+
+
+OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
+"""Measures that grow with the learning rate, whatever the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,9 @@ class Contrast:
         relative: both are divided by the mean of theirs; `margin` is then a share of it.
         counted: both numbers are counted and the same in every run, so that no spread is needed.
         blocked: both are means over the arms of a factorial, compared within each seed.
-        gates: what a record must show to be counted.
+        gates: what a record must show to be counted, beside what is asked of all: of a loss or
+            perplexity that both have learnt, of an outlier that both were trained at one rate.
+        own_rates: the two optimizers take rates of different size, so that each has its own.
     """
 
     words: str
@@ -64,6 +71,7 @@ class Contrast:
     counted: bool = False
     blocked: bool = False
     gates: tuple[Gate, ...] = ()
+    own_rates: bool = False
 
     @property
     def bound(self) -> float:
@@ -80,6 +88,9 @@ class Contrast:
         """The difference in each source and under each label where both arms have a number."""
         mine, theirs = (one.side(frame) for one in (self.ours, self.theirs))
         gates = [(one, one.reading.side(frame)) for one in self.gates]
+        within = [
+            one.within.side(frame) for one in (self.ours, self.theirs) if one.within is not None
+        ]
         for source in dict.fromkeys(one.source for one in mine.rows):
             for label in mine.labels(source):
                 there: str | None = label
@@ -88,12 +99,16 @@ class Contrast:
                 if there is not None:
                     places = (source, label), (source, there)
                     chosen = mine.at(places[0]), theirs.at(places[1])
-                    found = self._outcome(places, chosen, gates)
+                    found = self._outcome(places, chosen, gates, within)
                     if found is not None:
                         yield found
 
     def _outcome(
-        self, places: Sequence[Place], chosen: Sequence[Side], gates: Sequence[tuple[Gate, Side]]
+        self,
+        places: Sequence[Place],
+        chosen: Sequence[Side],
+        gates: Sequence[tuple[Gate, Side]],
+        within: Sequence[Side],
     ) -> "Outcome | None":
         places_of_all = shared(chosen, self._apart)
         mine, theirs = (one.by_seed(places_of_all, self._apart) for one in chosen)
@@ -115,9 +130,25 @@ class Contrast:
             than=than,
             difference=difference,
             test=test,
-            missing=next((g.why for g, rows in gates if not _passes(g, rows, places)), ""),
+            missing=next(self._missing(places, chosen, gates, within), ""),
             at_edge=(chosen[0].at_edge, chosen[1].at_edge),
         )
+
+    def _missing(
+        self,
+        places: Sequence[Place],
+        chosen: Sequence[Side],
+        gates: Sequence[tuple[Gate, Side]],
+        within: Sequence[Side],
+    ) -> Iterator[str]:
+        """What keeps the records from counting."""
+        yield from (gate.why for gate, side in gates if not _passes(gate, side, places))
+        for side, place in zip(within, places, strict=False):
+            if not _has_learnt(side.at(place)):
+                yield "a perplexity is not below √vocabulary"
+        rates = chosen[0].rates | chosen[1].rates
+        if self.ours.metric in OF_RATE and not self.own_rates and len(rates) > 1:
+            yield f"the rates differ ({', '.join(f'{one:g}' for one in sorted(rates))})"
 
     @property
     def _apart(self) -> Set[str]:
@@ -150,6 +181,18 @@ def _blocked(mine: Found, theirs: Found, against: float) -> Difference | None:
         interval=(float(interval.low), float(interval.high)),
         p=float(test.pvalue),
     )
+
+
+def _has_learnt(side: Side) -> bool:
+    """True if the mean perplexity is below √vocabulary, or is not known."""
+    found = side.by_seed(shared([side], ()), ())
+    sizes = [one.vocabulary for one in side.rows if not math.isnan(one.vocabulary)]
+    if not found or not sizes:
+        return True
+    level = fmean(by_seed(found))
+    if side.rows[0].measure.metric.endswith("loss"):
+        level = math.exp(level)
+    return level < math.sqrt(min(sizes))
 
 
 def _passes(gate: Gate, side: Side, places: Sequence[Place]) -> bool:

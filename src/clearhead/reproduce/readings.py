@@ -1,5 +1,6 @@
 """Numbers of runs, read from a frame of records (`records.frame`)."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -40,6 +41,17 @@ class Reading:
     label: str = "*"
     swing: Mapping[str, Any] = field(default_factory=dict)
     less: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> "Reading | None":
+        """The loss or perplexity at the training length that goes with one anywhere; None of a
+        number of another kind."""
+        metric = "loss" if self.metric.startswith("ar_hit") else self.metric
+        if not metric.endswith(("loss", "perplexity")) or metric.startswith("added"):
+            return None
+        at = {} if metric == "loss" else self.at
+        times = None if self.times is None else 1.0
+        return replace(self, metric=metric, at=at, times=times, swing={}, less=())
 
     def of(self, arm: Patterns, **changes: Any) -> "Reading":
         """The same number of an arm."""
@@ -109,6 +121,8 @@ class Row(NamedTuple):
     arm: str
     seed: int
     at_edge: bool
+    vocabulary: float
+    learning_rate: float
     measure: Measure
 
     @property
@@ -145,6 +159,11 @@ class Side:
         """The labels of a source: of the run just made ("") first."""
         labels = dict.fromkeys(one.label for one in self.rows if one.source == source)
         return sorted(labels, key=lambda one: one != "")
+
+    @property
+    def rates(self) -> set[float]:
+        """The learning rates of its runs; none of models that were not trained here."""
+        return {one.learning_rate for one in self.rows if not math.isnan(one.learning_rate)}
 
     @property
     def at_edge(self) -> bool:

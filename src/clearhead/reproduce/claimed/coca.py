@@ -63,7 +63,7 @@ CLAIMS = (
         (lower("share of rotary pairs whose score grows with distance at first",
             number("anomalous_before"), EXACT, BASE),
         lower("share of keys that score lower at distances 0 to 3 than at 4 to 15, content held",
-            number("order_broken_content"), EXACT, BASE))),
+            number("order_broken_content"), EXACT, BASE)), by_construction=True),
     Claim("coca/memory",
         "CoCA's scores need no tensor of length × length × width; its cached keys have half the "
         "width.",
@@ -74,7 +74,7 @@ CLAIMS = (
             number("step_bytes", task="memory", length=8192).of(EXACT), at_most=2, counted=True),
         ratio("bytes of cached keys, as a share of RoPE's (at most 0.5)", number("cached_key_bytes",
             task="memory", length=16384), EXACT, BASE, at_most=0.5, counted=True)),
-            also=("coca/table6",)),
+            also=("coca/table6",), by_construction=True),
     Claim("coca/bidirectional", "CoCA works in encoders.",
         "", "encoders",
         (no_worse("loss at hidden tokens, both with rotary positions", _MASKED,

@@ -87,7 +87,8 @@ CLAIMS = (
         "", "retrofit",
         tuple(no_worse(f"perplexity of code, {words}", _CODE, arm, "dense", by=0.3) for words,
             arm in (("prefix and rotation", TRAINED), ("prefix and all turned",
-            f"{TURNED} trained"), ("differential-v2", "differential-v2"), ("gated", "gated")))),
+            f"{TURNED} trained"), ("differential-v2", "differential-v2"), ("gated", "gated"),
+            ("prefix, all turned and learned scales", "searched turned learned trained")))),
     Claim("retrofit/attention",
         "Differential maps put on a trained model gain more than training its attention alone.",
         "F1 0.2910 with DEX, 0.2933 with the attention's own matrices alone (Qwen3-4B, arXiv "

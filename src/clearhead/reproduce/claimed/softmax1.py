@@ -86,14 +86,14 @@ CLAIMS = (
             "rest"))), also=("softmax1/table2",)),
     Claim("softmax1/optimizers", "Adam's per-coordinate step makes outliers; SGD does not.",
         "", "outliers",
-        tuple(_kurtosis(f"kurtosis under {name}", f"transformer · {name.lower()}")
-            for name in ("SGD", "Muon"))),
+        tuple(replace(_kurtosis(f"kurtosis under {name}, each at its own rate",
+            f"transformer · {name.lower()}"), own_rates=True) for name in ("SGD", "Muon"))),
     Claim("softmax1/deep",
         "Ours: OrthoAdam removes the outliers that 24 layers of SAS-P grow, and what they cost at "
         "8 bits.",
         "", "outliers-deep",
         (lower("kurtosis, one rotation for each parameter", number("kurtosis", **_DEEP),
-            "sas-p · orthoadam", "sas-p", reaches(number("kurtosis", **_DEEP), "sas-p", 10,
+            "sas-p · orthoadam", "sas-p", reaches(number("kurtosis", **_DEEP), "sas-p", 4,
             _HEALTHY)),
         lower("perplexity added by w8a8-coarse", replace(COARSE, **_DEEP), "sas-p · orthoadam",
             "sas-p", reaches(replace(COARSE, **_DEEP), "sas-p", 0.5, _HEALTHY)))),
