@@ -141,7 +141,7 @@ class Contrast:
         gates: Sequence[tuple[Gate, Side]],
         within: Sequence[Side],
     ) -> Iterator[str]:
-        """What keeps the records from counting."""
+        """Reasons why the records do not count."""
         yield from (gate.why for gate, side in gates if not _passes(gate, side, places))
         for side, place in zip(within, places, strict=False):
             if not _has_learnt(side.at(place)):
