@@ -19,10 +19,10 @@ if "keep" in sys.argv:
     keep_freed_memory()
 if "job" in sys.argv:  # as a process of several at once starts
     import pathlib, types
-    from clearhead.experiments import forks
-    sys.modules[forks._PERFORMING] = types.SimpleNamespace(perform=lambda _: None)
+    from clearhead.experiments import processes
+    sys.modules[processes.PERFORMING] = types.SimpleNamespace(perform=lambda _: None)
     told = os.dup(1)
-    forks._perform(None, pathlib.Path(os.devnull), None, 1)
+    processes._perform(None, pathlib.Path(os.devnull), None, 1)
     os.dup2(told, 1)
 block = b"x" * (64 << 20); del block
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -46,14 +46,16 @@ def check(settings: Any, place: str = "") -> None:
     """Refuse a number outside the range that its field declares, or a word that is no choice of it.
 
     A field that declares none takes whole numbers of 64 bits, or finite ones. Settings within
-    settings are checked too.
+    settings are checked too; defaults are not.
 
     Raises:
         ClearheadError: naming the field, what was found and what would work.
     """
     kind: Any = type(settings)
-    for name, hint in _hints(kind).items():
+    for name, hint, usual in _fields(kind):
         value = getattr(settings, name)
+        if value is usual:
+            continue
         if is_dataclass(value):
             check(value, f"{place}{name}.")
         else:
@@ -113,29 +115,26 @@ def check_keys(
 
 
 @cache
-def _hints(settings: Any) -> dict[str, Any]:
+def _fields(settings: Any) -> tuple[tuple[str, Any, Any], ...]:
+    """Name, hint and default of each field."""
     hints = get_type_hints(settings, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(settings)}
+    return tuple([(field.name, hints[field.name], field.default) for field in fields(settings)])
 
 
 def _fits(value: Any, hint: Any, within: Range | None) -> bool:
     kind, kinds = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        declared = (one for one in hint.__metadata__ if isinstance(one, Range))
-        return _fits(value, kinds[0], next(declared, within))
+        declared = [one for one in hint.__metadata__ if isinstance(one, Range)]
+        return _fits(value, kinds[0], declared[0] if declared else within)
     if kind in (Union, UnionType):
-        return any(_fits(value, one, within) for one in kinds)
+        return any(map(_fits, [value] * len(kinds), kinds, [within] * len(kinds)))
     if kind is tuple:
         if not isinstance(value, tuple | list):
             return False
         kinds = kinds[:1] * len(value) if kinds[-1] is ... else kinds
-        return len(value) == len(kinds) and all(
-            _fits(one, each, within) for one, each in zip(value, kinds, strict=True)
-        )
+        return len(value) == len(kinds) and all(map(_fits, value, kinds, [within] * len(kinds)))
     if kind is dict:
-        return isinstance(value, dict) and all(
-            _fits(one, kinds[1], within) for one in value.values()
-        )
+        return isinstance(value, dict) and all(_fits(x, kinds[1], within) for x in value.values())
     if hint in (bool, str, NoneType):
         return isinstance(value, hint)
     if hint not in (int, float):
@@ -147,6 +146,7 @@ def _fits(value: Any, hint: Any, within: Range | None) -> bool:
     return finite and (within is None or within.holds(value))
 
 
+@cache
 def _words(hint: Any) -> list[str]:
     """The choices that a hint names, as Literal or within one."""
     literals = (one for one in (hint, *get_args(hint)) if get_origin(one) is Literal)

@@ -7,6 +7,7 @@ table, `clearhead plan` and the documentation read them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from clearhead.errors import ClearheadError, choose
@@ -53,8 +54,13 @@ def check_ranges(numbers: Any) -> None:
         value = getattr(numbers, name, None)
         if value is None or isinstance(value, str):
             continue
-        if not allowed.holds(value) or (isinstance(value, int) and abs(value) >= WIDEST):
+        if not _holds(name, value):
             raise ClearheadError(f"{name} must be {allowed.words}; found {value!r}")
+
+
+@lru_cache(typed=True)
+def _holds(name: str, value: Any) -> bool:
+    return RANGES[name].holds(value) and not (isinstance(value, int) and abs(value) >= WIDEST)
 
 
 def _axis(default: str, summary: str) -> Any:
@@ -195,7 +201,9 @@ class Registry:
         Raises:
             ClearheadError: an unknown axis, or a name that another package has taken.
         """
-        axis, name = choose("axis", declaration.axis, self._table), declaration.name
+        axis, name = declaration.axis, declaration.name
+        if axis not in self._table:
+            choose("axis", axis, self._table)
         owner = self._packages.get((axis, name), "clearhead")
         if name in self._table[axis] and (owner != package or package == "clearhead"):
             raise ClearheadError(f"{axis}={name!r} is {owner}'s already: choose another name")
@@ -216,11 +224,15 @@ class Registry:
 
     def find(self, axis: str, name: str) -> Declaration:
         """Look one up; an unknown name is a ClearheadError naming the near misses."""
-        return self._table[axis][choose(f"value of {axis}", name, self._table[axis])]
+        known = self._table[axis]
+        return known[name if name in known else choose(f"value of {axis}", name, known)]
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+        try:
+            return {axis: self._table[axis][getattr(layer, axis)] for axis in AXES}
+        except KeyError:
+            return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""
@@ -240,7 +252,8 @@ class Registry:
         check_ranges(layer)
         _check_heads(layer)
         for axis, declaration in self.of(layer).items():
-            if reason := declaration.refuses(layer):
+            refuses = declaration.refuses
+            if refuses is not _refuses_nothing and (reason := refuses(layer)):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")
 
 

@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from tests_architectures import takes_adapters
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from clearhead.cli.options import given
 from clearhead.cli.train import Command, _parse, _usual
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import masked_recipe
+from clearhead.records.identity import canonical, restored
 from clearhead.train import MetricsFile, StepMetrics
 
 from .conftest import call, changed, refusal, saved_llama
@@ -87,12 +89,14 @@ def going_on(settings: list[str], text: Path) -> list[str]:
     ],
 )
 def test_a_command_is_written_as_it_is_read(words):
-    given = shlex.split(words)
-    command = _parse(given, _usual(given))
-    options = words_of(command, _usual(given))
+    read = shlex.split(words)
+    usual = _usual(given(read, "--from"), given(read, "--objective"))
+    command = _parse(read, usual)
+    options = words_of(command, usual)
     written = [word for option in options.values() for word in option]
-    assert _parse(written, _usual(written)) == command
-    assert len(written) <= len(given)
+    assert _parse(written, usual) == command
+    assert len(written) <= len(read)
+    assert restored(Command, canonical(command)) == command
 
 
 def test_values_that_look_like_others_are_written_so_that_they_come_back():
@@ -211,13 +215,19 @@ def test_a_finished_run_is_extended_and_its_command_says_so(settings, tmp_path, 
     assert _record(run)["config"] == extended["config"]
 
 
-def test_a_run_of_another_verb_is_resumed_by_its_own_command(settings, tmp_path, capsys):
-    words = ["transformer", "--set", *SHAPE, *settings, "--lengths", "1"]
-    assert call("compare", *words, "--output", str(tmp_path / "out")) == 0
-    run = tmp_path / "out/transformer-seed0"
-    assert "was not made by clearhead train but by" in refusal(
-        capsys, "train", "--resume", str(run)
-    )
+def test_a_run_of_another_verb_or_version_is_resumed_by_its_own_command(settings, tmp_path, capsys):
+    words = ["transformer", "--set", *SHAPE, *settings, "--output"]
+    assert call("compare", *words, str(tmp_path / "out"), "--lengths", "1") == 0
+    assert call("train", *words, str(tmp_path / "run")) == 0
+    path = tmp_path / "run/run.json"
+    record = json.loads(path.read_text())
+    del record["description"]["job"]
+    path.write_text(json.dumps(record))
+    for run in (tmp_path / "out/transformer-seed0", path.parent):
+        told = refusal(capsys, "train", "--resume", str(run))
+        command = json.loads((run / "run.json").read_text())["command"]
+        assert "was not begun by clearhead train, or by an earlier version" in told
+        assert f"give its own command again, {command!r}" in told
 
 
 def test_of_several_processes_the_first_of_a_machine_refuses_a_request(

@@ -99,7 +99,7 @@ def test_rates_go_by_name_part_or_pattern_and_the_first_wins() -> None:
 )
 def test_refusals_say_what_would_work(changes: dict, message: str) -> None:
     with pytest.raises(ClearheadError, match=message.replace("*", r"\*")) as caught:
-        CompareConfig(presets=("transformer", "softmax1"), **changes).check_models()
+        CompareConfig(presets=("transformer", "softmax1"), **changes).check()
     assert "\n" not in str(caught.value)
 
 
@@ -107,4 +107,4 @@ def test_refusals_say_what_would_work(changes: dict, message: str) -> None:
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])
 def test_values_of_a_wrong_type_are_refused(key: str, value: object) -> None:
     with pytest.raises(ClearheadError, match=f"{key} is .*: give a whole number"):
-        CompareConfig(presets=("transformer",), vary={key: (value,)}).check_models()
+        CompareConfig(presets=("transformer",), vary={key: (value,)}).check()

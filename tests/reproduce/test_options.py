@@ -7,7 +7,8 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.reproduce import EXPERIMENTS
-from clearhead.reproduce.requests import Changes, change
+from clearhead.reproduce.options import Changes
+from clearhead.reproduce.requests import change
 from clearhead.reproduce.trials import Trial
 
 UNTRAINED = {"memory", "signal"}

@@ -18,8 +18,7 @@ from clearhead.progress import Work
 from clearhead.records.loading import load
 from clearhead.records.runs import Run
 from clearhead.reproduce import stages
-from clearhead.reproduce.learning_rates import beyond
-from clearhead.reproduce.trials import Table, Trial
+from clearhead.reproduce.trials import Table, Trial, beyond
 
 # A model to start from has a tokenizer of its own, so that no text is prepared.
 CONFIG = CompareConfig(presets=("transformer",), base="model", lengths=(1,), label="toy")
@@ -81,6 +80,8 @@ class Lab:
             lines.append({"kind": "measure", "run": "one", **measure})
         job.records.parent.mkdir(parents=True, exist_ok=True)
         job.records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if job.model is not None:
+            job.model.mkdir(parents=True)
         return SimpleNamespace(exitcode=0, kill=lambda: None)
 
 
@@ -271,19 +272,16 @@ def test_rates_of_a_sweep_on_another_text_are_refused_in_a_line(lab):
     lab.reproduce(first)
     _without_runs(lab)
     before = {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
-    for other, was, now in (
-        (second, "with --data.data a.txt", "with --data.data b.txt c.txt"),
-        (trial, "with --data.data a.txt", "without --data.data"),
-        (
-            replace(first, table=replace(first.table, sweep_tokens=8192)),
-            "with --train.tokens 4096",
-            "with --train.tokens 8192",
-        ),
+    longer = replace(first, table=replace(first.table, sweep_tokens=8192))
+    for other, differs in (
+        (second, "data.data was ['a.txt'] and is now ['b.txt', 'c.txt']"),
+        (trial, "data.data was ['a.txt'] and is now ['python-stdlib']"),
+        (longer, "train.tokens was 4096 and is now 8192"),
     ):
         for refused in (lab.reproduce, lambda one: _print([one], lab.folder)):
             with pytest.raises(ClearheadError) as error:
                 refused(other)
-            said = f"the rate of toy/arm was chosen by a sweep {was}, and this command is {now}: "
+            said = f"the rate of toy/arm was chosen by a sweep of other settings ({differs}): "
             assert str(error.value).startswith(f"{lab.folder}/rates.json: {said}choose another")
     assert before == {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
     lab.reproduce(first)
@@ -310,13 +308,10 @@ def test_rates_given_by_hand_count_on_any_text(lab, tmp_path):
 
 def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
     """Its models to start from lie within it, and trackers choose nothing."""
-    lab = lab(best={"arm": 2e-3})
-    rates = 1e-3, 2e-3, 4e-3
+    lab = lab(best={"arm": 2e-3, "base": 2e-3})
 
-    def within() -> Trial:
-        trial = lab.trial("arm", *rates)
-        start = replace(trial.config, base=str(lab.folder / "models/base"))
-        return replace(trial, table=replace(trial.table, config=start))
+    def within(rate: float = 2e-3) -> Trial:
+        return replace(lab.trial("arm", 1e-3, 2e-3, 4e-3), base=lab.trial("base", rate))
 
     lab.reproduce(within())
     _without_runs(lab)
@@ -325,6 +320,10 @@ def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
     config = replace(trial.config, track=("wandb",))
     assert lab.reproduce(replace(trial, table=replace(trial.table, config=config))) == 0
     assert {*lab.runs()} == {"arm"}
+    assert not lab.swept
+    _without_runs(lab)
+    with pytest.raises(ClearheadError, match=r"other settings \(of the model to start from\)"):
+        lab.reproduce(within(4e-3))
 
 
 def test_runs_that_are_there_are_compared_with_the_settings_as_they_start(lab):

@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
     from clearhead.train.world import joined
 
     with said_once():
-        command.check_models()
+        command.check()
         load(command.beside)  # a file that cannot be read is better known before the training
     with joined(command.train.timeout) as world, Line() if world.first else nullcontext() as work:
         (ladder if command.sizes else compare)(command, say=say, work=work)

@@ -25,17 +25,40 @@ T = TypeVar("T")
 _RULES = tyro.constructors.ConstructorRegistry()
 
 
+def _read_path(words: Sequence[str]) -> Path:
+    if not words[0]:
+        raise ClearheadError("'' is no path: name a file or folder, the current one as .")
+    return Path(os.path.expanduser(words[0]))
+
+
+# Paths refuse an empty word: Path("") would be the current folder.
+_PATH = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="PATH",
+    instance_from_str=_read_path,
+    is_instance=lambda value: isinstance(value, Path),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
 @_RULES.primitive_rule
-def _list(info: Any) -> Any:
-    """Lists for tyro: commas separate numbers as spaces do; in texts they belong to the text."""
-    kind, *rest = get_args(info.type) or (None,)
-    if get_origin(info.type) is not tuple or rest != [...]:
-        return None
+def _rule(info: Any) -> Any:
+    """Paths, lists and optional values for tyro; None for all else, which it knows itself."""
+    kind = get_origin(info.type)
+    if kind is tuple:
+        return _list(*get_args(info.type))
+    if kind in (Union, UnionType):
+        return _optional(get_args(info.type), info.markers)
+    return _PATH if info.type is Path else None
+
+
+def _list(kind: Any = None, *rest: Any) -> Any:
+    """Commas separate numbers as spaces do; in texts they belong to the text."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if bare not in (int, float, str, Path):
+    if rest != (...,) or bare not in (int, float, str, Path):
         return None
-    called = (one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar"))
-    item = next(called, _PATH if bare is Path else None)
+    called = [one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar")]
+    item = called[0] if called else _PATH if bare is Path else None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
@@ -51,51 +74,25 @@ def _list(info: Any) -> Any:
     )
 
 
-@_RULES.primitive_rule
-def _optional(info: Any) -> Any:
-    """Optional values for tyro: the word None still means None; help names the other type only."""
-    kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
-    if get_origin(info.type) not in (Union, UnionType) or len(kinds) != 1:
-        return None
-    if NoneType not in get_args(info.type) or get_origin(kinds[0]) is Literal:
+def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
+    """The word None still means None; help names the other type only."""
+    others = [kind for kind in kinds if kind is not NoneType]
+    if len(others) != 1 or len(kinds) == 1 or get_origin(others[0]) is Literal:
         return None
     spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(
-        tyro.constructors.PrimitiveTypeInfo.make(kinds[0], info.markers)
+        tyro.constructors.PrimitiveTypeInfo.make(others[0], markers)
     )
     if getattr(spec, "nargs", None) != 1:
         return None
-
-    def read(words: Sequence[str]) -> Any:
-        return None if words == ["None"] else spec.instance_from_str(words)
-
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=spec.metavar,
-        instance_from_str=read,
+        instance_from_str=lambda words: (
+            None if words == ["None"] else spec.instance_from_str(words)
+        ),
         is_instance=lambda value: value is None or spec.is_instance(value),
         str_from_instance=lambda one: ["None"] if one is None else spec.str_from_instance(one),
     )
-
-
-def _read_path(words: Sequence[str]) -> Path:
-    if not words[0]:
-        raise ClearheadError("'' is no path: name a file or folder, the current one as .")
-    return Path(os.path.expanduser(words[0]))
-
-
-_PATH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="PATH",
-    instance_from_str=_read_path,
-    is_instance=lambda value: isinstance(value, Path),
-    str_from_instance=lambda value: [str(value)],
-)
-
-
-@_RULES.primitive_rule
-def _path(info: Any) -> Any:
-    """Paths for tyro, which refuse an empty word: Path("") would be the current folder."""
-    return _PATH if info.type is Path else None
 
 
 def parse(
@@ -214,9 +211,9 @@ def _check_once(words: Sequence[str]) -> None:
     """Refuse an option given twice, since only its last values would count."""
     seen = set[str]()
     for word in words:
-        option, name = _spelt(word), name_of(word)
-        if not option.startswith("--"):
+        if not word.startswith("--"):
             continue
+        option, name = _spelt(word), name_of(word)
         if name in seen:
             raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
         seen.add(name)

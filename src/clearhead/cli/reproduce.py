@@ -10,14 +10,12 @@ from tyro.conf import Positional
 
 from clearhead.cli.options import parse
 from clearhead.errors import ClearheadError, require_extras
-from clearhead.experiments.configs import Base
-from clearhead.metavars import Experiment, File, Pattern, Source
-from clearhead.ranges import Count, Natural
+from clearhead.metavars import Experiment, File
+from clearhead.ranges import Count
+from clearhead.reproduce.options import Changes
 from clearhead.terminal import say, show, write
-from clearhead.train.config import Tracker
 
 if TYPE_CHECKING:
-    from clearhead.reproduce.requests import Changes
     from clearhead.reproduce.trials import Trial
 
 
@@ -28,7 +26,7 @@ OTHERWISE = {"base": "from", "test_data": "test-data", "dry_run": "dry-run"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Changes):
     """Claims or experiments, and their scale."""
 
     names: Positional[tuple[Experiment, ...]] = ()
@@ -50,25 +48,6 @@ class Command:
     jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads and on one GPU of those there
     are, the least used."""
-    seeds: tuple[Natural, ...] = ()
-    """Seeds, in place of the experiment's own."""
-    tokens: Count | None = None
-    """Tokens of every training, in place of the experiment's own."""
-    only: tuple[Pattern, ...] = ()
-    """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
-    for."""
-    questions: tuple[Pattern, ...] = ()
-    """Questions to ask each model, by name or pattern, such as banking77; where none is given all
-    of the experiment's. They leave out what a machine without network cannot ask."""
-    base: Base = None
-    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
-    data: tuple[Source, ...] = ()
-    """Sources of the training text, in place of the experiment's own."""
-    test_data: tuple[Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
-    the hub, where it has some); of abilities the documents to summarise."""
-    track: tuple[Tracker, ...] = ()
-    """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
     dry_run: bool = False
     """Print the commands that are known so far, and run nothing."""
 
@@ -117,14 +96,14 @@ def _refuse_idle(command: Command) -> None:
 def _run(command: Command, chosen: "Sequence[tuple[str, Sequence[Trial], Path]]") -> int:
     """Run the experiments, and write a page of each and the book."""
     from clearhead.cli.publishing import publish
-    from clearhead.experiments import forks
+    from clearhead.experiments import processes
     from clearhead.progress import Line
     from clearhead.reproduce import stages
 
     require_extras(command)
     stages.check_models(trial for _, trials, _ in chosen for trial in trials)
     failed, sources = 0, {}
-    start = forks.starting(command.jobs)
+    start = processes.starting(command.jobs)
     for name, trials, output in chosen:
         with Line(unit="job") as work:
             records, wrong = stages.reproduce(
@@ -210,7 +189,7 @@ def _chosen(command: Command) -> "list[tuple[str, Sequence[Trial], Path]]":
             chosen[study.name], folders[study.name] = trials, output
     _check_patterns("only", command.only, "arms", arms)
     _check_patterns("questions", command.questions, "questions", questions)
-    changed = change(chosen, _changes(command), say=say)
+    changed = change(chosen, command, say=say)
     return [(name, trials, folders[name]) for name, trials in changed.items()]
 
 
@@ -222,12 +201,6 @@ def _check_patterns(
         if not any(fnmatchcase(name, pattern) for name in names):
             there = ", ".join(names) or "none"
             raise ClearheadError(f"{option} names {pattern!r}: {kind} are {there}")
-
-
-def _changes(command: Command) -> "Changes":
-    from clearhead.reproduce.requests import Changes
-
-    return Changes(**{one.name: getattr(command, one.name) for one in fields(Changes)})
 
 
 def _print(trials: "Sequence[Trial]", output: Path) -> None:

@@ -13,6 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.experiments.commands import words_of
 from clearhead.experiments.configs import TrainJob, continued_recipe, masked_recipe
 from clearhead.metavars import Preset, place
+from clearhead.records.identity import canonical, differences
 from clearhead.terminal import say
 
 
@@ -35,24 +36,22 @@ def run(words: list[str]) -> int:
     with said_once():
         folder = given(words, "--resume")
         begun = None if folder is None else _begun(Path(place(folder)))
-        usual = _usual(words) if begun is None else begun
-        command = _parse(words, usual)
+        usual = _usual(given(words, "--from"), given(words, "--objective"))
+        command = _parse(words, begun or usual)
         if begun is not None:
+            usual = _usual(begun.base, begun.objective)
             command = _extended(command, begun)
-            words = _recorded(begun.output)
             if command.train.tokens == begun.train.tokens and _finished(begun.output):
                 return 0
     from clearhead.data.tokenisation import ChangedError
     from clearhead.experiments.training import run_training
 
     resume, command = command.resume is not None, replace(command, resume=None)
-    whole = words_of(command, _usual(words))
+    written = chain(*words_of(command, usual).values())
     try:
         result = run_training(
             command,
-            command=shlex.join(
-                ["clearhead", *extensions.words(), "train", *chain(*whole.values())]
-            ),
+            command=shlex.join(["clearhead", *extensions.words(), "train", *written]),
             resume=resume,
             say=say,
         )
@@ -98,36 +97,20 @@ def _parse(words: list[str], usual: Command) -> Command:
     )
 
 
-def _usual(words: list[str]) -> Command:
+def _usual(base: str | None, objective: str | None) -> Command:
     """The defaults: masked training, and going on from a model, have their own."""
-    if given(words, "--from") is not None:
+    if base is not None:
         return Command(train=continued_recipe())
-    masked = given(words, "--objective") == "mlm"
-    return Command(train=masked_recipe()) if masked else Command()
-
-
-def _recorded(output: Path) -> list[str]:
-    """The words after the verb of the command that the run in `output` has."""
-    from clearhead.train.run_dir import read_record
-
-    command = str(read_record(output).get("command"))
-    try:
-        words = shlex.split(command)
-        return words[words.index("train", 0, 4) + 1 :]
-    except ValueError:
-        raise ClearheadError(
-            f"the run in {output} was not made by clearhead train but by {command!r}: give that "
-            "again to go on with it"
-        ) from None
+    return Command(train=masked_recipe()) if objective == "mlm" else Command()
 
 
 def _begun(output: Path) -> Command:
     """The run in `output` as a command, with the settings that it has now."""
-    from clearhead.train.run_dir import recorded_config, require_run
+    from clearhead.experiments.training import recorded
+    from clearhead.train.run_dir import require_run
 
     require_run(output)
-    words = _recorded(output)
-    return replace(_parse(words, _usual(words)), output=output, train=recorded_config(output))
+    return recorded(Command, output)
 
 
 def _extended(command: Command, begun: Command) -> Command:
@@ -138,12 +121,13 @@ def _extended(command: Command, begun: Command) -> Command:
     """
     from clearhead.train.run_dir import FREE_KEYS
 
-    keys = FREE_KEYS | {"tokens", "no_reshard"}
+    keys = FREE_KEYS | {"tokens"}
     settings = {f"--train.{key.replace('_', '-')}" for key in keys}
     free = settings | {"--track", "--resume", "--data.cache", "--trust-remote-code"}
     # The same content may lie elsewhere: its fingerprint is compared, not its place.
     free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
-    if fixed := [option for option in words_of(command, begun) if option not in free]:
+    changed = {_option(name) for name, _, _ in differences(canonical(begun), canonical(command))}
+    if fixed := sorted(changed - free):
         raise ClearheadError(
             f"a run is resumed with its own settings: leave out {', '.join(fixed)}, or start "
             "another run"
@@ -153,3 +137,9 @@ def _extended(command: Command, begun: Command) -> Command:
         return command
     planned = before.schedule_tokens or before.tokens
     return replace(command, train=replace(command.train, schedule_tokens=planned))
+
+
+def _option(name: str) -> str:
+    """The option that sets a field of the command, by its dotted name."""
+    named = {"preset": "preset", "base": "--from", "set": "--set"}
+    return named.get(name.split(".")[0], f"--{name.replace('_', '-')}")

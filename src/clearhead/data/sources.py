@@ -62,13 +62,13 @@ class Source:
             return None
         paths = [file.path for file in self.files]
         if hub.is_hub(self.spec) and (folder := hub.local_folder(self.spec)) is not None:
-            paths = [file.path for file in _walk(folder, wanted=lambda path: True)]
+            paths = [file.path for file in _walk(folder)]
         return [path.absolute() for path in paths]
 
     @property
     def in_pieces(self) -> bool:
         """True if this is one text file, cut so that a part of it can be held out."""
-        return any(file.alone and ending(file.path) in TEXT for file in self.files)
+        return bool([file for file in self.files if file.alone and ending(file.path) in TEXT])
 
     def without_checksums(self) -> list[str]:
         """The origins of files in which damage may pass for text."""
@@ -238,7 +238,7 @@ def _missing(spec: str) -> ClearheadError:
 
 
 def _standard_library() -> tuple[File, ...]:
-    files = _walk(Path(sysconfig.get_path("stdlib")), wanted=_is_python, without=_THIRD_PARTY)
+    files = _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", without=_THIRD_PARTY)
     if not files:
         raise ClearheadError(
             f"data {STDLIB!r}: this Python was installed without the source of its library; "
@@ -250,15 +250,15 @@ def _standard_library() -> tuple[File, ...]:
 def _installed_packages() -> tuple[File, ...]:
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     folders |= {Path(entry).resolve() for entry in sys.path if Path(entry).name in _THIRD_PARTY}
-    return tuple(file for folder in sorted(folders) for file in _walk(folder, wanted=_is_python))
-
-
-def _is_python(path: Path) -> bool:
-    return path.suffix == ".py"
+    return tuple(file for folder in sorted(folders) for file in _walk(folder, suffix=".py"))
 
 
 def _walk(
-    root: Path, *, wanted: Callable[[Path], bool], without: tuple[str, ...] = ()
+    root: Path,
+    *,
+    suffix: str = "",
+    wanted: Callable[[Path], bool] = Path.is_file,
+    without: tuple[str, ...] = (),
 ) -> tuple[File, ...]:
     """The wanted files under a folder, by name; hidden ones and linked folders are passed over."""
     found: list[tuple[str, Path]] = []
@@ -266,6 +266,7 @@ def _walk(
         folders[:] = [name for name in folders if name[0] != "." and name not in without]
         for name in names:
             path = Path(folder, name)
-            if name[0] != "." and wanted(path) and path.is_file():
+            plain = name[0] != "." and name.endswith(suffix)
+            if plain and wanted(path) and path.is_file():
                 found.append((path.relative_to(root).as_posix(), path))
-    return tuple(File(path=path, origin=origin) for origin, path in sorted(found))
+    return tuple([File(path=path, origin=origin) for origin, path in sorted(found)])

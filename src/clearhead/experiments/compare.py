@@ -21,7 +21,7 @@ from clearhead.experiments.comparison_run import (
     write_records,
 )
 from clearhead.experiments.configs import RECORDS, CompareConfig, OneRun
-from clearhead.experiments.forks import make_at_once
+from clearhead.experiments.processes import run_side_by_side
 from clearhead.experiments.run_setup import data_of
 from clearhead.progress import Work
 from clearhead.records.files import write_text
@@ -52,7 +52,7 @@ def compare(
         InterruptedRun: after SIGINT or SIGTERM, once the run at hand has saved.
         Stopped: the same, of several runs at once.
     """
-    config.check_models()
+    config.check()
     with joined(config.train.timeout) as world, ExitStack() as stack:
         locks = list[Lock]()  # of the first process
         hold = hold_folder(config.output)
@@ -112,7 +112,10 @@ def _compare(
         spread = [job for job in jobs if not job.records.exists()]
         for _ in range(len(jobs) - len(spread)):
             work.skip()
-        make_at_once(config, [job.of_a_process() for job in spread], say, work)
+        if spread:
+            processes = [job.of_a_process() for job in spread]
+            logs = config.output / "logs"
+            run_side_by_side(processes, logs=logs, count=config.jobs, say=say, work=work)
     for job in jobs:
         done = None
         if job in spread:
@@ -169,9 +172,6 @@ def _opened(config: CompareConfig, say: Callable[[str], None]) -> tuple[Base | N
 def _began(config: CompareConfig) -> str | None:
     """The fingerprint of the data of a run that was begun in the output folder, if one was."""
     for arm, seed in itertools.product(config.arms, config.seeds):
-        folder = folder_of(config, arm, seed)
-        if (folder / RECORDS).exists():
-            return (header_of(folder / RECORDS).get("data") or {}).get("fingerprint")
-        if (data := data_of(folder)) is not None:
+        if (data := data_of(folder_of(config, arm, seed))) is not None:
             return data
     return None

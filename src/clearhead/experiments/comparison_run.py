@@ -242,9 +242,7 @@ def header_of(path: Path) -> dict[str, Any]:
         raise ClearheadError(f"{error}: {advice}") from error
     content = path.read_bytes()
     whole = len(runs) == 1 and content.endswith(b"\n")
-    if whole and SEAL in runs[0].header:  # records of before have none
-        whole = runs[0].header[SEAL] == _sha256(content.partition(b"\n")[2])
-    if not whole:
+    if not whole or runs[0].header.get(SEAL) != _sha256(content.partition(b"\n")[2]):
         raise ClearheadError(f"{path} is damaged, cut short or changed: {advice}")
     return runs[0].header
 
@@ -255,10 +253,9 @@ def _sha256(text: str | bytes) -> str:
 
 def check_same(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
     """Refuse a folder whose finished run was made with other settings."""
-    older: dict[str, Any] = {"measure_every": 0, "documents": "together", "held_out": "validation"}
     asked, wanted = (
         {key: one.get(key) for key in _SETTINGS}
         | {"data": {"fingerprint": (one.get("data") or {}).get("fingerprint")}}
-        for one in (older | found, header)
+        for one in (found, header)
     )
     refuse_changes(path.parent, asked, wanted)

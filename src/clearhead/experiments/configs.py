@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -79,6 +79,7 @@ def check_base(size: str) -> None:
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
+    verb: ClassVar[str] = "compare"
     presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train. The others are judged by the first arm of `transformer`, or else by the
     first of all."""
@@ -130,18 +131,6 @@ class CompareConfig(OpensModels):
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
 
-    def __post_init__(self) -> None:
-        check(self)
-        check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
-        if self.sizes:
-            check_distinct(self, "sizes")
-            if self.base is not None:
-                raise ClearheadError("sizes has no effect on the model of --from: leave it out")
-        if self.base is not None:
-            check_base(self.size)
-        for arm in self.arms:
-            milestone_steps(self.measure_every, arm.train)
-
     @cached_property
     def arms(self) -> tuple["Arm", ...]:
         """The arms of the comparison, in order."""
@@ -156,8 +145,17 @@ class CompareConfig(OpensModels):
 
         return models_of(self.arms, self.size, based=self.base is not None)
 
-    def check_models(self) -> None:
-        """Refuse models that are unknown, impossible or alike, before anything is read."""
+    def check(self) -> None:
+        """Refuse settings that cannot be, and models that are unknown, impossible or alike.
+
+        Not when it is made: an experiment makes hundreds by changing one, and runs few.
+        """
+        check(self)
+        check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
+        if self.base is not None:
+            check_base(self.size)
+        for arm in self.arms:
+            milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError(
                 "measure_every measures the loss of the next token, and these presets learn hidden "
@@ -221,6 +219,7 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob:
     """A fine-tuning: a checkpoint, a task and seeds."""
 
+    verb: ClassVar[str] = "finetune"
     model: Positional[Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     trust_remote_code: bool = False

@@ -256,8 +256,7 @@ class _Seed:
         manifest.verify_model(self.folder)
         asked = jsonl.first(self.folder / RECORDS) or {}
         wanted = {key: self.header[key] for key in ("arm", "task", "train", "data", "from")}
-        asked.setdefault("from", wanted["from"])  # of before: not known
-        refuse_changes(self.folder, asked, wanted, FinetuneConfig)
+        refuse_changes(self.folder, asked, wanted)
 
     def trained(self) -> Any:
         """The model after all steps; those that remain are done.
@@ -268,8 +267,7 @@ class _Seed:
         task = self.task
         if (self.run / RUN_FILE).exists():
             begun = read_record(self.run)["description"]
-            if "from" in begun:
-                refuse_changes(self.run, begun, {"train": {}, "from": task.start})
+            refuse_changes(self.run, begun, {"from": task.start})
         count, kinds = len(task.texts["train"]), len(task.classes) or "a number"
         task.say(f"seed {self.seed}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)

@@ -7,25 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.experiments.commands import words_of
-from clearhead.experiments.configs import CompareConfig, FinetuneJob, OneRun, continued_recipe
-from clearhead.experiments.convert_config import ConvertConfig
-from clearhead.experiments.sweep_configs import (
-    DiagnoseConfig,
-    EvaluateConfig,
-    PlanConfig,
-    QuantizeConfig,
-)
+from clearhead.experiments.configs import CompareConfig, OneRun, continued_recipe
+from clearhead.records.identity import canonical, identity
 
-# Verb → the configuration that holds its options.
-VERBS: dict[str, type] = {
-    "compare": CompareConfig,
-    "convert": ConvertConfig,
-    "diagnose": DiagnoseConfig,
-    "eval": EvaluateConfig,
-    "finetune": FinetuneJob,
-    "plan": PlanConfig,
-    "quantize": QuantizeConfig,
-}
+# Fields that no result depends on; and those that name the model which the job before leaves.
+_PLACES = {"output", "records", "page", "track", "jobs"}
+_MODELS = {"base", "model", "models"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +22,7 @@ class Job:
     name: str
     """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
     config: Any
-    """A configuration of one of the `VERBS`, or one run of a comparison, which no verb makes."""
+    """The configuration of a verb, or one run of a comparison, which no verb makes."""
     records: Path
     """The records that it writes; of a conversion the record in its folder."""
     arm: str
@@ -50,18 +37,31 @@ class Job:
     """Learning rates from which that of a training was chosen, where there were several."""
 
     def __str__(self) -> str:
+        """Its command, for people."""
         return shlex.join(command(self.config))
+
+    @property
+    def settings(self) -> Any:
+        """The configuration as JSON values, without what its result does not depend on: folders
+        may move, so that the model of the job before is known by that job's identity."""
+        values = canonical(self.config)
+        if not isinstance(values, dict):
+            return values
+        out = _PLACES if self.after is None else _PLACES | _MODELS
+        return {name: value for name, value in values.items() if name not in out}
+
+    @property
+    def identity(self) -> str:
+        """The hash of its settings, and of those of the jobs before it."""
+        before = self.after and self.after.identity
+        return identity([type(self.config).__name__, self.settings, before])
 
 
 def command(config: Any) -> list[str]:
-    """The command line equivalent to `config`: its fields that differ from their defaults.
-
-    Of a run of a comparison it is that of the whole.
-    """
+    """The command line of a configuration, or of the comparison that a run is of."""
     if isinstance(config, OneRun):
         config = config.comparison
-    verb = next(verb for verb, kind in VERBS.items() if isinstance(config, kind))
     usual = None
     if isinstance(config, CompareConfig) and config.base is not None:
         usual = type(config)(train=continued_recipe())  # as the verb has it
-    return ["clearhead", verb, *chain(*words_of(config, usual).values())]
+    return ["clearhead", config.verb, *chain(*words_of(config, usual).values())]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from clearhead.errors import ClearheadError
@@ -11,6 +12,7 @@ from clearhead.experiments.configs import RECORDS, CompareConfig
 from clearhead.models import plan, preset
 from clearhead.named_models import BASELINE, SIZES
 from clearhead.progress import Work
+from clearhead.ranges import check_distinct
 from clearhead.records.files import write_text
 from clearhead.records.loading import as_line, load
 from clearhead.records.runs import Records
@@ -28,13 +30,15 @@ def ladder(
     """
     rungs = list(rungs_of(config))
     for one in rungs:
-        one.check_models()
+        one.check()
     work = Work(say=say) if work is None else work
     work.start(sum(len(one.arms) * len(one.seeds) for one in rungs))
     for one in rungs:
         compare(one, say=say, work=work)
     with joined(config.train.timeout) as world:
-        world.by_first(lambda: _join(rungs, config))
+        parts = [(one.output / RECORDS, one.label) for one in rungs]
+        lines = chain.from_iterable(relabelled(path, label=label) for path, label in parts)
+        world.by_first(lambda: write_text(config.output / RECORDS, "".join(map(as_line, lines))))
     return load(config.output / RECORDS)
 
 
@@ -45,8 +49,11 @@ def rungs_of(config: CompareConfig) -> Iterator[CompareConfig]:
     out, reads n times its tokens.
 
     Raises:
-        ClearheadError: for a size that is none, or twice.
+        ClearheadError: for a size that is none, or twice; for models that have their own.
     """
+    check_distinct(config, "sizes")
+    if config.base is not None:
+        raise ClearheadError("sizes has no effect on the model of --from: leave it out")
     shapes = {name: _shape(name, config) for name in config.sizes}
     models = {name: preset(BASELINE, size, **shape) for name, (size, shape) in shapes.items()}
     parameters = {name: plan(model).non_embedding_parameters for name, model in models.items()}
@@ -80,10 +87,3 @@ def _shape(name: str, config: CompareConfig) -> tuple[str, dict[str, Any]]:
             f"{config.size}, or a named size"
         )
     return config.size, {"hidden_size": width, "num_attention_heads": width // head}
-
-
-def _join(rungs: list[CompareConfig], config: CompareConfig) -> None:
-    lines = (
-        as_line(line) for one in rungs for line in relabelled(one.output / RECORDS, label=one.label)
-    )
-    write_text(config.output / RECORDS, "".join(lines))

@@ -1,7 +1,7 @@
-"""A job performed by a process of its own, which `forks` starts."""
+"""A job performed by a process of its own, which `processes` starts."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError, Stopped
@@ -15,7 +15,12 @@ from clearhead.experiments.finetune import run_finetune
 from clearhead.experiments.jobs import command
 from clearhead.experiments.memory import record_memory
 from clearhead.experiments.quantization import run_quantization
-from clearhead.experiments.sweep_configs import DiagnoseConfig, PlanConfig, QuantizeConfig
+from clearhead.experiments.sweep_configs import (
+    DiagnoseConfig,
+    EvaluateConfig,
+    PlanConfig,
+    QuantizeConfig,
+)
 from clearhead.measure import Watcher
 from clearhead.progress import Line
 from clearhead.terminal import say
@@ -26,26 +31,23 @@ class _Log(Watcher):
         say(f"{task}: {', '.join(f'{key} {value}' for key, value in at.items())}")
 
 
+_RUN: dict[type, Callable[[Any], Any]] = {
+    CompareConfig: lambda config: compare(config, say=say, work=Line()),
+    OneRun: lambda config: make_run(config, say=say, work=Line()),
+    FinetuneJob: lambda config: run_finetune(config, say=say, work=Line()),
+    ConvertConfig: lambda config: run_conversion(config, say),
+    PlanConfig: record_memory,
+    DiagnoseConfig: lambda config: run_diagnosis(config, watcher=_Log(), say=say),
+    QuantizeConfig: lambda config: run_quantization(config, watcher=_Log(), say=say),
+    EvaluateConfig: lambda config: run_evaluation(config, watcher=_Log(), say=say),
+}
+
+
 def perform(config: Any) -> None:
     """Run a job; exits with 0, or what its interruption asks for, or 1 and one line."""
     sys.argv = command(config)  # what records say that they were made by
     try:
-        if isinstance(config, CompareConfig):
-            compare(config, say=say, work=Line())
-        elif isinstance(config, OneRun):
-            make_run(config, say=say, work=Line())
-        elif isinstance(config, FinetuneJob):
-            run_finetune(config, say=say, work=Line())
-        elif isinstance(config, ConvertConfig):
-            run_conversion(config, say)
-        elif isinstance(config, PlanConfig):
-            record_memory(config)
-        elif isinstance(config, DiagnoseConfig):
-            run_diagnosis(config, watcher=_Log(), say=say)
-        elif isinstance(config, QuantizeConfig):
-            run_quantization(config, watcher=_Log(), say=say)
-        else:
-            run_evaluation(config, watcher=_Log(), say=say)
+        _RUN[type(config)](config)
     except Stopped as stop:
         raise SystemExit(stop.code) from stop
     except ClearheadError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -41,6 +41,7 @@ class SweepConfig(OpensModels):
 class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
+    verb: ClassVar[str] = "eval"
     tasks: tuple[TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, choices, shots, hallucination;
     masked for a masked model. Any other name is a task of lm-eval. Where none is given, perplexity
@@ -88,6 +89,7 @@ EvaluateConfig = make_dataclass(
 class DiagnoseConfig(SweepConfig):
     """A diagnosis: models, and windows of text."""
 
+    verb: ClassVar[str] = "diagnose"
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset, or a checkpoint's configuration, with fresh weights, of the first
@@ -124,6 +126,7 @@ class DiagnoseConfig(SweepConfig):
 class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
+    verb: ClassVar[str] = "quantize"
     scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
     """Schemes such as w8a8-fine, w3-group64, logits6-row; "all" stands for those of
     docs/quantize.md."""
@@ -170,6 +173,7 @@ class QuantizeConfig(SweepConfig):
 class PlanConfig(OpensModels):
     """Models to count."""
 
+    verb: ClassVar[str] = "plan"
     models: Positional[tuple[Model, ...]] = ()
     """Presets, run folders, or Hugging Face models (a folder with config.json, or a hub name), each
     with its bill. Where none is named, a table of all presets."""

@@ -1,7 +1,9 @@
 """One training run, from a preset or from a trained model."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,9 +28,12 @@ from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
 from clearhead.models.starts import check_baseline
 from clearhead.optim import learning_rate
+from clearhead.records.identity import canonical, restored
 from clearhead.train import BatchSource, Progress, TrainResult, checkpoint, make_trackers, train
 from clearhead.train.run_dir import read_record, require_no_run
 from clearhead.train.world import World, joined
+
+J = TypeVar("J", bound=TrainJob)
 
 
 def run_training(
@@ -37,7 +42,7 @@ def run_training(
     """Train the model of a job; OUTPUT/final is then a plain Hugging Face checkpoint.
 
     Args:
-        command: makes the same run in another folder; run.json has it.
+        command: makes the same run in another folder; run.json has it, for people.
         resume: go on with the run in the output folder.
 
     Raises:
@@ -109,9 +114,34 @@ def _run(
             "objective": job.objective,
             "mask": share,
             "data": corpus.describe(),
+            "job": _settings(job),
             "command": command,
         },
     )
+
+
+def _settings(job: TrainJob) -> dict[str, Any]:
+    """What run.json keeps of a job beside the settings of its training, which it has anyway."""
+    names = {field.name for field in fields(TrainJob)} - {"output", "train"}
+    return {key: one for key, one in canonical(job).items() if key in names}
+
+
+def recorded(kind: type[J], output: Path) -> J:
+    """The job of a `kind` whose run is in `output`, with the settings that it has now.
+
+    Raises:
+        ClearheadError: as `read_record`; where no `run_training` of this version began it.
+    """
+    record = read_record(output)
+    try:
+        settings = {**record["description"]["job"], "train": record["config"]}
+        return replace(restored(kind, settings), output=output)
+    except (KeyError, TypeError):
+        raise ClearheadError(
+            f"the run in {output} was not begun by clearhead train, or by an earlier version: to "
+            f"go on with it give its own command again, {str(record.get('command'))!r}, or start "
+            "another run"
+        ) from None
 
 
 def _new(job: TrainJob, began: str | None, say: Callable[[str], None]) -> tuple[Any, Any]:

@@ -79,9 +79,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
         )
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         self.places_before: int = max(each.normalizer.places for each in attentions)
-        self._windowed = any(each.window is not None for each in attentions)
-        self._gated = any(each.decay is not None for each in attentions)
-        self._prepares_late = any(each.cache_unrotated for each in attentions)
+        self._windowed = {each.window for each in attentions} != {None}
+        self._gated = {each.decay for each in attentions} != {None}
+        self._prepares_late = True in {each.cache_unrotated for each in attentions}
         # Of layers that tell order in another way, or to another number of heads.
         self.other_positions = nn.ModuleDict()
         self._position_keys = [_position_key(each.layer) for each in attentions]

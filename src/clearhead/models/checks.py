@@ -207,4 +207,4 @@ def the_cache(past_key_values: Any, cache: Any) -> Any:
 def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
     """The names that a model can be called with."""
     parameters = inspect.signature(function).parameters.values()
-    return frozenset(p.name for p in parameters if p.kind != p.VAR_KEYWORD) - {"self"}
+    return frozenset([p.name for p in parameters if p.kind != p.VAR_KEYWORD]) - {"self"}

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import difflib
+import functools
 import os
 import types
 import typing
@@ -285,9 +286,12 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     def _check_types(self) -> None:
         for key, hint in self.settings().items():
-            value = getattr(self, key)
-            if not _accepts(hint, value):
-                wanted = " or ".join(_IN_WORDS[kind] for kind in _kinds(hint))
+            value, kinds = getattr(self, key), _kinds(hint)
+            whole = isinstance(value, int) and not isinstance(value, bool)  # which Python counts so
+            if type(value) in kinds or (whole and float in kinds):
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                wanted = " or ".join(_IN_WORDS[kind] for kind in kinds)
                 raise ClearheadError(f"{key} is {value!r}: give {wanted}")
 
     def _check_packages(self) -> None:
@@ -308,7 +312,8 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
         return self.layer_types is None or self.layer_types[index] == SLIDING
 
     def _rotates(self) -> bool:
-        return any(layer.position in _ROTARY for layer in self._layers())
+        own = self.layer_overrides or [{}]
+        return bool({one.get("position", self.position) for one in own} & {*_ROTARY})
 
     def _settle_rope(self) -> None:
         if not self._rotates():
@@ -325,13 +330,13 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
 
     def _check(self) -> None:
         layers = self._layers()
-        differential = any(layer.maps == "differential" for layer in layers)
+        differential = "differential" in [layer.maps for layer in layers]
         for key, default in (("lambda_init", None), ("head_norm", "affine")):
             if getattr(self, key) != default and not differential:
                 raise ClearheadError(
                     f"{key} has no effect with maps={self.maps!r}: choose maps='differential'"
                 )
-        learned = any(layer.normalizer == "key-value" for layer in layers)
+        learned = "key-value" in [layer.normalizer for layer in layers]
         if self.prefix_length != 1 and not learned:
             raise ClearheadError(
                 f"prefix_length={self.prefix_length} has no effect with "
@@ -343,7 +348,8 @@ class ClearheadConfig(PreTrainedConfig, _LayerFields):
                 "here: leave it out, or choose normalizer='softmax1', 'sink' or 'key', or "
                 "epilogue='xsa'"
             )
-        choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
+        if self.embedding_norm != "none":
+            choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
         self._check_values(layers)
         for layer in layers:
             REGISTRY.check(layer)
@@ -380,15 +386,9 @@ _IN_WORDS = {
 }
 
 
-def _kinds(hint: Any) -> list[Any]:
+@functools.cache
+def _kinds(hint: Any) -> tuple[Any, ...]:
     """The plain types that a hint names: of a union its members, of list[int] list."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = typing.get_args(hint) if union else (hint,)
-    return [typing.get_origin(part) or part for part in parts]
-
-
-def _accepts(hint: Any, value: Any) -> bool:
-    kinds = _kinds(hint)
-    if isinstance(value, bool):  # which Python counts among the whole numbers
-        return bool in kinds
-    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))
+    return tuple([typing.get_origin(part) or part for part in parts])

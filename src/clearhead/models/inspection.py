@@ -43,7 +43,7 @@ def backbone(model: Any) -> nn.Module:
 
 def parameter_count(model: nn.Module) -> int:
     """The number of parameters; those that are shared count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(map(Tensor.numel, model.parameters()))
 
 
 def dtype_name(model: Any) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -89,7 +90,7 @@ def undecayed(model: nn.Module) -> list[str]:
 
 def matched(name: str, patterns: Iterable[str]) -> bool:
     """True if one of `patterns` matches the whole name, wrappers' prefixes aside."""
-    return any(fnmatchcase(plain_name(name), pattern) for pattern in patterns)
+    return any(map(partial(fnmatchcase, plain_name(name)), patterns))
 
 
 def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named], list[Named]]:

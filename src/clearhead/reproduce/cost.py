@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from clearhead.experiments.configs import CompareConfig
 from clearhead.named_models import PRESETS, SIZES
-from clearhead.reproduce.learning_rates import BEYOND
-from clearhead.reproduce.trials import Trial
+from clearhead.reproduce.trials import BEYOND, Trial
 
 # FLOP a second in training: measured in results/passkey.jsonl on two cores (1.97 M parameters and
 # 1.5 M tokens take 300 s of one), and a tenth of an H200's dense bfloat16 peak.

@@ -4,7 +4,7 @@ An option that changes nothing of what is asked for is refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from clearhead.experiments.configs import FinetuneJob
 from clearhead.experiments.sweep_configs import DiagnoseConfig, EvaluateSettings, SweepConfig
 from clearhead.reproduce import EXPERIMENTS, Experiment, rows
 from clearhead.reproduce.claims import ALL, Claim, claims, trained_arms
+from clearhead.reproduce.options import Changes
 from clearhead.reproduce.trials import TEXT, WHOLE, Table, Trial
 
 EVERYTHING = "all"  # claims
@@ -101,20 +102,6 @@ def _claims(name: str) -> list[Claim]:
 
 
 # Changes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """Options that change an experiment; empty is no change."""
-
-    only: tuple[str, ...] = ()
-    questions: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    tokens: int | None = None
-    base: str | None = None
-    data: tuple[str, ...] = ()
-    test_data: tuple[str, ...] = ()
-    track: tuple[Any, ...] = ()
 
 
 def change(

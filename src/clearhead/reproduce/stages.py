@@ -1,7 +1,6 @@
 """The stages of an experiment: models to start from, sweeps of rates, runs of all seeds at the
 best, evaluations."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,17 +10,17 @@ from clearhead.data import prepare
 from clearhead.errors import ClearheadError
 from clearhead.experiments.comparison_run import SEAL
 from clearhead.experiments.configs import RECORDS
-from clearhead.experiments.job_runner import Start, finished_as, gpus, is_finished, run
 from clearhead.experiments.jobs import Job
+from clearhead.experiments.processes import Start, finished_as, gpus, is_finished, run
 from clearhead.experiments.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.models.conversion import require_convertible
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import read_json, write_json, write_text
+from clearhead.records.identity import differences
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, DIMENSIONS, measure_key
-from clearhead.reproduce.learning_rates import written
-from clearhead.reproduce.trials import Trial
+from clearhead.reproduce.trials import Trial, written
 
 RATES = "rates.json"
 BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over_alpha_projections")
@@ -33,14 +32,15 @@ def preparations(trials: Iterable[Trial]) -> list[Job]:
     return [*{job.name: job for one in trials for job in one.preparations()}.values()]
 
 
-def sweeps(trials: Iterable[Trial], settled: Collection[str] = ()) -> list[Job]:
+def sweeps(
+    trials: Iterable[Trial], settled: Collection[str] = (), known: Iterable[Job] = ()
+) -> list[Job]:
     """A run for each rate of every arm that has several: its own, and those beyond an edge that are
-    known so far; of settled arms without those that were never tried."""
-    return [
-        one.attempt(rate)
-        for one in trials
-        for rate in (one.tried() if one.key in settled else one.losses())
-    ]
+    known so far; of settled arms without those that were never tried, and none of a known name."""
+    names = {job.name for job in known}
+    rates = ((one, one.tried() if one.key in settled else one.losses()) for one in trials)
+    jobs = (one.attempt(rate) for one, several in rates for rate in several)
+    return [job for job in jobs if job.name not in names]
 
 
 def rates(trials: Iterable[Trial], output: Path) -> dict[str, float]:
@@ -81,41 +81,27 @@ def check_rates(trials: Iterable[Trial], output: Path) -> None:
         if any(one.training(best, seed).records.exists() for seed in one.config.seeds):
             continue
         for attempt in map(one.attempt, one.rates):
-            finished = finished_as(attempt, output / "logs") or str(attempt)
-            was, now = (_options(command, attempt.name) for command in (finished, str(attempt)))
-            if was != now:
-                before, asked = _with(was - now, now - was), _with(now - was, was - now)
-                raise ClearheadError(
-                    f"{output / RATES}: the rate of {one.key} was chosen by a sweep {before}, and "
-                    f"this command is {asked}: choose another --output, and copy rates.json there "
-                    "to keep its rates"
-                )
+            before = finished_as(attempt, output / "logs")
+            if before.get("identity", attempt.identity) == attempt.identity:
+                continue
+            found = differences(before["settings"], attempt.settings)
+            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in found)
+            raise ClearheadError(
+                f"{output / RATES}: the rate of {one.key} was chosen by a sweep of other settings "
+                f"({told or 'of the model to start from'}): choose another --output, and copy "
+                "rates.json there to keep its rates"
+            )
 
 
 def check_models(trials: Iterable[Trial]) -> None:
     """Refuse models that no job could build or open, before the first job."""
     bases = dict[str, None]()
     for one in trials:
-        one.config.check_models()
+        one.config.check()
         if one.base is None and one.config.base:
             bases[one.config.base] = None
     for name in bases:
         require_convertible(name)
-
-
-def _with(options: Collection[str], others: Iterable[str]) -> str:
-    """Options in words, or by the names of those in their place that none is there."""
-    named = options or {one.partition(" ")[0] for one in others}
-    return f"{'with' if options else 'without'} {' '.join(sorted(named))}"
-
-
-def _options(command: str, name: str) -> set[str]:
-    """The options of a sweep's command that its result depends on, wherever its folder is."""
-    options = re.split(" (?=--)", command)
-    output = next((one for one in options if one.startswith("--output ")), "")
-    folder = output.removeprefix("--output ").removesuffix(name)
-    kept = (one for one in options if not one.startswith(("--output ", "--track ")))
-    return {one.replace(f" {folder}", " ") for one in kept}
 
 
 def runs(trials: Sequence[Trial], rates: dict[str, float]) -> list[Job]:
@@ -177,8 +163,14 @@ def reproduce(
         work.start(len(prepared) + len(swept) + later)
         failed = stage("models to start from", prepared) if prepared else []
         without = stage("rates", swept)
-        lost = {one.key for one in unsettled if not _is_swept(one, logs)}
-        while more := _unlisted(sweeps(one for one in unsettled if one.key not in lost), swept):
+        lost = {
+            one.key
+            for one in unsettled
+            for rate in one.rates
+            if one.is_swept and not is_finished(one.attempt(rate), logs)
+        }
+        going = [one for one in unsettled if one.key not in lost]
+        while more := sweeps(going, known=swept):
             swept += more
             work.extend(len(more))
             without += stage("rates beyond an edge", more)
@@ -188,18 +180,6 @@ def reproduce(
         failed += stage("runs and evaluations", each)
         finished = [job for job in each if is_finished(job, logs)]
         return collect(finished, output / RECORDS), len(failed)
-
-
-def _is_swept(trial: Trial, logs: Path) -> bool:
-    """True if its own rates were tried, where it has several, with the settings asked for."""
-    own = trial.rates if trial.is_swept else ()
-    return all(is_finished(trial.attempt(rate), logs) for rate in own)
-
-
-def _unlisted(jobs: Iterable[Job], listed: Iterable[Job]) -> list[Job]:
-    """The jobs that no stage has listed."""
-    names = {job.name for job in listed}
-    return [job for job in jobs if job.name not in names]
 
 
 def _settle(

@@ -20,17 +20,16 @@ from clearhead.errors import ClearheadError
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.optim.groups import undecayed
 from clearhead.records.files import read_json, remove_leftovers, write_json
+from clearhead.records.identity import canonical
 from clearhead.records.provenance import provenance
 from clearhead.train import checkpoint
-from clearhead.train.config import FinetuneConfig, Processes, TrainConfig
+from clearhead.train.config import Processes, TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"
 
 # May change between a run and its resumption: no weight depends on them.
 FREE_KEYS = {"save_every", "keep", "log_every", *(field.name for field in fields(Processes))}
-# Settings that runs made before them had otherwise than today's default has it.
-_EARLIER = {"orthoadam": {"rotation_share": "size"}}
 # Hugging Face fills these in on saving and loading; they say nothing about the architecture.
 VOLATILE_KEYS = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -49,22 +48,6 @@ def require_run(output: Path) -> None:
     """Raise a ClearheadError where there is no run to resume."""
     if not holds_run(output):
         raise ClearheadError(f"{output} holds no run to resume: start it without --resume")
-
-
-def recorded_config(output: Path) -> TrainConfig:
-    """The settings of the run in `output`; what an older record lacks is as it was then.
-
-    Raises:
-        ClearheadError: as `read_record`; for settings that no longer work.
-    """
-    config = read_record(output)["config"]
-    names = {one.name for one in fields(TrainConfig)}
-    found: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in {**_EARLIER.get(config.get("optimizer"), {}), **config}.items()
-        if key in names
-    }
-    return TrainConfig(**found)
 
 
 def read_record(output: Path) -> dict[str, Any]:
@@ -90,7 +73,7 @@ def identity(model: PreTrainedModel, batches: Any, config: TrainConfig) -> dict[
         "data": getattr(batches, "fingerprint", None),
         "undecayed": undecayed(model) if config.weight_decay else [],
     }
-    return json.loads(json.dumps(found))
+    return canonical(found)
 
 
 def describe(model: PreTrainedModel, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,44 +169,34 @@ def _comparable(record: Mapping[str, Any]) -> dict[str, Any]:
         "train": config,
         "model": record["model"],
         "data": {"fingerprint": record.get("data")},
-        "undecayed": record.get("undecayed", []),  # in older runs every one decayed
+        "undecayed": record.get("undecayed"),
     }
 
 
-def refuse_changes(
-    place: Path,
-    asked: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    kind: type[TrainConfig] | type[FinetuneConfig] = TrainConfig,
-) -> None:
+def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on in `place` with other settings than it was `asked` for, naming each.
 
-    Both are JSON values by name. Mappings are compared key by key: "train" (settings of a `kind`)
-    and "model" with defaults for what an older record lacks. Where a default changed what a run
-    does, `_EARLIER` has the older behaviour. Of other libraries' models no defaults are known: what
-    is lacking is as wanted. So is a precision of "auto", which older records have: it was one of
-    both.
+    Both are JSON values by name; mappings are compared key by key. A "model" has its defaults for
+    what it lacks. Of other libraries' models no defaults are known: what is lacking is as wanted.
 
     Raises:
         ClearheadError: where they differ in what is in `wanted`, but for what no weight depends on.
     """
-    wanted = json.loads(json.dumps(wanted))
-    train = asdict(kind()) | _EARLIER.get(wanted["train"].get("optimizer"), {})
-    model = dict(wanted.get("model", {}))
-    if model.get("model_type") == ClearheadConfig.model_type:
-        model |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
-    defaults = json.loads(json.dumps({"train": train, "model": model}))
+    wanted = canonical(wanted)
+    usual = dict(wanted.get("model", {}))
+    if usual.get("model_type") == ClearheadConfig.model_type:
+        usual |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
     changes = []
-    for section in wanted:
-        before, now = asked.get(section), wanted[section]
+    for section, now in wanted.items():
+        before = asked.get(section)
         if isinstance(now, dict):
-            before = {**defaults.get(section, {}), **(before or {})}
+            before = (usual if section == "model" else {}) | (before or {})
             keys = sorted(now.keys() - FREE_KEYS - VOLATILE_KEYS)
             pairs = {f"{section}.{key}": (before.get(key), now[key]) for key in keys}
         else:
             pairs = {section: (before, now)}
         for name, (old, new) in pairs.items():
-            if old != new and (name, old) != ("train.precision", "auto"):
+            if old != new:
                 changes.append(f"{name} was {old!r} and is now {new!r}")
     if changes:
         raise ClearheadError(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.experiments import job_runner as runner
+from clearhead.experiments import processes as runner
 from clearhead.experiments.configs import CompareConfig
-from clearhead.experiments.job_runner import Stopped
 from clearhead.experiments.jobs import Job
+from clearhead.experiments.processes import Stopped
 from clearhead.experiments.sweep_configs import DiagnoseConfig
 from clearhead.report import load, page_of
 from clearhead.reproduce.claims import evidence

@@ -1,37 +1,41 @@
-"""Jobs as processes, several at a time, each with a log; a finished job is not run again."""
+"""Jobs as processes, several at a time, each with a log; a finished job is not run again.
 
+They are forked from multiprocessing's fork server, which has imported what every job needs: an
+import of torch and transformers takes 5 s of a core, more than a short job. The server computes
+nothing and never uses a GPU, so that a copy of it may.
+"""
+
+import importlib
+import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
+from clearhead import extensions
+from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
 from clearhead.experiments.jobs import Job
 from clearhead.progress import Work
-from clearhead.records.files import write_text
+from clearhead.records.files import read_json, write_json
 from clearhead.records.loading import load
+from clearhead.terminal import open_streams
 from clearhead.train.interrupt import StopSignals
 
+PERFORMING = "clearhead.experiments.performing"
+_IMPORTED = ["clearhead.cli", PERFORMING]  # the first silences libraries that the second imports
 _POLL_SECONDS = 0.2
 
-
-class Process(Protocol):
-    """A started job, as `multiprocessing` has it; `exitcode` is None while it runs."""
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-Start = Callable[[Job, Path, str | None], Process]
-"""Starts a job that writes to a log and sees one GPU, where it is named."""
+Start = Callable[[Job, Path, str | None], Any]
+"""Starts a job that writes to a log and sees one GPU, where it is named; returns its process, with
+`exitcode`, None while it runs, `terminate` and `kill`."""
 
 
 def gpus() -> tuple[str, ...]:
@@ -40,6 +44,45 @@ def gpus() -> tuple[str, ...]:
         return ()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(chosen.split(",") if chosen else map(str, range(torch.cuda.device_count())))
+
+
+def starting(jobs: int) -> Start:
+    """Start jobs of which so many run at once, each with its share of the CPU's threads."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
+    return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
+
+
+def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
+    log.touch()  # there to be told, should the job be killed before it opens it
+    words = (job.config, log, device, threads)
+    process = multiprocessing.get_context("forkserver").Process(target=_perform, args=words)
+    # A terminal's Ctrl-C is for the runner alone, not for the process that jobs are forked from.
+    resource_tracker.ensure_running()  # which starts with that process, and would let it through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    except (EOFError, OSError) as error:
+        raise ClearheadError(
+            "the process that starts the jobs has ended; the same command goes on from here"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
+    """Perform a job in a process of its own: its group, its log, its GPU, no input."""
+    os.setpgid(0, 0)
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    with log.open("ab") as written, open(os.devnull, "rb") as nothing:
+        for number, file in enumerate((nothing, written, written)):
+            os.dup2(file.fileno(), number)
+    torch.set_num_threads(threads)
+    keep_freed_memory()  # as the command does; a process of the fork server has not inherited it
+    open_streams()
+    extensions.load()
+    importlib.import_module(PERFORMING).perform(config)
 
 
 def run(
@@ -81,16 +124,16 @@ def run(
                     if job is None:
                         break
                     waiting.remove(job)
-                    if _has_model(job, logs):
-                        used = [one.device for one in running]
-                        device = min(devices, key=used.count, default=None)
-                        running.append(_Running(job, logs, start, device))
-                        if device is not None:
-                            say(f"{job.name}: on GPU {device}")
-                        work.begin(", ".join(one.job.name for one in running))
-                    else:
+                    if not _has_model(job, logs):
                         work.skip()
                         say(f"{job.name}: left out, for want of its model")
+                        continue
+                    used = [one.device for one in running]
+                    device = min(devices, key=used.count, default=None)
+                    running.append(_Running(job, logs, start, device))
+                    if device is not None:
+                        say(f"{job.name}: on GPU {device}")
+                    work.begin(", ".join(one.job.name for one in running))
                 time.sleep(_POLL_SECONDS)
                 ended = [one for one in running if one.process.exitcode is not None]
                 running = [one for one in running if one not in ended]
@@ -114,6 +157,27 @@ def run(
     if stop.received:
         raise Stopped(stop.received)
     return failed
+
+
+def run_side_by_side(
+    jobs: Sequence[Job], *, logs: Path, count: int, say: Callable[[str], None], work: Work
+) -> None:
+    """Run jobs, so many at a time, in a folder that this process holds.
+
+    Raises:
+        ClearheadError: where some failed, once the others are done.
+        Stopped: as `run`.
+    """
+    count = min(count, len(jobs))
+    say(f"{count} of {len(jobs)} runs at once, with logs in {logs}")
+    start, devices = starting(count), gpus()
+    failed = run(jobs, logs=logs, jobs=count, start=start, say=say, work=work, devices=devices)
+    if failed:
+        names = ", ".join(one.name for one in failed)
+        raise ClearheadError(
+            f"{len(failed)} of {len(jobs)} runs failed ({names}): {logs} says why, and the same "
+            "command tries them again"
+        )
 
 
 def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
@@ -145,7 +209,7 @@ class _Running:
             lines = self._log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
             said = f"{lines[-1].strip()} (all of it: {self._log})"
             return f"failed with {self.process.exitcode}: {said}"
-        write_text(self._mark, f"{self.job}\n")
+        write_json(self._mark, {"identity": self.job.identity, "settings": self.job.settings})
         return ""
 
 
@@ -156,7 +220,7 @@ def _mark(job: Job, logs: Path) -> Path:
 def is_finished(job: Job, logs: Path) -> bool:
     """True if this job finished, with these settings, and its records are there; and before it, in
     the same way, the job that left its model."""
-    if finished_as(job, logs) != str(job):
+    if finished_as(job, logs).get("identity") != job.identity:
         return False
     return job.after is None or (
         is_finished(job.after, logs)
@@ -164,13 +228,14 @@ def is_finished(job: Job, logs: Path) -> bool:
     )
 
 
-def finished_as(job: Job, logs: Path) -> str:
-    """The command of the job of this name that finished; empty where none did, or its records are
-    gone."""
+def finished_as(job: Job, logs: Path) -> dict[str, Any]:
+    """The identity and settings of the job of this name that finished; empty where none did, its
+    records are gone, or an earlier version marked it."""
     mark = _mark(job, logs)
-    if not (mark.exists() and job.records.exists()):
-        return ""
-    return mark.read_text("utf-8").removesuffix("\n")
+    if mark.exists() and job.records.exists():
+        with suppress(ClearheadError):
+            return read_json(mark, "delete it")
+    return {}
 
 
 def _diverged(records: Path) -> bool:

@@ -1,0 +1,33 @@
+"""Options that change an experiment; no torch."""
+
+from dataclasses import dataclass
+
+from clearhead.experiments.configs import Base
+from clearhead.metavars import Pattern, Source
+from clearhead.ranges import Count, Natural
+from clearhead.train.config import Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a command changes of an experiment; empty is no change."""
+
+    seeds: tuple[Natural, ...] = ()
+    """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
+    only: tuple[Pattern, ...] = ()
+    """Arms to run, by name or pattern, such as "sas*"; where none is given all that are asked
+    for."""
+    questions: tuple[Pattern, ...] = ()
+    """Questions to ask each model, by name or pattern, such as banking77; where none is given all
+    of the experiment's. They leave out what a machine without network cannot ask."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
+    data: tuple[Source, ...] = ()
+    """Sources of the training text, in place of the experiment's own."""
+    test_data: tuple[Source, ...] = ()
+    """Sources of the evaluations' text, read whole, in place of the experiment's own (of that from
+    the hub, where it has some); of abilities the documents to summarise."""
+    track: tuple[Tracker, ...] = ()
+    """Trackers to log every training to, beside metrics.jsonl; each needs its extra."""
