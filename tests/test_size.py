@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_411
+LINES = 48_512
 LONGEST = 400
 
 

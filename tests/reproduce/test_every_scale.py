@@ -39,7 +39,8 @@ LISTED: Mapping[str, Mapping[str, str]] = {
 # Comparisons that a scale leaves to another experiment, or for which the paper gives no setting.
 ELSEWHERE = {
     ("tiny", "sas/figure5", "loss of SAS-P, 24 layers"),
-    ("paper", "softmax1/optimizers", "kurtosis under SGD"),
+    ("tiny", "sas/outliers", "kurtosis of the hidden states, SAS-P, 24 layers"),
+    ("paper", "softmax1/optimizers", "kurtosis under SGD, each at its own rate"),
 }
 Numbers = tuple[str, dict[str, Any]]
 

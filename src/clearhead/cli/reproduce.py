@@ -161,7 +161,7 @@ def _publish_book(sources: dict[str, Path], output: Path) -> None:
     else:
         page = book.page(records)
         write_page(page, output)
-        write(page.verdict[0])
+        write("\n".join([page.verdict[0], *book.table_of(page)]))
     show(f"claims: {output}")
 
 

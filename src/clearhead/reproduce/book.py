@@ -14,7 +14,7 @@ from clearhead.report.narrative import enumerate_words
 from clearhead.report.page import Block, Fold, Page, Section, Statement, Title
 from clearhead.report.pivots import Entry, Heading, Pivot, build
 from clearhead.report.statistics import LEVEL, Difference, Verdict
-from clearhead.reproduce import EXPERIMENTS
+from clearhead.reproduce import EXPERIMENTS, repairs
 from clearhead.reproduce.claims import Claim, Judged, judged, threshold_over
 from clearhead.reproduce.contrasts import Contrast, Judgement, Outcome
 from clearhead.reproduce.cost import cost
@@ -72,6 +72,8 @@ def page(sources: Mapping[str, Records]) -> Page:
     threshold = threshold_over(ones for _, ones, _ in rows)
     meanings = tuple(f"{name}: {meaning}" for name, meaning in NAMES.items())
     blocks: list[Block] = []
+    if table := _pivot("Is a repair worth having?", repairs.COLUMNS, _worth(rows, threshold)):
+        blocks.append(table)
     for verdict, chosen in _by_verdict(rows):
         blocks.append(Title(text=f"{verdict.capitalize()}: {len(chosen)}"))
         blocks += [_statement(one, telling(one, threshold)) for one in chosen]
@@ -115,7 +117,10 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
     """The book as lines of Markdown: a line a claim, then every comparison by record."""
     rows = judged(sources)
     threshold = threshold_over(ones for _, ones, _ in rows)
-    yield f"{_counted(rows)}\n\n## The claims\n"
+    yield "## Is a repair worth having?\n"
+    yield from _table(repairs.COLUMNS)
+    yield from (_line(cells) for cells in _worth(rows, threshold))
+    yield f"\n{_counted(rows)}\n\n## The claims\n"
     yield from _table(("claim", "what it says", "most telling comparison", "verdict"))
     for one in rows:
         sure = ", by construction" * one[0].by_construction
@@ -132,6 +137,37 @@ def markdown(sources: Mapping[str, Records]) -> Iterator[str]:
                 yield ""
                 yield from _table(COLUMNS)
                 yield from (_line(cells) for cells in _rows(ones, threshold))
+
+
+def table_of(page: Page) -> Iterator[str]:
+    """The table of repairs that a page opens with, as lines of text."""
+    tables = (one for one in page.sections[0].blocks if isinstance(one, Pivot))
+    for table in tables:
+        yield _line([table.corner, *(one.title for one in table.columns)])
+        for row, cells in zip(table.rows, table.cells, strict=True):
+            yield _line([row.title, *(one.text for cell in cells for one in cell)])
+
+
+def _worth(rows: Sequence[Judged], threshold: float) -> Iterator[tuple[str, ...]]:
+    """The table of repairs."""
+    for repair, costs, buys in repairs.comparisons(rows):
+        shown = [f"{one.contrast.words}: {_difference(one.difference)}" for one in (costs, buys)]
+        for place, one in enumerate((costs, buys)):
+            if one.difference is None:
+                shown[place] = "not counted"
+        word = repairs.worth(costs.judgement(threshold), buys.judgement(threshold))
+        yield (repair.name, repair.changes, *shown, repairs.seen_in(buys), word)
+
+
+def _pivot(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Pivot | None:
+    """A table of texts, the first column its rows' names."""
+    return build(
+        title,
+        [(Heading(title=cells[0]), cells) for cells in rows],
+        [(Heading(title=name), place) for place, name in enumerate(columns) if place],
+        lambda cells, at: (Entry(text=cells[at]),),
+        corner=columns[0],
+    )
 
 
 def _table(columns: Sequence[str]) -> Iterator[str]:

@@ -1,0 +1,48 @@
+"""The table that says of each repair what it costs and buys."""
+
+import pytest
+
+from clearhead.reproduce import book, repairs
+from clearhead.reproduce.claims import claims, judged, threshold_over
+from clearhead.reproduce.contrasts import Judgement
+
+from .test_claims import _records
+
+
+@pytest.mark.parametrize(
+    ("costs", "buys", "word"),
+    [
+        ("HOLDS", "HOLDS", "worth it here"),
+        ("DOES_NOT_HOLD", "HOLDS", "at a price"),
+        ("UNTESTED", "HOLDS", "gains; its price is open"),
+        ("HOLDS", "UNDECIDED", "not shown"),
+        ("HOLDS", "UNTESTED", "not tested"),
+        ("HOLDS", "DOES_NOT_HOLD", "no"),
+    ],
+)
+def test_a_repair_is_worth_what_it_gains_at_its_price(costs, buys, word):
+    assert repairs.worth(Judgement[costs], Judgement[buys]) == word
+
+
+def test_every_price_and_gain_is_a_comparison_of_a_claim():
+    known = {claim.name: claim.contrasts for claim in claims()}
+    for one in repairs.REPAIRS:
+        for name, place in (one.costs, one.buys):
+            assert known[name][place].words
+
+
+def test_the_table_has_the_numbers_of_the_claims(tmp_path):
+    losses = {"transformer": [2.5, 2.51, 2.49], "sas-p": [2.4, 2.41, 2.39]}
+    sources = {"r": _records(tmp_path, losses)}
+    lines = [*book.markdown(sources)]
+    (line,) = (one for one in lines if one.startswith("| SAS-P | the block |"))
+    gain = "loss of SAS-P, 6 layers: −0.100 (−0.123 to −0.077)"
+    assert line.endswith(
+        f"| not counted | {gain} | r, 6 layers: 3 seeds | gains; its price is open |"
+    )
+    rows = judged(sources)
+    assert 0 < threshold_over(ones for _, ones, _ in rows) < 0.05
+    page = book.page(sources)
+    assert line in book.table_of(page)
+    (table,) = (one for one in page.sections[0].blocks if hasattr(one, "corner"))
+    assert [row.title for row in table.rows] == [one.name for one in repairs.REPAIRS]
