@@ -197,8 +197,10 @@ def test_the_page_shows_all_and_is_safe():
 
 def test_of_two_models_the_verdict_is_who_loses_less_and_by_how_much():
     better, worse = lines("better", 10.0), lines("worse", 20.0)
-    for line in worse[2:]:
-        line.update(perplexity=line["perplexity"] and 1.5 * line["perplexity"], delta=None)
+    for line in worse:
+        if line.get("metric") == "perplexity" and "scheme" in line:
+            line["value"] = line["value"] and 1.5 * line["value"]
+    worse = [line for line in worse if line.get("metric") != "added_perplexity"]
     text = page_of(parse(better + worse)).verdict[0]
     assert re.match(r"better loses less than worse under \d+ of \d+ schemes; under w3-", text)
     assert "rises by 125\u00a0% in better against 238\u00a0% in worse, 112 points" in text

@@ -27,7 +27,7 @@ def run(words: list[str]) -> int:
         Command,
         words,
         verb="report",
-        description="Read records, print their tables and write one page that opens offline.",
+        description="Read records, print a table and verdict, write a page that opens offline.",
         examples=(
             "runs/mine/records.jsonl",
             "results/passkey.jsonl results/tiny-long.jsonl --output both.html",

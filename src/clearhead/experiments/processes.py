@@ -47,7 +47,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def starting(jobs: int) -> Start:
-    """Start jobs of which so many run at once, each with its share of the CPU's threads."""
+    """The function that starts a job; `jobs` at once, each with its share of the CPU's threads."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
     return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
 

@@ -121,7 +121,7 @@ def _run(
 
 
 def _settings(job: TrainJob) -> dict[str, Any]:
-    """What run.json keeps of a job beside the settings of its training, which it has anyway."""
+    """The settings of a job that run.json keeps beside those of its training."""
     names = {field.name for field in fields(TrainJob)} - {"output", "train"}
     return {key: one for key, one in canonical(job).items() if key in names}
 

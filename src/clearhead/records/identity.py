@@ -18,7 +18,7 @@ def canonical(settings: Any) -> Any:
 
 
 def restored(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The settings of which `values` is the canonical form.
+    """The settings whose canonical form is `values`.
 
     Raises:
         TypeError: for a name that is no field of `kind`.

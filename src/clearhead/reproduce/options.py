@@ -10,7 +10,7 @@ from clearhead.train.config import Tracker
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What a command changes of an experiment; empty is no change."""
+    """Changes that a command makes to experiments."""
 
     seeds: tuple[Natural, ...] = ()
     """Seeds, in place of the experiment's own."""
