@@ -295,3 +295,33 @@ def decoding(setting: Setting) -> Iterator[Ratio]:
                     yield ratio_of(name, title, kernels.PEER, aims.get(title), two)
     if not setting.toy:
         yield from kernels._steps(9)
+
+
+def generation(setting: Setting) -> Iterator[Ratio]:
+    """`generate` with a static cache, whose steps transformers compiles on a GPU, of Llama's."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = TINY if setting.toy else SIZES["350M"].shape | {"num_hidden_layers": 4}
+    tokens = 4 if setting.toy else 128
+    options: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
+    options |= {"min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+    ids = torch.ones(1, 16, dtype=torch.long, device=setting.device)
+    options["attention_mask"] = torch.ones_like(ids)
+    names = LLAMA, "transformer", "differential", "coca"
+    sides: dict[str, Callable[[], object]] = {}
+    for name in names:
+        if setting.left() < 8:
+            print(f"out of time: generation, {name}", flush=True)
+            break
+        model: Any
+        if name == LLAMA:
+            model = LlamaForCausalLM(LlamaConfig(**shape))
+        else:
+            model = ClearheadForCausalLM(preset(name, **shape))
+        model = model.to(setting.device, torch.bfloat16).eval()
+        sides[name] = partial(model.generate, ids, **options)
+        sides[name]()  # compiles
+    seconds = take_turns(sides, 3)
+    for name in list(sides)[1:]:
+        two = {side: seconds[side] for side in (name, LLAMA)}
+        yield ratio_of("generation, static cache", name, LLAMA, 1.15, two)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import clearhead
 from benchmarks import BENCHES, find, gpu, tables
@@ -75,7 +76,7 @@ def test_bench_of_lengths_and_decoding(tmp_path, monkeypatch):
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     ours = [line["ours"] for line in lines]
     assert ours[:7] == ["softmax", "softmax-1", "sink", "documents", "padding", "V1", "V2"]
-    assert ours[7:] == ["softmax", "V1", "CoCA", "transformer", "differential"]
+    assert ours[7:] == ["softmax", "V1", "CoCA", "transformer", "differential", "coca"]
     assert lines[0]["name"] == "attention, D 16, T 32"
     assert all(line["ratio"] > 0 and line["device"] and line["versions"] for line in lines)
 
@@ -213,3 +214,26 @@ def test_the_parts_of_a_gpu_run_alone_print_a_table_and_write_records(tmp_path, 
     assert all(sum(part.seconds for part in parts.values()) <= 240 for parts in gpu.PARTS.values())
     with pytest.raises(SystemExit):
         gpu.main(["figures", "los", "--device", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [(kind, part) for kind, parts in gpu.PARTS.items() for part in parts]
+)
+def test_every_part_of_a_gpu_runs_on_a_cpu(kind, part, monkeypatch, capsys):
+    """Uncompiled: each import, shape and name is used."""
+    for module in (gpu.gpu_checks, gpu.gpu_figures):
+        monkeypatch.setattr(module, "compiled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
+    gpu.main([kind, part, "--device", "cpu", "--toy"])
+    out = capsys.readouterr().out
+    assert f"== {part} took" in out
+    assert "FAILED" not in out
+    assert "out of time" not in out
+
+
+def test_a_peak_is_beside_the_planned_one():
+    size = gpu.gpu_figures.SIZES["350M"]._replace(shape=gpu.gpu_figures.TINY, rows=2)
+    (ratio,) = gpu.gpu_figures._planned("350M", "transformer", size, 2**30)
+    assert ratio.peer == "plan"
+    assert ratio.ratio > 1

@@ -88,20 +88,25 @@ def _inputs(kind: str) -> tuple[dict[str, Tensor], Tensor | None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"),
-    [("transformer", {"num_key_value_heads": 2}), ("differential", {}), ("sas", {})],
+    ("name", "keys", "backend"),
+    [
+        *((name, {}, "aot_eager") for name in CAUSAL),
+        ("transformer", {"num_key_value_heads": 2}, "inductor"),
+        ("differential", {}, "inductor"),
+        ("sas", {}, "inductor"),
+    ],
 )
-def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(name, keys):
+def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(name, keys, backend):
     torch._dynamo.reset()
     model, ids = _model(name, **keys), _ids(length=5)
     assert model._can_compile_fullgraph
-    how = CompileConfig(fullgraph=True, mode="default")
+    how = CompileConfig(fullgraph=True, mode="default", backend=backend)
     how._compile_all_devices = True  # transformers would do it on a GPU alone
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     options |= {"max_new_tokens": 6}
     torch._dynamo.utils.counters.clear()
     compiled = model.generate(ids, cache_implementation="static", compile_config=how, **options)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # a whole step is one
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] in (1, 2)  # a whole step is one
     assert torch.equal(compiled, model.generate(ids, **options))
 
 
