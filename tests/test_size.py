@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 48_485
+LINES = 48_470
 LONGEST = 400
 
 
